@@ -3,7 +3,7 @@
 # Needs Python 3.11 and a package index, nothing else; PYTHON=/path/to/python3.11 names one that is not on the PATH.
 # Running it again brings .venv up to date with Pipfile.lock.
 set -eu
-cd "$(dirname "$0")/.."
+cd -P "$(dirname "$0")/.."
 
 fail() { echo "error: $1" >&2; exit 2; }
 
@@ -15,12 +15,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 is_311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
 
-if ! is_311 .venv/bin/python; then
+# A .venv that was moved here, or left half made, is made again: pip's own script holds its path.
+if ! { is_311 .venv/bin/python && grep -qsF "$PWD/.venv" .venv/bin/pip; }; then
     python=
     for candidate in ${PYTHON:-python3.11 python3 python}; do
         if is_311 "$candidate"; then python=$candidate; break; fi
     done
-    [ -n "$python" ] || fail "no Python 3.11 under the names ${PYTHON:-python3.11, python3, python}: give one as PYTHON=/path/to/python3.11"
+    [ -n "$python" ] || fail "none of ${PYTHON:-python3.11, python3, python} is Python 3.11; name one: PYTHON=/path/to/python3.11 sh tools/setup.sh"
     "$python" -m venv --clear .venv
 fi
 
@@ -32,7 +33,7 @@ fi
 cat > .venv/bin/pipenv <<'END'
 #!/bin/sh
 here=$(cd "$(dirname "$0")" && pwd)
-unset VIRTUAL_ENV
+unset VIRTUAL_ENV PIPENV_PIPFILE
 PIPENV_IGNORE_VIRTUALENVS=1 PIPENV_VENV_IN_PROJECT=1 exec "$here/../pipenv/bin/pipenv" "$@"
 END
 chmod +x .venv/bin/pipenv
@@ -43,3 +44,4 @@ torch=$(.venv/bin/python -c 'import json; print("torch" + json.load(open("Pipfil
 .venv/bin/python -m pip install "$torch"
 # sync, not install: the lock's hash covers the machine's pip settings, so install would rewrite it elsewhere.
 .venv/bin/pipenv sync "$@"
+echo 'Ready. For instance: .venv/bin/pipenv run ./launch.py --help'
