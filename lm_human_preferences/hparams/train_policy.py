@@ -1,0 +1,74 @@
+"""Hyperparameters of policy training (the original's train_policy.py)."""
+from dataclasses import dataclass, field
+from typing import Optional
+
+from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.hparams.task import TaskHParams
+from lm_human_preferences.utils import hyperparams, storage
+from lm_human_preferences.utils.hyperparams import option
+
+_LEAST_TO_WHITEN = 8
+
+
+@dataclass
+class AdaptiveKLParams(hyperparams.HParams):
+    target: float = option(None, 'KL divergence from the initial policy to steer for, in nats per response')
+    horizon: int = option(10000, 'episodes over which kl_coef adapts', at_least=1)
+
+
+@dataclass
+class RewardHParams(hyperparams.HParams):
+    kl_coef: float = option(0.2, 'weight of the KL penalty, the first one if it adapts')
+    adaptive_kl: Optional[AdaptiveKLParams] = option(None, 'adapt kl_coef to hold the KL divergence at a target')
+
+    trained_model: Optional[str] = option(
+        None, 'reward model to use: the path or URL of its directory, or of the run that trained it')
+
+    train_new_model: Optional[train_reward.HParams] = option(None, 'train a reward model first')
+
+    def validate(self, *, prefix=''):
+        super().validate(prefix=prefix)
+        trained, new = f'--{prefix}trained_model', f'--{prefix}train_new_model'
+        if self.trained_model is None and self.train_new_model is None:
+            raise AssertionError(f'no reward model: give {trained} DIRECTORY, or {new} on')
+        if self.trained_model is not None and self.train_new_model is not None and not self._trained_here():
+            raise AssertionError(f'{trained} {self.trained_model} is not used while a new model is trained: '
+                                 f'add {new} off')
+
+    def _trained_here(self):
+        """Whether trained_model is what train_new_model makes: so it says in the JSON file of a finished run."""
+        run_dir = self.train_new_model.run.save_dir
+        return run_dir is not None and self.trained_model == storage.join(run_dir, 'reward_model')
+
+
+@dataclass
+class PpoHParams(hyperparams.HParams):
+    total_episodes: int = option(2000000, 'responses to train on', at_least=1)
+    batch_size: int = option(64, 'responses per step, over all ranks', at_least=1)
+    nminibatches: int = option(1, 'minibatches that a batch is split into', at_least=1)
+    noptepochs: int = option(4, 'passes over a batch', at_least=1)
+    lr: float = option(5e-6, 'learning rate of the first step; it falls linearly to 0')
+    vf_coef: float = option(.1, 'weight of the value loss')
+    cliprange: float = option(.2, 'how far the ratio of probabilities may move from 1 before it is clipped')
+    cliprange_value: float = option(.2, 'how far a value may move before it is clipped')
+    gamma: float = option(1, 'discount of later rewards')
+    lam: float = option(0.95, 'lambda of generalised advantage estimation')
+    whiten_rewards: bool = option(True, 'scale the rewards of each minibatch to deviation 1')
+
+
+@dataclass
+class HParams(hyperparams.HParams):
+    run: train_reward.RunHParams = field(default_factory=train_reward.RunHParams)
+
+    task: TaskHParams = field(default_factory=TaskHParams)
+    rewards: RewardHParams = field(default_factory=RewardHParams)
+    ppo: PpoHParams = field(default_factory=PpoHParams)
+
+    def validate(self, *, prefix=''):
+        super().validate(prefix=prefix)
+        batch, parts = self.ppo.batch_size, self.ppo.nminibatches
+        batch_name, parts_name = f'--{prefix}ppo.batch_size', f'--{prefix}ppo.nminibatches'
+        hyperparams.check_multiple(batch, batch_name, parts, parts_name)
+        if self.ppo.whiten_rewards and batch // parts < _LEAST_TO_WHITEN:
+            raise AssertionError(f'{batch_name} {batch} in {parts} minibatches is too few for whitening: take '
+                                 f'{_LEAST_TO_WHITEN * parts} or more, or --{prefix}ppo.whiten_rewards false')

@@ -1,0 +1,49 @@
+"""Hyperparameters of reward-model training (the original's train_reward.py)."""
+from dataclasses import dataclass, field
+from typing import Optional
+
+from lm_human_preferences.hparams.task import TaskHParams
+from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils.hyperparams import option
+
+
+@dataclass
+class LabelHParams(hyperparams.HParams):
+    type: str = option(None, 'what a label says: best_of_N, scalar_rating or scalar_compare')
+    num_train: Optional[int] = option(
+        None, 'labels to train on, a multiple of batch_size; None: all, rounded down to one', at_least=1)
+    source: str = option(None, "label file (JSON), path or URL; 'test': made-up labels")
+
+
+@dataclass
+class RunHParams(hyperparams.HParams):
+    seed: Optional[int] = option(None, 'seed of all random numbers; None: another one every time')
+    log_interval: int = option(10, 'steps between two entries in the log', at_least=1)
+    save_interval: int = option(50, 'steps between two checkpoints of the policy', at_least=1)
+    save_dir: Optional[str] = option(None, 'where the run is kept; --save_dir joined with NAME, unless that is None')
+
+
+@dataclass
+class HParams(hyperparams.HParams):
+    run: RunHParams = field(default_factory=RunHParams)
+
+    task: TaskHParams = field(default_factory=TaskHParams)
+    labels: LabelHParams = field(default_factory=LabelHParams)
+
+    batch_size: int = option(40, 'labels per step, over all ranks', at_least=1)
+    lr: float = option(5e-5, 'learning rate of the first step; it falls linearly to 0')
+
+    rollout_batch_size: int = option(64, 'responses sampled at a time for normalisation, over all ranks', at_least=1)
+    normalize_samples: int = option(0, 'responses per rank that estimate the mean and deviation of the reward',
+                                    at_least=0)
+    debug_normalize: int = option(0, 'responses per rank that check the normalisation', at_least=0)
+    normalize_before: bool = option(
+        False, 'before training, give the reward the mean and deviation of the labels (comparisons: 0 and 1)')
+    normalize_after: bool = option(
+        False, 'after training, give it mean 0 and deviation 1 on the initial policy: kl_coef keeps its meaning')
+
+    def validate(self, *, prefix=''):
+        super().validate(prefix=prefix)
+        if self.labels.num_train is not None:
+            hyperparams.check_multiple(self.labels.num_train, f'--{prefix}labels.num_train',
+                                       self.batch_size, f'--{prefix}batch_size')

@@ -1,0 +1,196 @@
+"""Hyperparameters: nested dataclasses that are overridden by dotted names (the original's utils/hyperparams.py)."""
+import dataclasses
+import json
+import sys
+import types
+import typing
+from functools import lru_cache
+
+from lm_human_preferences.utils import storage
+from lm_human_preferences.utils.errors import UserError
+
+_BOOLS = {'t': True, 'true': True, 'True': True, 'f': False, 'false': False, 'False': False}
+
+
+class UnknownFieldError(AttributeError, KeyError):
+    """A name that no field has. The original raised one or the other, or nothing, depending on the method."""
+    __str__ = AttributeError.__str__
+
+
+def option(default, help, *, at_least=None):  # the keyword of click
+    """A field with a line of help; `at_least` bounds what the command line accepts."""
+    return dataclasses.field(default=default, metadata={'help': help, 'at_least': at_least})
+
+
+class HParams:
+    """Base of all hyperparameter classes, which are dataclasses as well."""
+
+    def override_from_json_file(self, filename):
+        """Override from a JSON file of nested objects, local or remote; UserError names the file."""
+        try:
+            self.parse_json(storage.read_text(filename))
+        except (json.JSONDecodeError, AttributeError) as e:
+            raise UserError(f'{filename}: {e}') from e
+
+    def override_from_str(self, hparam_str):
+        """Override from 'x.y=1,name=foobar'; a value cannot hold a comma."""
+        pairs = [pair.partition('=') for pair in hparam_str.split(',')]
+        for key, separator, _ in pairs:
+            if not separator:
+                raise ValueError(f'malformed hyperparameter {key!r}: expected name=value')
+        self.override_from_str_dict({key: value for key, _, value in pairs})
+
+    def override_from_str_dict(self, flat_dict, separator='.'):
+        """Override from {'x.y': '1'}: values are read as the field's type says; ValueError if that cannot be done."""
+        self.override_from_dict({key: parse(self._field(key, separator).type, text) for key, text in flat_dict.items()},
+                                separator=separator)
+
+    def parse_json(self, s: str):
+        self.override_from_nested_dict(json.loads(s))
+
+    def override_from_dict(self, flat_dict, separator='.'):
+        """Override from {'x.y': 1}. 'on' makes a fresh group and those that hold it, 'off' makes it None.
+
+        A field of a group that is off is an AttributeError; groups that are on keep their values (the original
+        made those around the one switched on anew).
+        """
+        values, implied = {}, set()
+        for key, value in flat_dict.items():
+            group = group_class(self._field(key, separator).type)
+            if group and value in ('on', 'off'):
+                value = group() if value == 'on' else None
+            values[key] = value
+            if group and value is not None:
+                parts = key.split(separator)
+                implied |= {separator.join(parts[:i]) for i in range(1, len(parts))}
+        for key in sorted(values.keys() | implied):  # sorted: a group comes before its fields
+            owner, name = self._owner(key, separator)
+            if key in values:
+                setattr(owner, name, values[key])
+            elif getattr(owner, name) is None:
+                setattr(owner, name, group_class(self._field(key, separator).type)())
+
+    def override_from_nested_dict(self, nested_dict):
+        """Override from {'x': {'y': 1}}; an object switches its group on."""
+        for name, value in nested_dict.items():
+            group = group_class(self._field(name).type)
+            if not isinstance(value, dict):
+                setattr(self, name, value)
+                continue
+            if not group:
+                raise UnknownFieldError(f'{name!r} of {type(self).__name__} holds no fields: {sorted(value)}')
+            if getattr(self, name) is None:
+                setattr(self, name, group())
+            getattr(self, name).override_from_nested_dict(value)
+
+    def to_nested_dict(self):
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: v.to_nested_dict() if isinstance(v, HParams) else v for name, v in values.items()}
+
+    def validate(self, *, prefix=''):
+        """Check every value against its field's type: TypeError. Subclasses add what must hold between fields."""
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if not _is_a(value, f.type):
+                raise TypeError(f'--{prefix}{f.name} must be {describe(f.type)}, got {value!r}')
+            if isinstance(value, HParams):
+                value.validate(prefix=f'{prefix}{f.name}.')
+
+    def _field(self, key, separator='.'):
+        try:
+            return fields(type(self), separator)[key]
+        except KeyError:
+            raise UnknownFieldError(f'{type(self).__module__}.{type(self).__name__} has no field {key!r}') from None
+
+    def _owner(self, key, separator):
+        """The group that holds field `key`, and the field's own name."""
+        *path, name = key.split(separator)
+        owner = self
+        for part in path:
+            owner = getattr(owner, part, None)
+        if not isinstance(owner, HParams):
+            raise AttributeError(f'{separator.join(path)} is {owner}: it has no field {name!r}')
+        return owner, name
+
+
+@lru_cache
+def fields(cls, separator='.'):
+    """All fields below `cls`, groups included, by dotted name: dict of str to dataclasses.Field."""
+    found = {}
+    for f in dataclasses.fields(cls):
+        found[f.name] = f
+        if group := group_class(f.type):
+            found.update({f'{f.name}{separator}{key}': field for key, field in fields(group, separator).items()})
+    return found
+
+
+def members(ty):
+    """The types that `ty` allows: those of a Union, or `ty` alone."""
+    return typing.get_args(ty) if typing.get_origin(ty) in (typing.Union, types.UnionType) else (ty,)
+
+
+def group_class(ty):
+    """The HParams class that `ty` or Optional `ty` holds, or None."""
+    return next((t for t in members(ty) if isinstance(t, type) and issubclass(t, HParams)), None)
+
+
+def describe(ty):
+    """`ty` in words, for error messages."""
+    words = {bool: 'true or false', types.NoneType: 'None'}
+    return ' or '.join('on or off' if group_class(t) else words.get(t, t.__name__) for t in members(ty))
+
+
+def check_multiple(total, total_name, part, part_name):
+    """ValueError unless `part` divides `total`; the message names the nearest totals that it divides."""
+    if part < 1 or total % part:
+        near = [n for n in (total - total % part, total - total % part + part) if n > 0] if part > 0 else []
+        raise ValueError(f'{total_name} {total} is not a multiple of {part_name} {part}'
+                         + (f': take {" or ".join(map(str, near))}' if near else ''))
+
+
+def dump(hparams, *, name='hparams', out=None):
+    """Write `name:` and sorted, indented `name: value` lines to `out` (standard output unless given)."""
+    out = out or sys.stdout
+
+    def dump_nested(hp, indent):
+        for key in sorted(f.name for f in dataclasses.fields(hp)):
+            value = getattr(hp, key)
+            if isinstance(value, HParams):
+                out.write(f'{indent}{key}:\n')
+                dump_nested(value, indent + '  ')
+            else:
+                out.write(f'{indent}{key}: {value}\n')
+
+    out.write(f'{name}:\n')
+    dump_nested(hparams, '  ')
+
+
+def parse(ty, s):
+    """Read `s` as type `ty`; ValueError if it is not one, TypeError if a Union leaves it open what is meant."""
+    options = [t for t in members(ty) if t is not types.NoneType]
+    if len(options) < len(members(ty)) and (s == 'None' or s in ('none', '') and str not in options):
+        return None
+    if len(options) > 1 and (str in options or {int, float} <= set(options)):
+        raise TypeError(f'cannot tell which of {describe(ty)} {s!r} is meant to be')
+    for option in options[:-1]:
+        try:
+            return _parse_as(option, s)
+        except ValueError:
+            continue
+    return _parse_as(options[-1], s)
+
+
+def _parse_as(ty, s):
+    if ty is str:
+        return s
+    if ty in (int, float):
+        return ty(s)
+    words = _BOOLS if ty is bool else {'on': 'on', 'off': 'off'} if group_class(ty) else {}
+    if not isinstance(s, str) or s not in words:
+        raise ValueError(f'{s!r} is not {describe(ty)}')
+    return words[s]
+
+
+def _is_a(value, ty):
+    allowed = members(ty)
+    return isinstance(value, allowed + (int,) if float in allowed else allowed)
