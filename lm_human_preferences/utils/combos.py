@@ -1,0 +1,68 @@
+"""Experiments as lists of trials, composed from few parts (the original's utils/combos.py).
+
+A trial is a tuple of entries `(variable, value, extra)`; `extra` may hold a `descriptor`, which becomes part of the
+job's name. Every function takes or returns lists of trials.
+"""
+
+
+def combos(*xs):
+    """The Cartesian product: one trial for every choice of one trial from each of the lists."""
+    if not xs:
+        return [()]
+    return [x + rest for x in xs[0] for rest in combos(*xs[1:])]
+
+
+def each(*xs):
+    """The trials of all lists, one after the other."""
+    return [trial for x in xs for trial in x]
+
+
+def bind(var, val, descriptor=''):
+    """One trial that sets one variable. A descriptor may be 0; the original dropped that one."""
+    extra = {} if descriptor in ('', None) else {'descriptor': descriptor}
+    return [((var, val, extra),)]
+
+
+def label(descriptor):
+    """One trial that sets nothing and only adds to the job's name."""
+    return bind(None, None, descriptor)
+
+
+def labels(*descriptors):
+    return each(*[label(d) for d in descriptors])
+
+
+def options(var, opts_with_descs):
+    """A trial for every `(value, descriptor)`."""
+    return each(*[bind(var, val, descriptor) for val, descriptor in opts_with_descs])
+
+
+def _shortstr(v):
+    if not isinstance(v, float):
+        return str(v)
+    s = f'{v:.03}'
+    return s.lstrip('0').replace('.', 'x') if '.' in s else s
+
+
+def options_shortdesc(var, desc, opts):
+    """A trial for every value, described by `desc` and the value: 0.25 of 'lr' is 'lrx25'."""
+    return options(var, [(val, desc + _shortstr(val)) for val in opts])
+
+
+def options_vardesc(var, opts):
+    return options_shortdesc(var, var, opts)
+
+
+def repeat(n):
+    """The same trial n times, told apart by the descriptors 0 to n - 1."""
+    return labels(*range(n))
+
+
+def foreach(inputs, body):
+    """Every trial followed by the trials that `body` makes of its descriptors."""
+    return [trial + rest for trial in inputs for rest in body(*[extra['descriptor'] for _, _, extra in trial])]
+
+
+def bind_nested(prefix, binds):
+    """The same trials with `prefix.` before every variable."""
+    return [tuple((var if var is None else f'{prefix}.{var}', val, extra) for var, val, extra in x) for x in binds]
