@@ -1,0 +1,128 @@
+"""Reading label files, and every check that their mistakes deserve before training starts."""
+import json
+
+import numpy as np
+import torch
+
+from lm_human_preferences import label_types
+from lm_human_preferences.utils import storage
+from lm_human_preferences.utils.core import ceil_div
+from lm_human_preferences.utils.errors import UserError
+
+TEST_SEED = 0
+TEST_LABELS = 64  # how many the source 'test' has unless --labels.num_train asks for another number
+
+
+def schemas_of(hparams):
+    """{field: Schema} of one label under train_reward's hparams."""
+    label_type = label_types.get(hparams.labels.type)
+    questions = label_type.question_schemas(
+        query_length=hparams.task.query_length, response_length=hparams.task.response_length)
+    if len(questions) < 2:
+        raise UserError(f'--labels.type {hparams.labels.type} shows no response: N of best_of_N must be at least 1')
+    return {**questions, **label_type.label_schemas()}
+
+
+def load_labels(hparams, encoding):
+    """The labels to train on (the original's download_labels), all checked.
+
+    hparams: train_reward's. Returns ({field: tensor (num_train, *schema.shape)}, lines that tell the user what was
+    found and what is left out). Raises UserError naming file, index and field.
+    """
+    schemas, source, num_train = schemas_of(hparams), hparams.labels.source, hparams.labels.num_train
+    if source == 'test':
+        return generate_labels(schemas, num_train or ceil_div(TEST_LABELS, hparams.batch_size) * hparams.batch_size,
+                               encoding.n_vocab), []
+    found = _read(source)
+    notes = [f'Num labels found in source: {len(found)}']
+    if num_train is None:
+        num_train = len(found) - len(found) % hparams.batch_size
+        notes.append(f'Training on {num_train} of them; {len(found) - num_train} do not fill a batch of '
+                     f'{hparams.batch_size}')
+    if len(found) < num_train or num_train == 0:
+        raise UserError(f'--labels.source {source} has {len(found)} labels, too few for '
+                        + (f'--labels.num_train {num_train}' if num_train else f'--batch_size {hparams.batch_size}'))
+    found = found[:num_train]
+    labels = {field: _column(source, found, field, schema) for field, schema in schemas.items()}
+    _check_ranges(source, labels, schemas, encoding)
+    return labels, notes
+
+
+def _read(source):
+    path = storage.local_copy(source)
+    try:
+        with open(path, encoding='utf-8') as f:
+            found = json.load(f)
+    except (ValueError, RecursionError) as e:
+        raise UserError(f'--labels.source {source} is not JSON: {e}') from e
+    if not isinstance(found, list):
+        raise UserError(f'--labels.source {source} must hold a JSON array of labels, not a {type(found).__name__}')
+    return found
+
+
+def _column(source, found, field, schema):
+    """One field of all labels as a tensor; the slow search for a culprit runs only where there is one."""
+    try:
+        column = np.asarray([label[field] for label in found])
+        if column.dtype.kind in _kinds(schema) and column.shape[1:] == schema.shape:
+            return torch.from_numpy(column).to(schema.dtype)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        pass
+    for index, label in enumerate(found):
+        _check_value(source, index, label, field, schema)
+    raise UserError(f'--labels.source {source}: field {field!r} holds numbers out of range')
+
+
+def _kinds(schema):
+    """numpy's kinds of number that a field may hold."""
+    return 'iuf' if schema.dtype.is_floating_point else 'iu'
+
+
+def _check_value(source, index, label, field, schema):
+    where = f'--labels.source {source}: label {index}'
+    if not isinstance(label, dict):
+        raise UserError(f'{where} is a {type(label).__name__}, not an object')
+    if field not in label:
+        raise UserError(f'{where} has no field {field!r}')
+    value, length = label[field], schema.shape[0] if schema.shape else None
+    if length is not None and (not isinstance(value, list) or len(value) != length):
+        size = f'{len(value)} tokens' if isinstance(value, list) else f'a {type(value).__name__}'
+        raise UserError(f'{where}, field {field!r} must be {length} tokens, not {size}')
+    if not all(_is_number(x, schema) for x in (value if length is not None else [value])):
+        kind = 'a number' if schema.dtype.is_floating_point else 'an integer' if length is None else 'integers'
+        raise UserError(f'{where}, field {field!r} must be {kind}, not {json.dumps(value)[:80]}')
+
+
+def _is_number(value, schema):
+    allowed = (int, float) if schema.dtype.is_floating_point else (int,)
+    return isinstance(value, allowed) and not isinstance(value, bool) and abs(value) < 2 ** 63
+
+
+def _check_ranges(source, labels, schemas, encoding):
+    """Token ids must be tokens or padding, `best` one of the samples, scores finite."""
+    padding = encoding.get_encoder().padding_token
+    samples = sum(field.startswith('sample') for field in schemas)
+    for field, values in labels.items():
+        if schemas[field].dtype.is_floating_point:
+            bad, expected = ~values.isfinite(), 'finite'
+        elif field == 'best':
+            bad, expected = (values < 0) | (values >= samples), f'0 to {samples - 1}'
+        else:
+            bad = ((values < 0) | (values >= encoding.n_vocab)) & (values != padding)
+            expected = f'token ids 0 to {encoding.n_vocab - 1}, or {padding} for padding'
+        if bad.any():
+            index = int(bad.flatten(1).any(1).nonzero()[0]) if bad.ndim > 1 else int(bad.nonzero()[0])
+            culprit = values[index][bad[index]].flatten()[0].item()
+            raise UserError(f'--labels.source {source}: label {index}, field {field!r} must be {expected}, not {culprit}')
+    if (empty := (labels['query'] == padding).all(1)).any():
+        raise UserError(f'--labels.source {source}: label {int(empty.nonzero()[0])}, field \'query\' is padding only')
+
+
+def generate_labels(schemas, count, n_vocab):
+    """Labels of somebody who likes small token ids, for the source 'test': {field: tensor (count, *schema.shape)}."""
+    generator = torch.Generator().manual_seed(TEST_SEED)
+    labels = {field: torch.randint(n_vocab, (count, *schema.shape), generator=generator)
+              for field, schema in schemas.items() if schema.shape}
+    liking = torch.stack([-v.float().mean(1) / n_vocab for k, v in labels.items() if k.startswith('sample')], dim=1)
+    answers = {'best': liking.argmax(1), 'score': liking[:, 0], 'difference': liking[:, -1] - liking[:, 0]}
+    return {**labels, **{field: answers[field] for field, schema in schemas.items() if not schema.shape}}

@@ -1,0 +1,39 @@
+"""Sampling from an autoregressive model; knows neither tokens' meaning nor the network."""
+import torch
+
+from lm_human_preferences.utils.core import (
+    MIN_TEMPERATURE, logprobs_from_logits, sample_from_logits, take_top_k_logits, take_top_p_logits)
+
+
+def adjust_logits(logits, temperature=1.0, top_k=0, top_p=1.0):
+    """The distribution that is sampled: `logits (..., n_vocab)` over the temperature, cut to top k and top p."""
+    logits = logits.float() / max(temperature, MIN_TEMPERATURE)
+    if top_k != 0:
+        logits = take_top_k_logits(logits, top_k)
+    if top_p != 1.0:
+        logits = take_top_p_logits(logits, top_p)
+    return logits
+
+
+@torch.no_grad()
+def sample_sequence(*, step, context, length, temperature=1.0, top_k=0, top_p=1.0, extra_outputs=()):
+    """Continue `context (batch, context_length)` by `length` tokens (the original's language/sample.py).
+
+    step: function of (tokens, past, past_tokens) -> dict with the last position's 'logits' (batch, n_vocab), the new
+        'past', and each of `extra_outputs` (batch,); `past` is whatever it returned before, None at first.
+    Returns a dict of 'tokens' (batch, context_length + length), 'logprobs' (batch, length) of the sampled tokens under
+    the adjusted distribution, and each of `extra_outputs` (batch, length), read where the token was chosen.
+    """
+    tokens, new, past = context, context, None
+    columns = {name: [] for name in ('logprobs', *extra_outputs)}
+    for _ in range(length):
+        output = step(new, past, tokens[:, :tokens.shape[1] - new.shape[1]])
+        logits, past = adjust_logits(output['logits'], temperature, top_k, top_p), output['past']
+        sampled = sample_from_logits(logits)
+        columns['logprobs'].append(logprobs_from_logits(logits=logits, labels=sampled))
+        for name in extra_outputs:
+            columns[name].append(output[name])
+        new = sampled.unsqueeze(1)
+        tokens = torch.cat([tokens, new], dim=1)
+    empty = torch.empty(context.shape[0], 0, device=context.device)
+    return {'tokens': tokens, **{k: torch.stack(v, dim=1) if v else empty for k, v in columns.items()}}

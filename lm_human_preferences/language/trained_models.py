@@ -1,0 +1,179 @@
+"""Where the weights of a language model come from: a released name, a directory (local or remote), or 'test'."""
+import copy
+import json
+
+import numpy as np
+import torch
+
+from lm_human_preferences.language import encodings, model
+from lm_human_preferences.utils import checkpoints, storage
+from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.tf_bundle import Bundle
+
+RELEASED = ('124M', '355M', '774M', '1558M')
+TEST_SIZES = dict(n_vocab=27, n_ctx=8, n_layer=2, n_embd=7, n_head=1)
+HUGGING_FACE_SIZES = dict(n_vocab='vocab_size', n_ctx='n_positions', n_embd='n_embd', n_head='n_head', n_layer='n_layer')
+
+
+def load_hparams(path):
+    """The model sizes in the hparams.json at `path`, local or remote."""
+    hparams = model.HParams()
+    try:
+        hparams.parse_json(storage.read_text(path))
+        hparams.validate()
+    except (AttributeError, TypeError, KeyError, AssertionError, json.JSONDecodeError) as e:
+        raise UserError(f'{path} does not hold the sizes of a model: {e}') from e
+    return hparams
+
+
+def test_hparams():
+    """The tiny model of the original's tests, with random weights."""
+    return model.HParams(**TEST_SIZES)
+
+
+def open_bundle(directory):
+    """The newest TensorFlow checkpoint in `directory`, or in its checkpoints/, local or remote, checksums verified."""
+    for place in (directory, storage.join(directory, 'checkpoints')):
+        if storage.exists(storage.join(place, 'checkpoint')):
+            names = checkpoints.parse_checkpoint_file(storage.read_text(storage.join(place, 'checkpoint')))
+            if names:
+                return _fetch_bundle(place, names[-1])
+    raise UserError(f'{directory} has no TensorFlow checkpoint: no `checkpoint` file there or in checkpoints/')
+
+
+def _fetch_bundle(place, name):
+    if storage.is_remote(place):
+        index = storage.local_copy(storage.join(place, f'{name}.index'))
+        shards = Bundle(index.removesuffix('.index')).shard_names()
+        storage.local_copies([storage.join(place, shard) for shard in shards])
+        return Bundle(index.removesuffix('.index'))
+    return Bundle(storage.join(place, name))
+
+
+class HuggingFaceWeights(dict):
+    """The weights of a GPT-2 directory saved by `transformers`, under the names of the GPT-2 release."""
+
+    def __init__(self, directory):
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+        self.prefix = storage.join(directory, 'model.safetensors')
+        try:
+            weights = load_file(storage.local_copy(self.prefix))
+        except storage.NotFound as e:
+            raise UserError(f'{directory} has a config.json but no model.safetensors; pickled weights are not read: '
+                            'save it again with save_pretrained') from e
+        except SafetensorError as e:
+            raise UserError(f'{self.prefix} is damaged: {e}') from e
+        for name, tensor in weights.items():
+            ours = 'model/' + model.tf_name(name.removeprefix('transformer.'))
+            self[ours] = model.as_tf(ours, tensor.float().numpy())
+
+
+class TrainedModel:
+    """The original's TrainedModel: where a model's sizes, encoding and weights are.
+
+    name: a released model (124M ...), the path or URL of a directory, or 'test' for the tiny random one.
+    savedir: the directory, where it is not `name`.
+    scope: take only the variables under this name ('policy' of a training checkpoint).
+    """
+
+    def __init__(self, name, savedir=None, scope=None):
+        self.name = name
+        self.scope = scope
+        self.savedir = savedir or _directory_of(name)
+        self.source = None  # the checkpoint that `build` read
+        self._hparams = None
+        self._encoding = None
+
+    @property
+    def is_random(self):
+        """Whether this is the 'test' model, which has no checkpoint."""
+        return self.savedir is None
+
+    @property
+    def encoding(self):
+        """The encoding named in the directory's `encoding` file; `main` where there is none, as in GPT-2's releases."""
+        if self._encoding is None:
+            self._encoding = encodings.Test if self.is_random else self._read_encoding()
+        return self._encoding
+
+    def _read_encoding(self):
+        path = storage.join(self.savedir, 'encoding')
+        if not storage.exists(path):
+            return encodings.Main
+        return encodings.by_name(json.loads(storage.read_text(path)))
+
+    def hparams(self):
+        """A copy of the model's sizes."""
+        if self._hparams is None:
+            self._hparams = test_hparams() if self.is_random else self._read_hparams()
+        return copy.deepcopy(self._hparams)
+
+    def _is_hugging_face(self):
+        return not storage.exists(storage.join(self.savedir, 'hparams.json')) and storage.exists(
+            storage.join(self.savedir, 'config.json'))
+
+    def _read_hparams(self):
+        if not self._is_hugging_face():
+            return load_hparams(storage.join(self.savedir, 'hparams.json'))
+        config = json.loads(storage.read_text(storage.join(self.savedir, 'config.json')))
+        if config.get('model_type') != 'gpt2':
+            raise UserError(f'{self.savedir}: model_type is {config.get("model_type")!r}, only gpt2 is supported')
+        return model.HParams(**{ours: config[theirs] for ours, theirs in HUGGING_FACE_SIZES.items()})
+
+    def build(self, *, scope, scalar_heads=()):
+        """A `Model` with these weights on the CPU; what the checkpoint lacks (heads) is drawn at random and reported."""
+        hparams = self.hparams()
+        if hparams.n_vocab != self.encoding.n_vocab:
+            raise UserError(f'{self.savedir}: hparams.json has n_vocab {hparams.n_vocab}, '
+                            f'encoding {self.encoding.name!r} has {self.encoding.n_vocab}')
+        built = model.Model(hparams, scalar_heads)
+        if self.is_random:
+            return built.initialize()
+        weights = HuggingFaceWeights(self.savedir) if self._is_hugging_face() else open_bundle(self.savedir)
+        self.source = weights.prefix
+        missing = load_parameters(weights, _source_names(built.tf_parameters(), weights, self.scope))
+        essential = [name for name in missing if not name.startswith('model/heads/')]
+        if essential:
+            raise UserError(f'{weights.prefix} lacks {essential[0]} and {len(essential) - 1} more variables of the model')
+        for name in missing:
+            print(f'Param {scope}/{name} is missing from checkpoint {self.source}')
+        return built.initialize(missing)
+
+
+def _directory_of(name):
+    """The directory of a model by name; None for 'test'."""
+    if name == 'test':
+        return None
+    if name in RELEASED and not storage.exists(name):
+        return f'gs://gpt-2/models/{name}'
+    directory = storage.join(name, 'policy') if storage.exists(storage.join(name, 'policy', 'hparams.json')) else name
+    if not storage.is_remote(name) and not storage.exists(name):
+        raise UserError(f'there is no model {name!r}: give one of {", ".join(RELEASED)}, or the directory of a model')
+    return directory
+
+
+def _source_names(parameters, weights, scope):
+    """{name in `weights`: (our name, parameter)}: training checkpoints hold a model under its scope, releases bare."""
+    scopes = (scope,) if scope else ('', 'policy', 'reward_model')
+    prefix = next((f'{s}/' if s else '' for s in scopes if (f'{s}/' if s else '') + 'model/wte' in weights), '')
+    return {prefix + name: (name, parameter) for name, parameter in parameters.items()}
+
+
+@torch.no_grad()
+def load_parameters(weights, parameters):
+    """Copy `weights` (a Bundle) into `parameters` {name there: (our name, Parameter)}; returns our names it lacks.
+
+    Raises UserError naming tensor and file where shape or type differ.
+    """
+    missing = []
+    for source, (name, parameter) in parameters.items():
+        if source not in weights:
+            missing.append(name)
+            continue
+        value = weights[source]
+        shape = tuple(model.as_tf(name, parameter).shape)
+        if value.shape != shape or value.dtype != np.float32:
+            raise UserError(f'{weights.prefix}: {source} is {value.dtype} {value.shape}, the model needs float32 {shape}')
+        parameter.copy_(torch.from_numpy(value).view(parameter.shape))
+    return missing

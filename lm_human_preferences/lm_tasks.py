@@ -1,0 +1,85 @@
+"""What a task asks of a language model: its queries, and which responses are valid (the original's lm_tasks.py)."""
+import torch
+
+from lm_human_preferences.hparams.task import PolicyHParams, TaskHParams
+from lm_human_preferences.language import datasets
+from lm_human_preferences.utils.errors import UserError
+
+__all__ = ['PolicyHParams', 'TaskHParams', 'check_lengths', 'filter_fn_from_hparams', 'make_query_sampler',
+           'postprocess_fn_from_hparams', 'query_formatter']
+
+
+def postprocess_fn_from_hparams(hparams, padding_token):
+    """Function of responses (batch, response_length), applied before they are scored.
+
+    It pads what follows the first truncate token at or after position `truncate_after`.
+    """
+    def truncate(responses):
+        if hparams.truncate_token is None:
+            return responses
+        found = (responses == hparams.truncate_token).long()
+        found[:, :hparams.truncate_after] = 0
+        after_first = found.cumsum(1) - found > 0
+        return responses.masked_fill(after_first, padding_token)
+    return truncate
+
+
+def filter_fn_from_hparams(hparams):
+    """Function of responses (batch, response_length) -> bool (batch,): is there a truncate token where one counts?"""
+    def is_valid(responses):
+        if hparams.truncate_token is None:
+            return torch.ones(len(responses), dtype=torch.bool, device=responses.device)
+        return (responses[:, hparams.truncate_after:] == hparams.truncate_token).any(-1)
+    return is_valid
+
+
+def query_formatter(hparams, encoder):
+    """Function of queries (batch, query_length) -> contexts (batch, context_length): prefix and suffix put around."""
+    prefix, suffix = (torch.tensor(encoder.encode(text), dtype=torch.int64)
+                      for text in (hparams.query_prefix, hparams.query_suffix))
+
+    def embed_queries(queries):
+        parts = (prefix.to(queries).expand(len(queries), -1), queries, suffix.to(queries).expand(len(queries), -1))
+        return torch.cat(parts, dim=1)
+    return embed_queries
+
+
+def check_lengths(hparams, encoder, n_ctx):
+    """Raise UserError where prefix, query, suffix and response do not fit the model's context of `n_ctx` tokens."""
+    affixes = len(encoder.encode(hparams.query_prefix)) + len(encoder.encode(hparams.query_suffix))
+    total = affixes + hparams.query_length + hparams.response_length
+    if total > n_ctx:
+        raise UserError(
+            f'--task.query_length {hparams.query_length} + --task.response_length {hparams.response_length} + {affixes} '
+            f'tokens of prefix and suffix are {total}, more than the {n_ctx} of --task.policy.initial_model '
+            f'{hparams.policy.initial_model}')
+
+
+def _single_token(encoder, option, text):
+    """The one token of `text`, None for no text."""
+    if not text:
+        return None
+    tokens = encoder.encode(text)
+    if len(tokens) != 1:
+        raise UserError(f'--task.{option} {text!r} must be a single token, not {len(tokens)}')
+    return tokens[0]
+
+
+def make_query_sampler(*, hparams, encoder, batch_size, mode='train', comm=None, labels=None):
+    """Function without arguments giving the next {'tokens': queries (batch_size, query_length)}.
+
+    mode: 'train', 'valid' or 'test', the part of the data set. With `comm`, each rank gets its own share.
+    labels: path of a label file whose queries stand in where the `books` passages cannot be had.
+    """
+    sequences = datasets.get_dataset(hparams.query_dataset, labels=labels).sequences(
+        hparams.query_length, mode=mode, comm=comm, encoder=encoder,
+        start_token=_single_token(encoder, 'start_text', hparams.start_text),
+        end_token=_single_token(encoder, 'end_text', hparams.end_text))
+
+    def sampler():
+        batch = [tokens for tokens, _ in zip(sequences, range(batch_size))]
+        if len(batch) < batch_size:
+            raise UserError(f'--task.query_dataset {hparams.query_dataset} has no usable text: none contains '
+                            f'--task.start_text {hparams.start_text!r} and --task.end_text {hparams.end_text!r}')
+        return {'tokens': torch.tensor(batch, dtype=torch.int64)}
+    return sampler

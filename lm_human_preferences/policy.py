@@ -1,0 +1,74 @@
+"""A language model with a value head that answers queries (the original's policy.py)."""
+import torch
+
+from lm_human_preferences.language.model import cache_of
+from lm_human_preferences.language.sample import sample_sequence
+from lm_human_preferences.utils.core import (
+    MIN_TEMPERATURE, default_device, entropy_from_logits, logprobs_from_logits)
+
+
+class Policy:
+    """Samples responses to queries and gives their log-probabilities, entropies and values.
+
+    embed_queries: turns queries (batch, query_length) into contexts (batch, context_length), see
+        `lm_tasks.query_formatter`. Logits are divided by `temperature` everywhere.
+    """
+
+    def __init__(self, trained_model, *, scope='policy', embed_queries=lambda queries: queries, temperature=1.0,
+                 device=None):
+        self.trained_model = trained_model
+        self.scope = scope
+        self.encoder = trained_model.encoding.get_encoder()
+        self.padding_token = self.encoder.padding_token
+        self.embed_queries = embed_queries
+        self.temperature = temperature
+        self.device = device or default_device()
+        self.model = trained_model.build(scope=scope, scalar_heads=['value']).to(self.device)
+
+    def tf_parameters(self):
+        """Parameters under the variable names of the original's checkpoints."""
+        return self.model.tf_parameters(self.scope)
+
+    def get_params(self):
+        """All trainable parameters."""
+        return list(self.model.parameters())
+
+    def _step(self, tokens, past, past_tokens):
+        """One step of `sample_sequence`: logits and value at the last of `tokens (batch, n)`, and the extended cache."""
+        all_tokens = torch.cat([past_tokens, tokens], dim=1)
+        _, mask = self.model.mask_padding(all_tokens, self.padding_token)
+        cache = past if past is not None else cache_of(None)
+        new = tokens * mask[:, -tokens.shape[1]:]
+        h = self.model.hidden(new, mask, cache)[:, -1]
+        return {'logits': self.model.logits(h), 'values': self.model.heads['value'](h), 'past': cache}
+
+    @torch.no_grad()
+    def respond(self, queries, length):
+        """Sample `length` tokens after each of `queries (batch, query_length)`.
+
+        Returns responses, logprobs and values, each (batch, length); a value belongs to the moment before its token.
+        """
+        contexts = self.embed_queries(queries.to(self.device))
+        result = sample_sequence(
+            step=self._step, context=contexts, length=length, temperature=self.temperature, extra_outputs=('values',))
+        return dict(responses=result['tokens'][:, contexts.shape[1]:], logprobs=result['logprobs'],
+                    values=result['values'])
+
+    def analyze_responses_op(self, queries, responses):
+        """Differentiable log-probabilities, entropies and values of `responses (batch, response_length)`.
+
+        Each result is (batch, response_length); logits are computed only where a response token is predicted.
+        """
+        contexts, responses = self.embed_queries(queries.to(self.device)), responses.to(self.device)
+        tokens, mask = self.model.mask_padding(torch.cat([contexts, responses], dim=1), self.padding_token)
+        h = self.model.hidden(tokens, mask)[:, contexts.shape[1] - 1:-1]
+        logits = self.model.logits(h) / max(self.temperature, MIN_TEMPERATURE)
+        with torch.no_grad():  # a statistic only: PPO has no entropy bonus
+            entropies = entropy_from_logits(logits)
+        return dict(logprobs=logprobs_from_logits(logits=logits, labels=responses), entropies=entropies,
+                    values=self.model.heads['value'](h))
+
+    @torch.no_grad()
+    def analyze_responses(self, queries, responses):
+        """`analyze_responses_op` without gradients."""
+        return self.analyze_responses_op(queries, responses)

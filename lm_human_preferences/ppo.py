@@ -1,0 +1,72 @@
+"""Proximal policy optimisation as pure functions on tensors (the original's PPOTrainer.loss; paper, section 2.2)."""
+import torch
+
+from lm_human_preferences.utils.core import whiten
+
+
+def compute_rewards(scores, logprobs, ref_logprobs, kl_coef):
+    """Rewards per token: the KL penalty everywhere, plus the score at the last token.
+
+    scores (batch,); logprobs, ref_logprobs (batch, response_length).
+    Returns (rewards, the penalty alone), both (batch, response_length).
+    """
+    non_score_reward = -kl_coef * (logprobs - ref_logprobs)
+    rewards = non_score_reward.clone()
+    rewards[:, -1] += scores
+    return rewards, non_score_reward
+
+
+def advantages_and_returns(values, rewards, *, gamma, lam):
+    """Generalised advantage estimation; `values`, `rewards` and both results are (batch, response_length)."""
+    length = rewards.shape[1]
+    advantage, advantages = 0.0, []
+    for t in reversed(range(length)):
+        next_values = values[:, t + 1] if t < length - 1 else 0.0
+        delta = rewards[:, t] + gamma * next_values - values[:, t]
+        advantage = delta + gamma * lam * advantage
+        advantages.append(advantage)
+    advantages = torch.stack(advantages[::-1], dim=1)
+    return advantages, advantages + values
+
+
+def targets(values, rewards, hparams):
+    """What a minibatch is trained towards: (whitened advantages, returns), each (batch, response_length).
+
+    Whitening is over this rank's minibatch. hparams: PpoHParams.
+    """
+    if hparams.whiten_rewards:
+        rewards = whiten(rewards, shift_mean=False)
+    advantages, returns = advantages_and_returns(values, rewards, gamma=hparams.gamma, lam=hparams.lam)
+    return whiten(advantages), returns
+
+
+def loss(rollouts, outputs, advantages, returns, hparams):
+    """The clipped loss of a minibatch and its statistics.
+
+    rollouts: 'logprobs' and 'values' when the responses were sampled; outputs: 'logprobs', 'values' and 'entropies'
+    now; each, like `advantages` and `returns`, (batch, response_length). hparams: PpoHParams.
+    Returns (scalar, {name: scalar}).
+    """
+    old_values, values = rollouts['values'], outputs['values']
+    values_clipped = values.clamp(old_values - hparams.cliprange_value, old_values + hparams.cliprange_value)
+    value_losses, value_losses_clipped = (values - returns).square(), (values_clipped - returns).square()
+    value_loss = 0.5 * torch.maximum(value_losses, value_losses_clipped).mean()
+
+    log_ratio = outputs['logprobs'] - rollouts['logprobs']
+    ratio = log_ratio.exp()
+    policy_losses = -advantages * ratio
+    policy_losses_clipped = -advantages * ratio.clamp(1 - hparams.cliprange, 1 + hparams.cliprange)
+    policy_loss = torch.maximum(policy_losses, policy_losses_clipped).mean()
+
+    total = policy_loss + hparams.vf_coef * value_loss
+    return_var, return_mean = torch.var_mean(returns, correction=0)
+    value_var, value_mean = torch.var_mean(old_values, correction=0)
+    stats = {
+        'loss/policy': policy_loss, 'loss/value': value_loss, 'loss/total': total,
+        'policy/entropy': outputs['entropies'].mean(), 'policy/approxkl': 0.5 * log_ratio.square().mean(),
+        'policy/clipfrac': (policy_losses_clipped > policy_losses).float().mean(),
+        'returns/mean': return_mean, 'returns/var': return_var,
+        'val/vpred': values.mean(), 'val/error': value_losses.mean(),
+        'val/clipfrac': (value_losses_clipped > value_losses).float().mean(),
+        'val/mean': value_mean, 'val/var': value_var}
+    return total, {name: stat.detach() for name, stat in stats.items()}

@@ -1,0 +1,125 @@
+"""Reward models: a language model whose 'reward' head is read at the last token (the original's rewards.py)."""
+import numpy as np
+import torch
+from torch import nn
+
+from lm_human_preferences.language import trained_models
+from lm_human_preferences.language.model import Model
+from lm_human_preferences.utils import storage
+from lm_human_preferences.utils.core import default_device
+from lm_human_preferences.utils.errors import UserError
+
+
+class _Scorer:
+    """Scores query and response without the task's prefix and suffix: gain * reward + bias."""
+
+    def __init__(self, model, encoding, *, scope, device):
+        self.scope = scope
+        self.encoder = encoding.get_encoder()
+        self.padding_token = self.encoder.padding_token
+        self.device = device or default_device()
+        self.model = model.to(self.device)
+        self.reward_gain = nn.Parameter(torch.ones((), device=self.device))
+        self.reward_bias = nn.Parameter(torch.zeros((), device=self.device))
+
+    def tf_parameters(self):
+        """Parameters under the variable names of the original's checkpoints."""
+        return {**self.model.tf_parameters(self.scope), f'{self.scope}/reward_norm/gain': self.reward_gain,
+                f'{self.scope}/reward_norm/bias': self.reward_bias}
+
+    def get_params(self):
+        """All trainable parameters, gain and bias included."""
+        return list(self.tf_parameters().values())
+
+    def get_rewards_op(self, queries, responses):
+        """Differentiable rewards (batch,) of `queries (batch, query_length)`, `responses (batch, response_length)`."""
+        tokens = torch.cat([queries.to(self.device), responses.to(self.device)], dim=1)
+        h = self.model.hidden(*self.model.mask_padding(tokens, self.padding_token))[:, -1]
+        return self.reward_gain * self.model.heads['reward'](h) + self.reward_bias
+
+    @torch.no_grad()
+    def get_rewards(self, queries, responses):
+        """`get_rewards_op` without gradients."""
+        return self.get_rewards_op(queries, responses)
+
+
+class RewardModel(_Scorer):
+    """The reward model that is trained (the original's rewards.RewardModelTrainer); starts from a language model."""
+
+    def __init__(self, trained_model, *, scope='reward_model', device=None):
+        self.trained_model = trained_model
+        self.hparams = trained_model.hparams()
+        model = trained_model.build(scope=scope, scalar_heads=['reward'])
+        super().__init__(model, trained_model.encoding, scope=scope, device=device)
+        if not trained_model.is_random:
+            for name in ('gain', 'bias'):
+                print(f'Param {scope}/reward_norm/{name} is missing from checkpoint {trained_model.source}')
+
+    @torch.no_grad()
+    def _set_norm(self, gain, bias):
+        self.reward_gain.fill_(gain)
+        self.reward_bias.fill_(bias)
+
+    def reset_reward_scale(self):
+        """Back to gain 1 and bias 0."""
+        self._set_norm(1, 0)
+
+    def set_reward_norm(self, *, old_mean, old_std, new_mean, new_std):
+        """Set gain and bias so that rewards of old_mean +- old_std come out as new_mean +- new_std.
+
+        Raises ValueError unless the scale was reset before, and for what is not finite or does not vary.
+        """
+        gain, bias = float(self.reward_gain), float(self.reward_bias)
+        if (gain, bias) != (1, 0):
+            raise ValueError(f'set_reward_norm expects gain = 1 and bias = 0, not {gain}, {bias}')
+        if not np.isfinite((old_mean, old_std, new_mean, new_std)).all() or old_std == 0:
+            raise ValueError(f'cannot scale rewards of {old_mean} +- {old_std} to {new_mean} +- {new_std}')
+        gain = new_std / old_std
+        self._set_norm(gain, new_mean - gain * old_mean)
+
+
+class TrainedRewardModel(_Scorer):
+    """A reward model as `train_reward` saved it, here or in the original; 'test' is the tiny random one.
+
+    train_dir: the directory with hparams.json and checkpoints/, or a run directory that holds it as reward_model/.
+    encoding: that of the policy, whose tokens are scored.
+    """
+
+    def __init__(self, train_dir, encoding, *, scope='reward_model', device=None):
+        self.train_dir = train_dir if train_dir == 'test' else reward_model_dir(train_dir)
+        self.hparams = (trained_models.test_hparams() if train_dir == 'test'
+                        else trained_models.load_hparams(storage.join(self.train_dir, 'hparams.json')))
+        if self.hparams.n_vocab != encoding.n_vocab:
+            raise UserError(f'--rewards.trained_model {train_dir} knows {self.hparams.n_vocab} tokens, '
+                            f'the policy\'s encoding {encoding.name!r} has {encoding.n_vocab}')
+        super().__init__(Model(self.hparams, ['reward']), encoding, scope=scope, device=device)
+        if train_dir == 'test':
+            self.model.initialize()
+        else:
+            self._load()
+        for parameter in self.get_params():
+            parameter.requires_grad_(False)
+
+    def _load(self):
+        bundle = trained_models.open_bundle(self.train_dir)
+        parameters = self.tf_parameters()
+        source = {'reward_model' + name.removeprefix(self.scope): (name, p) for name, p in parameters.items()}
+        missing = trained_models.load_parameters(bundle, source)
+        if missing:
+            raise UserError(f'{bundle.prefix} is no reward model: it lacks {missing[0]}')
+        for name in sorted(source):
+            print('setting', name)
+
+    def score(self, queries, responses):
+        """Rewards (batch,) of `queries (batch, query_length)` and `responses (batch, response_length)`."""
+        return self.get_rewards(queries, responses)
+
+
+def reward_model_dir(path):
+    """`path`, or the reward_model/ in it where `path` is a run directory."""
+    if storage.exists(storage.join(path, 'hparams.json')):
+        return path
+    if storage.exists(storage.join(path, 'reward_model', 'hparams.json')):
+        return storage.join(path, 'reward_model')
+    raise UserError(f'--rewards.trained_model {path}: neither it nor its reward_model/ has an hparams.json; '
+                    'train one with ./launch.py train_reward')

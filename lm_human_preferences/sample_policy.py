@@ -1,0 +1,53 @@
+"""Printing samples of a trained policy (the original's sample.py)."""
+from lm_human_preferences import lm_tasks
+from lm_human_preferences.hparams.train_policy import HParams
+from lm_human_preferences.language import trained_models
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.utils import comm as comms
+from lm_human_preferences.utils import hyperparams, storage
+from lm_human_preferences.utils.core import exact_div, set_seed
+from lm_human_preferences.utils.errors import UserError
+
+
+def load_run_hparams(save_dir):
+    """The hyperparameters of the run that wrote `save_dir`, local or remote."""
+    path = storage.join(save_dir, 'train_policy_hparams.json')
+    hparams = HParams()
+    try:
+        hparams.parse_json(storage.read_text(path))
+    except storage.NotFound as e:
+        raise UserError(f'--save_dir {save_dir} is no run of train_policy: it has no train_policy_hparams.json') from e
+    except (ValueError, AttributeError, TypeError) as e:
+        raise UserError(f'{path} does not hold the hyperparameters of a run: {e}') from e
+    return hparams
+
+
+def sample_policy(save_dir, savescope='policy', temperature=None, seed=None, batch_size=4, nsamples=0, comm=None):
+    """Print `nsamples` (over all ranks; 0: without end) queries of the test set with responses of the policy.
+
+    save_dir: a run directory. savescope: the model in its checkpoints to sample from, 'policy' or 'ref_policy'.
+    temperature: None for the task's own.
+    """
+    comm = comm or comms.world()
+    hparams = load_run_hparams(save_dir)
+    print('hparams', hparams)
+    trained_model = trained_models.TrainedModel('sample', storage.join(save_dir, 'policy'), savescope)
+    encoder = trained_model.encoding.get_encoder()
+    hyperparams.dump(trained_model.hparams(), name='model_hparams')
+    set_seed(seed, comm.rank)
+
+    new_model = hparams.rewards.train_new_model
+    policy = Policy(trained_model, scope=savescope, embed_queries=lm_tasks.query_formatter(hparams.task, encoder),
+                    temperature=hparams.task.policy.temperature if temperature is None else temperature)
+    query_sampler = lm_tasks.make_query_sampler(
+        hparams=hparams.task, encoder=encoder, comm=comm, batch_size=batch_size, mode='test',
+        labels=new_model and new_model.labels.source)
+    wanted, printed = exact_div(nsamples, comm.size), 0
+    while printed < wanted or nsamples == 0:
+        queries = query_sampler()['tokens']
+        responses = policy.respond(queries, length=hparams.task.response_length)['responses']
+        for query, response in list(zip(queries.tolist(), responses.tolist()))[:wanted - printed if nsamples else None]:
+            print('=' * 80)
+            print(encoder.decode(query).replace('\n', '⏎'))
+            print(encoder.decode(response).replace('\n', '⏎'), flush=True)
+        printed += batch_size

@@ -1,0 +1,277 @@
+"""Fine-tuning a language model against a reward model by PPO (the original's train_policy.py; paper, section 2.2)."""
+import time
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from lm_human_preferences import lm_tasks, ppo, train_reward
+from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams, PpoHParams, RewardHParams
+from lm_human_preferences.language import trained_models
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import TrainedRewardModel
+from lm_human_preferences.utils import checkpoints, hyperparams, storage
+from lm_human_preferences.utils import comm as comms
+from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
+from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.logging import Logger, say
+from lm_human_preferences.utils.optimizer import Adam
+
+__all__ = ['AdaptiveKLController', 'AdaptiveKLParams', 'FixedKLController', 'HParams', 'PPOTrainer', 'PpoHParams',
+           'RewardHParams', 'make_score_fn', 'nupdates', 'train']
+
+PENALIZED_ALARM = 0.95  # share of a batch without a truncate token that is worth a warning
+SAMPLES_SHOWN = 3
+
+
+def nupdates(hparams):
+    """How many PPO steps `ppo.total_episodes` takes, rounded up."""
+    return ceil_div(hparams.ppo.total_episodes, hparams.ppo.batch_size)
+
+
+class FixedKLController:
+    """A KL coefficient that stays."""
+
+    def __init__(self, kl_coef):
+        self.value = kl_coef
+
+    def update(self, current, n_steps):
+        """Nothing to adapt."""
+
+
+class AdaptiveKLController:
+    """A KL coefficient that is steered so that the KL stays near a target (paper, section 2.2)."""
+
+    def __init__(self, init_kl_coef, hparams):
+        self.value = init_kl_coef
+        self.hparams = hparams
+
+    def update(self, current, n_steps):
+        """current: KL in nats of the last step; n_steps: episodes that it took."""
+        proportional_error = np.clip(current / self.hparams.target - 1, -0.2, 0.2)
+        self.value *= float(1 + proportional_error * n_steps / self.hparams.horizon)
+
+
+def make_score_fn(hparams, score_model):
+    """Function of (queries, responses) -> (scores (batch,), postprocessed responses, {'score': scores}).
+
+    A response without a truncate token where one is asked for scores `penalty_reward_value`. hparams: TaskHParams.
+    """
+    postprocess = lm_tasks.postprocess_fn_from_hparams(hparams, score_model.padding_token)
+    is_valid = lm_tasks.filter_fn_from_hparams(hparams)
+
+    def score_fn(queries, responses):
+        responses = postprocess(responses)
+        scores = score_model.score(queries, responses)
+        scores = scores.masked_fill(~is_valid(responses).to(scores.device), hparams.penalty_reward_value)
+        return scores, responses, {'score': scores}
+    return score_fn
+
+
+class PPOTrainer:
+    """Takes PPO steps: sample, score, reward, learn, log.
+
+    query_sampler: see lm_tasks.make_query_sampler; score_fn: see make_score_fn; hparams: HParams of this module.
+    """
+
+    def __init__(self, *, policy, ref_policy, query_sampler, score_fn, hparams, comm):
+        self.policy = policy
+        self.ref_policy = ref_policy
+        self.query_sampler = query_sampler
+        self.score_fn = score_fn
+        self.hparams = hparams
+        self.comm = comm
+        self.global_step = 0
+        self.start_time = self.last_time = time.time()
+        kl_coef, adaptive = hparams.rewards.kl_coef, hparams.rewards.adaptive_kl
+        self.kl_ctl = FixedKLController(kl_coef) if adaptive is None else AdaptiveKLController(kl_coef, adaptive)
+        self.optimizer = Adam(policy.tf_parameters(), comm=comm)
+        self.logger = Logger(hparams.run.save_dir, 'ppo', log_interval=hparams.run.log_interval, comm=comm)
+
+    def step(self):
+        """One step of Algorithm 1's inner loop on ppo.batch_size episodes; returns the logged statistics."""
+        started = time.time()
+        queries = self.query_sampler()['tokens'].to(self.policy.device)
+        rollouts = self.policy.respond(queries, length=self.hparams.task.response_length)
+        ref_logprobs = self.ref_policy.analyze_responses(queries, rollouts['responses'])['logprobs']
+        scores, postprocessed_responses, score_stats = self.score_fn(queries, rollouts['responses'])
+        rewards, non_score_reward, kl_coef = self.compute_rewards(scores, rollouts['logprobs'], ref_logprobs)
+
+        train_stats = self.train({**rollouts, 'queries': queries, 'rewards': rewards})
+
+        stats = self.record_step_stats(
+            kl_coef=kl_coef, logprobs=rollouts['logprobs'], ref_logprobs=ref_logprobs, scores=scores,
+            non_score_reward=non_score_reward, score_stats=score_stats, train_stats=train_stats)
+        self.kl_ctl.update(stats['objective/kl'], self.hparams.ppo.batch_size)
+        self.warn_of_penalties(rollouts['responses'])
+        self.print_samples(queries, postprocessed_responses, scores, rollouts['logprobs'] - ref_logprobs, kl_coef)
+        if self.comm.rank == 0:
+            step_time = time.time() - started
+            say(f'[ppo_step {self.global_step}] step_time={step_time:.2f}s, '
+                f'eps/s={self.hparams.ppo.batch_size / step_time:.2f}')
+        self.global_step += 1
+        return stats
+
+    def compute_rewards(self, scores, logprobs, ref_logprobs):
+        """(rewards, KL penalty, coefficient used), see ppo.compute_rewards."""
+        return *ppo.compute_rewards(scores, logprobs, ref_logprobs, self.kl_ctl.value), self.kl_ctl.value
+
+    def train(self, rollouts):
+        """`noptepochs` passes over this rank's rollouts in minibatches, freshly shuffled each time.
+
+        rollouts: queries (batch, query_length), responses, values, logprobs, rewards (batch, response_length).
+        Returns {statistic: [one scalar tensor per minibatch]}.
+        """
+        batch = len(rollouts['queries'])
+        minibatch = exact_div(batch, self.hparams.ppo.nminibatches)
+        stats = []
+        for _ in range(self.hparams.ppo.noptepochs):
+            order = torch.from_numpy(np.random.permutation(batch)).to(rollouts['queries'].device)
+            for rows in order.split(minibatch):
+                stats.append(self.train_minibatch({name: values[rows] for name, values in rollouts.items()}))
+        return {name: [s[name] for s in stats] for name in stats[0]}
+
+    def train_minibatch(self, rollouts):
+        """One update of the policy; returns the statistics before it."""
+        remaining = 1 - self.global_step / nupdates(self.hparams)
+        loss, stats = self.loss(rollouts)
+        self.optimizer.minimize(loss, lr=self.hparams.ppo.lr * remaining)
+        return stats
+
+    def loss(self, rollouts):
+        """(differentiable PPO loss, statistics) of a minibatch of `rollouts`, see ppo.loss."""
+        advantages, returns = ppo.targets(rollouts['values'], rollouts['rewards'], self.hparams.ppo)
+        outputs = self.policy.analyze_responses_op(rollouts['queries'], rollouts['responses'])
+        return ppo.loss(rollouts, outputs, advantages, returns, self.hparams.ppo)
+
+    def record_step_stats(self, *, kl_coef, logprobs, ref_logprobs, scores, non_score_reward, score_stats, train_stats):
+        """Log what this step did, averaged over ranks, under the original's names; returns it."""
+        stats = {
+            'objective/kl': (logprobs - ref_logprobs).sum(1).mean(),
+            'objective/kl_coef': torch.tensor(kl_coef),
+            'objective/entropy': -logprobs.sum(1).mean()}
+        for name, values in train_stats.items():
+            stats[f'ppo/{name}'] = torch.stack(tuple(values)).mean()
+        for name, values in score_stats.items():
+            stats[f'objective/{name}'] = values.mean()
+            stats[f'objective/{name}_total'] = values.mean() + non_score_reward.sum(1).mean()
+        stats = self.comm.mean({name: stats[name].item() for name in sorted(stats)})
+        stats['ppo/val/var_explained'] = 1 - stats['ppo/val/error'] / stats['ppo/returns/var']
+        stats.update(self._progress())
+        self.logger.log(stats, self.global_step)
+        return stats
+
+    def _progress(self):
+        """How far the run is and how fast, in the original's units."""
+        length, batch_size, steps = self.hparams.task.response_length, self.hparams.ppo.batch_size, self.global_step + 1
+        now = time.time()
+        delta, self.last_time = max(now - self.last_time, 1e-9), now
+        return {'elapsed/updates': steps, 'elapsed/steps/serial': steps * length,
+                'elapsed/steps/total': steps * batch_size * length, 'elapsed/episodes': steps * batch_size,
+                'elapsed/fps': int(batch_size * length / delta), 'elapsed/time': now - self.start_time}
+
+    def warn_of_penalties(self, responses):
+        """Say so when nearly all of this rank's `responses (batch, response_length)` score the penalty."""
+        task = self.hparams.task
+        penalized = 1 - lm_tasks.filter_fn_from_hparams(task)(responses).float().mean().item()
+        if penalized > PENALIZED_ALARM and self.logger.is_due(self.global_step):
+            say(f'WARNING: {penalized:.0%} of the responses have no token {task.truncate_token} at or after position '
+                f'{task.truncate_after} and score {task.penalty_reward_value}; see --task.truncate_token, '
+                '--task.truncate_after and --task.penalty_reward_value')
+
+    def print_samples(self, queries, responses, scores, kl, kl_coef):
+        """Show the first few episodes; kl (batch, response_length) is per token, kl_coef the one that was in force."""
+        if not self.logger.is_due(self.global_step):
+            return
+        decode = self.policy.encoder.decode
+        for query, response, score, sample_kl in zip(
+                queries[:SAMPLES_SHOWN].tolist(), responses.tolist(), scores.tolist(), kl.sum(1).tolist()):
+            say(decode(query).replace('\n', '⏎'))
+            say(decode(response).replace('\n', '⏎'))
+            say(f'  score = {score:+.2f}')
+            say(f'  kl = {sample_kl:+.2f}')
+            say(f'  total = {score - kl_coef * sample_kl:+.2f}')
+
+    def tf_variables(self, score_model):
+        """Everything that the original's checkpoint of this run holds, tensors by variable name."""
+        return {**self.policy.tf_parameters(), **self.ref_policy.tf_parameters(), **score_model.tf_parameters(),
+                **self.optimizer.tf_slots('ppo_opt'), 'global_step': torch.tensor(self.global_step),
+                'start_time': torch.tensor(self.start_time, dtype=torch.float64),
+                'last_time': torch.tensor(self.last_time, dtype=torch.float64)}
+
+
+def train_reward_model(hparams, comm):
+    """The first of both steps at once: train the reward model of `rewards.train_new_model`, where there is one."""
+    if hparams.rewards.train_new_model is None:
+        return
+    if hparams.task != hparams.rewards.train_new_model.task:
+        raise UserError('--task and --rewards.train_new_model.task differ: give both the same settings')
+    if not hparams.run.save_dir:
+        raise UserError('--rewards.train_new_model needs a place to keep the reward model: give --save_dir')
+    hparams.rewards.train_new_model.run.save_dir = hparams.run.save_dir
+    train_reward.train(hparams.rewards.train_new_model, comm)
+    comm.barrier()
+    hparams.rewards.trained_model = storage.join(hparams.run.save_dir, 'reward_model')
+
+
+def build_trainer(hparams, trained_model, comm):
+    """The models and the trainer of a run: (PPOTrainer, reward model)."""
+    encoder = trained_model.encoding.get_encoder()
+    lm_tasks.check_lengths(hparams.task, encoder, trained_model.hparams().n_ctx)
+    score_model = TrainedRewardModel(hparams.rewards.trained_model, trained_model.encoding)
+    settings = dict(embed_queries=lm_tasks.query_formatter(hparams.task, encoder),
+                    temperature=hparams.task.policy.temperature)
+    ref_policy = Policy(trained_model, scope='ref_policy', **settings)
+    policy = Policy(trained_model, scope='policy', **settings)
+    comm.broadcast_(score_model.get_params() + ref_policy.get_params() + policy.get_params())
+    new_model = hparams.rewards.train_new_model
+    query_sampler = lm_tasks.make_query_sampler(
+        hparams=hparams.task, encoder=encoder, comm=comm, labels=new_model and new_model.labels.source,
+        batch_size=exact_div(hparams.ppo.batch_size, comm.size))
+    trainer = PPOTrainer(policy=policy, ref_policy=ref_policy, query_sampler=query_sampler, hparams=hparams, comm=comm,
+                         score_fn=make_score_fn(hparams.task, score_model))
+    return trainer, score_model
+
+
+def train(hparams: HParams, comm=None):
+    """Fine-tune a policy and save it to SAVE_DIR/policy; the whole of `./launch.py train_policy`."""
+    comm = comm or comms.world()
+    train_reward_model(hparams, comm)
+    hyperparams.dump(hparams)
+    set_seed(hparams.run.seed, comm.rank)
+    trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
+    hyperparams.dump(trained_model.hparams(), name='model_hparams')
+    trainer, score_model = build_trainer(hparams, trained_model, comm)
+
+    save_dir = hparams.run.save_dir if comm.rank == 0 else None
+    if save_dir:
+        say(f'Will save to {save_dir}')
+        storage.write_json(storage.join(save_dir, 'train_policy_hparams.json'), hparams.to_nested_dict())
+        train_reward.write_model_files(storage.join(save_dir, 'policy'), trained_model)
+
+    def save():
+        if save_dir:
+            checkpoints.save(storage.join(save_dir, 'policy', 'checkpoints'), f'model.ckpt-{trainer.global_step}',
+                             train_reward.as_numpy(trainer.tf_variables(score_model)))
+
+    run_updates(trainer, save, comm)
+
+
+def run_updates(trainer, save, comm):
+    """Take all steps, calling `save` every `save_interval` of them and at the end, also where the end is an error."""
+    hparams, saved_at = trainer.hparams, None
+    bar = tqdm(total=nupdates(hparams) * hparams.ppo.batch_size, desc='policy', unit='episode', disable=comm.rank != 0,
+               mininterval=1)
+    try:
+        while trainer.global_step < nupdates(hparams):
+            stats = trainer.step()
+            bar.set_postfix(score=f'{stats["objective/score"]:.2f}', kl=f'{stats["objective/kl"]:.2f}', refresh=False)
+            bar.update(hparams.ppo.batch_size)
+            if trainer.global_step % hparams.run.save_interval == 0:
+                save()
+                saved_at = trainer.global_step
+    finally:
+        if saved_at != trainer.global_step:
+            save()
+        bar.close()
+        trainer.logger.close()

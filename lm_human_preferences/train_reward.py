@@ -1,0 +1,167 @@
+"""Training a reward model from human labels (the original's train_reward.py; paper, section 2.1)."""
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from lm_human_preferences import label_files, label_types, lm_tasks, rewards
+from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
+from lm_human_preferences.language import model, trained_models
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.utils import checkpoints, hyperparams, storage
+from lm_human_preferences.utils import comm as comms
+from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
+from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.logging import Logger, say
+from lm_human_preferences.utils.optimizer import Adam
+
+__all__ = ['HParams', 'LabelHParams', 'RunHParams', 'RewardModelTrainer', 'train']
+
+
+def mean_and_std(values):
+    """Mean and standard deviation of `values`, in two passes and float64 so that a large mean costs no digits."""
+    values = np.asarray(values, np.float64)
+    return float(values.mean()), float(values.std())
+
+
+class RewardModelTrainer:
+    """One epoch over the labels, with the rewards normalised before and after.
+
+    policy: the fixed initial policy, whose samples set the scale. query_sampler: see lm_tasks.make_query_sampler.
+    labels: {field: tensor (num_train, ...)}, the same on every rank.
+    """
+
+    def __init__(self, *, reward_model, policy, query_sampler, labels, hparams, comm):
+        self.reward_model = reward_model
+        self.policy = policy
+        self.query_sampler = query_sampler
+        self.labels = labels
+        self.num_train = len(labels['query'])
+        self.label_type = label_types.get(hparams.labels.type)
+        self.hparams = hparams
+        self.comm = comm
+        self.train_step = 0
+        self.optimizer = Adam(reward_model.tf_parameters(), comm=comm)
+        self.logger = Logger(hparams.run.save_dir, 'reward_model', log_interval=hparams.run.log_interval, comm=comm,
+                             tag_prefix='train_reward/minibatch/')
+
+    def train(self):
+        """Normalise, train on every label once, normalise again."""
+        self._warn_of_idle_normalization()
+        if self.hparams.normalize_before:
+            self.normalize(*self.target_mean_std())
+
+        # Every rank draws, rank 0's order counts: each label is trained on exactly once.
+        order = self.comm.gather(np.random.permutation(self.num_train))[0]
+        batch_size = self.hparams.batch_size
+        say(f'{self.comm.rank} training on {self.num_train} in batches of {exact_div(batch_size, self.comm.size)}')
+        starts = tqdm(range(0, self.num_train, batch_size), desc='reward model', unit='batch',
+                      disable=self.comm.rank != 0, mininterval=1)
+        for start in starts:
+            indices = order[start:start + batch_size][self.comm.rank::self.comm.size]
+            stats = self.train_batch(indices, lr=(1 - start / self.num_train) * self.hparams.lr)
+            starts.set_postfix(loss=f'{stats["loss"]:.3f}', refresh=False)
+
+        if self.hparams.normalize_after:
+            self.normalize(0.0, 1.0)
+        self.logger.close()
+
+    def train_batch(self, indices, lr):
+        """One update on the labels at `indices` (batch / ranks,); returns and logs the statistics before it."""
+        batch = {field: values[torch.as_tensor(indices)] for field, values in self.labels.items()}
+        stats = self.label_type.loss(self.reward_model.get_rewards_op, batch)
+        self.optimizer.minimize(stats['loss'], lr)
+        stats = self.comm.mean({name: stats[name].item() for name in sorted(stats)})
+        self.logger.log(stats, self.train_step)
+        self.train_step += 1
+        return stats
+
+    def _warn_of_idle_normalization(self):
+        asked = [f'--{name}' for name in ('normalize_before', 'normalize_after') if getattr(self.hparams, name)]
+        if asked and not self.hparams.normalize_samples and self.comm.rank == 0:
+            say(f'WARNING: {" and ".join(asked)} without effect: --normalize_samples is 0')
+
+    def normalize(self, target_mean, target_std):
+        """Set gain and bias so that rewards of the initial policy's samples have the target mean and deviation."""
+        if not self.hparams.normalize_samples:
+            return
+        self.reward_model.reset_reward_scale()
+        mean, std = self.sampled_mean_std(self.hparams.normalize_samples)
+        if self.comm.rank == 0:
+            say(f'targets: {target_mean} +- {target_std}')
+            say(f'before normalize: {mean} +- {std}')
+        if std == 0:
+            raise UserError(f'all {self.hparams.normalize_samples} sampled rewards are {mean}, so they cannot be '
+                            'normalised; check the labels or set --normalize_samples 0')
+        self.reward_model.set_reward_norm(old_mean=mean, old_std=std, new_mean=target_mean, new_std=target_std)
+        if self.hparams.debug_normalize:
+            mean, std = self.sampled_mean_std(self.hparams.debug_normalize)
+            if self.comm.rank == 0:
+                say(f'after normalize: {mean} +- {std}')
+
+    def target_mean_std(self):
+        """The scale that rewards should have before training: that of the labels where they tell one, else 0 +- 1."""
+        scales = self.label_type.target_scales(self.labels)
+        return (0.0, 1.0) if scales is None else mean_and_std(scales)
+
+    def sampled_mean_std(self, n_samples):
+        """Mean and deviation over all ranks of the rewards of about `n_samples` (whole batches) per world."""
+        batches = [self.reward_model.get_rewards(*self.sample_policy_batch())
+                   for _ in range(ceil_div(n_samples, self.hparams.rollout_batch_size))]
+        return mean_and_std(np.concatenate(self.comm.gather(torch.cat(batches).cpu().numpy())))
+
+    def sample_policy_batch(self):
+        """(queries, responses) of the initial policy, rollout_batch_size / ranks of them."""
+        queries = self.query_sampler()['tokens']
+        return queries, self.policy.respond(queries, length=self.hparams.task.response_length)['responses']
+
+    def tf_variables(self):
+        """Everything that the original's checkpoint of this run holds, tensors by variable name."""
+        return {**self.policy.tf_parameters(), **self.reward_model.tf_parameters(),
+                **self.optimizer.tf_slots('train_reward/minibatch/opt'),
+                'global_step': torch.tensor(0), 'train_step': torch.tensor(self.train_step)}
+
+
+def train(hparams: HParams, comm=None):
+    """Train a reward model and save it to SAVE_DIR/reward_model; the whole of `./launch.py train_reward`."""
+    comm = comm or comms.world()
+    hyperparams.dump(hparams)
+    set_seed(hparams.run.seed, comm.rank)
+
+    trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
+    hyperparams.dump(trained_model.hparams(), name='model_hparams')
+    encoder = trained_model.encoding.get_encoder()
+    lm_tasks.check_lengths(hparams.task, encoder, trained_model.hparams().n_ctx)
+    labels, notes = label_files.load_labels(hparams, trained_model.encoding)
+
+    ref_policy = Policy(trained_model, scope='ref_policy', temperature=hparams.task.policy.temperature,
+                        embed_queries=lm_tasks.query_formatter(hparams.task, encoder))
+    reward_model = rewards.RewardModel(trained_model)
+    comm.broadcast_(ref_policy.get_params() + reward_model.get_params())
+    trainer = RewardModelTrainer(
+        reward_model=reward_model, policy=ref_policy, labels=labels, hparams=hparams, comm=comm,
+        query_sampler=lm_tasks.make_query_sampler(
+            hparams=hparams.task, encoder=encoder, comm=comm, labels=hparams.labels.source,
+            batch_size=exact_div(hparams.rollout_batch_size, comm.size)))
+
+    save_dir = hparams.run.save_dir if comm.rank == 0 else None
+    if save_dir:
+        say(f'Will save to {save_dir}')
+        storage.write_json(storage.join(save_dir, 'train_reward_hparams.json'), hparams.to_nested_dict())
+        write_model_files(storage.join(save_dir, 'reward_model'), trained_model)
+    for note in notes:
+        say(note)
+    trainer.train()
+    if save_dir:
+        checkpoints.save(storage.join(save_dir, 'reward_model', 'checkpoints'), 'model.ckpt',
+                         as_numpy(trainer.tf_variables()))
+
+
+def write_model_files(directory, trained_model):
+    """Write the hparams.json and encoding that a saved model is read back with."""
+    storage.write_json(storage.join(directory, 'hparams.json'), trained_model.hparams().to_nested_dict())
+    storage.write_json(storage.join(directory, 'encoding'), trained_model.encoding.name)
+
+
+def as_numpy(tensors):
+    """{TensorFlow variable name: tensor} as arrays in TensorFlow's shapes; on a CPU they share the tensors' memory."""
+    return {name: model.as_tf(name, tensor.detach()).cpu().numpy() for name, tensor in tensors.items()}

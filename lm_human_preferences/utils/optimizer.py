@@ -1,0 +1,36 @@
+"""Adam as TensorFlow does it, with its slots under TensorFlow's names (the original's utils.core.minimize)."""
+import numpy as np
+import torch
+
+from lm_human_preferences.utils.core import adam_epsilon
+
+BETAS = (0.9, 0.999)
+
+
+class Adam:
+    """Minimises a loss over parameters {TensorFlow variable name: Parameter}; gradients are averaged over ranks."""
+
+    def __init__(self, parameters, *, comm):
+        self.parameters = parameters
+        self.comm = comm
+        self.steps = 0
+        self.optimizer = torch.optim.Adam(parameters.values(), betas=BETAS, fused=True)
+
+    def minimize(self, loss, lr):
+        """One update against the gradient of the scalar `loss`."""
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.comm.mean_([p.grad for p in self.parameters.values()])
+        self.steps += 1
+        self.optimizer.param_groups[0].update(lr=lr, eps=adam_epsilon(self.steps))
+        self.optimizer.step()
+
+    def tf_slots(self, scope):
+        """The moments and beta powers as the original's checkpoints name them, tensors by variable name."""
+        slots = {f'{scope}/beta{i}_power': torch.tensor(np.float32(beta ** (self.steps + 1)))
+                 for i, beta in enumerate(BETAS, start=1)}
+        for name, parameter in self.parameters.items():
+            state = self.optimizer.state.get(parameter) or dict.fromkeys(
+                ('exp_avg', 'exp_avg_sq'), torch.zeros_like(parameter))
+            slots[f'{name}/adam'], slots[f'{name}/adam_1'] = state['exp_avg'], state['exp_avg_sq']
+        return slots
