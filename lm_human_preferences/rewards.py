@@ -13,14 +13,20 @@ from lm_human_preferences.utils.errors import UserError
 class _Scorer:
     """Scores query and response without the task's prefix and suffix: gain * reward + bias."""
 
-    def __init__(self, model, encoding, *, scope, device):
+    def __init__(self, model, encoding, *, scope):
         self.scope = scope
         self.encoder = encoding.get_encoder()
         self.padding_token = self.encoder.padding_token
+        self.model = model
+        self.reward_gain = nn.Parameter(torch.ones(()))
+        self.reward_bias = nn.Parameter(torch.zeros(()))
+
+    def _to_device(self, device):
+        """Move the parameters, which were loaded on the CPU, to where they are used."""
         self.device = device or default_device()
-        self.model = model.to(self.device)
-        self.reward_gain = nn.Parameter(torch.ones((), device=self.device))
-        self.reward_bias = nn.Parameter(torch.zeros((), device=self.device))
+        self.model.to(self.device)
+        for norm in (self.reward_gain, self.reward_bias):
+            norm.data = norm.data.to(self.device)
 
     def tf_parameters(self):
         """Parameters under the variable names of the original's checkpoints."""
@@ -50,7 +56,8 @@ class RewardModel(_Scorer):
         self.trained_model = trained_model
         self.hparams = trained_model.hparams()
         model = trained_model.build(scope=scope, scalar_heads=['reward'])
-        super().__init__(model, trained_model.encoding, scope=scope, device=device)
+        super().__init__(model, trained_model.encoding, scope=scope)
+        self._to_device(device)
         if not trained_model.is_random:
             for name in ('gain', 'bias'):
                 print(f'Param {scope}/reward_norm/{name} is missing from checkpoint {trained_model.source}')
@@ -92,11 +99,12 @@ class TrainedRewardModel(_Scorer):
         if self.hparams.n_vocab != encoding.n_vocab:
             raise UserError(f'--rewards.trained_model {train_dir} knows {self.hparams.n_vocab} tokens, '
                             f'the policy\'s encoding {encoding.name!r} has {encoding.n_vocab}')
-        super().__init__(Model(self.hparams, ['reward']), encoding, scope=scope, device=device)
+        super().__init__(Model(self.hparams, ['reward']), encoding, scope=scope)
         if train_dir == 'test':
             self.model.initialize()
         else:
             self._load()
+        self._to_device(device)
         for parameter in self.get_params():
             parameter.requires_grad_(False)
 

@@ -1,4 +1,5 @@
 """Fine-tuning a language model against a reward model by PPO (the original's train_policy.py; paper, section 2.2)."""
+import tempfile
 import time
 
 import numpy as np
@@ -155,7 +156,9 @@ class PPOTrainer:
         for name, values in score_stats.items():
             stats[f'objective/{name}'] = values.mean()
             stats[f'objective/{name}_total'] = values.mean() + non_score_reward.sum(1).mean()
-        stats = self.comm.mean({name: stats[name].item() for name in sorted(stats)})
+        names = sorted(stats)
+        values = torch.stack([stats[name].to(logprobs.device) for name in names]).tolist()  # one wait for the device
+        stats = self.comm.mean(dict(zip(names, values)))
         stats['ppo/val/var_explained'] = 1 - stats['ppo/val/error'] / stats['ppo/returns/var']
         stats.update(self._progress())
         self.logger.log(stats, self.global_step)
@@ -172,9 +175,11 @@ class PPOTrainer:
 
     def warn_of_penalties(self, responses):
         """Say so when nearly all of this rank's `responses (batch, response_length)` score the penalty."""
+        if not self.logger.is_due(self.global_step):
+            return
         task = self.hparams.task
         penalized = 1 - lm_tasks.filter_fn_from_hparams(task)(responses).float().mean().item()
-        if penalized > PENALIZED_ALARM and self.logger.is_due(self.global_step):
+        if penalized > PENALIZED_ALARM:
             say(f'WARNING: {penalized:.0%} of the responses have no token {task.truncate_token} at or after position '
                 f'{task.truncate_after} and score {task.penalty_reward_value}; see --task.truncate_token, '
                 '--task.truncate_after and --task.penalty_reward_value')
@@ -200,18 +205,15 @@ class PPOTrainer:
                 'last_time': torch.tensor(self.last_time, dtype=torch.float64)}
 
 
-def train_reward_model(hparams, comm):
-    """The first of both steps at once: train the reward model of `rewards.train_new_model`, where there is one."""
-    if hparams.rewards.train_new_model is None:
-        return
-    if hparams.task != hparams.rewards.train_new_model.task:
-        raise UserError('--task and --rewards.train_new_model.task differ: give both the same settings')
-    if not hparams.run.save_dir:
-        raise UserError('--rewards.train_new_model needs a place to keep the reward model: give --save_dir')
-    hparams.rewards.train_new_model.run.save_dir = hparams.run.save_dir
-    train_reward.train(hparams.rewards.train_new_model, comm)
+def train_reward_model(hparams, comm, save_dir):
+    """The first of both steps at once: train the reward model of `rewards.train_new_model` into `save_dir`."""
+    new_model = hparams.rewards.train_new_model
+    if hparams.task != new_model.task:
+        raise UserError(f'--task and --rewards.train_new_model.task must be the same: {hparams.task} != {new_model.task}')
+    new_model.run.save_dir = save_dir
+    train_reward.train(new_model, comm)
     comm.barrier()
-    hparams.rewards.trained_model = storage.join(hparams.run.save_dir, 'reward_model')
+    hparams.rewards.trained_model = storage.join(save_dir, 'reward_model')
 
 
 def build_trainer(hparams, trained_model, comm):
@@ -236,17 +238,20 @@ def build_trainer(hparams, trained_model, comm):
 def train(hparams: HParams, comm=None):
     """Fine-tune a policy and save it to SAVE_DIR/policy; the whole of `./launch.py train_policy`."""
     comm = comm or comms.world()
-    train_reward_model(hparams, comm)
-    hyperparams.dump(hparams)
-    set_seed(hparams.run.seed, comm.rank)
-    trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
-    hyperparams.dump(trained_model.hparams(), name='model_hparams')
-    trainer, score_model = build_trainer(hparams, trained_model, comm)
+    with tempfile.TemporaryDirectory() as scratch:  # for the reward model of a run that is not saved
+        if hparams.rewards.train_new_model is not None:
+            train_reward_model(hparams, comm, hparams.run.save_dir or comm.gather(scratch)[0])
+        hyperparams.dump(hparams)
+        set_seed(hparams.run.seed, comm.rank)
+        trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
+        hyperparams.dump(trained_model.hparams(), name='model_hparams')
+        trainer, score_model = build_trainer(hparams, trained_model, comm)
+        comm.barrier()
 
     save_dir = hparams.run.save_dir if comm.rank == 0 else None
     if save_dir:
         say(f'Will save to {save_dir}')
-        storage.write_json(storage.join(save_dir, 'train_policy_hparams.json'), hparams.to_nested_dict())
+        checkpoints.write_json(storage.join(save_dir, 'train_policy_hparams.json'), hparams.to_nested_dict())
         train_reward.write_model_files(storage.join(save_dir, 'policy'), trained_model)
 
     def save():

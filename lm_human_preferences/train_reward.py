@@ -146,7 +146,7 @@ def train(hparams: HParams, comm=None):
     save_dir = hparams.run.save_dir if comm.rank == 0 else None
     if save_dir:
         say(f'Will save to {save_dir}')
-        storage.write_json(storage.join(save_dir, 'train_reward_hparams.json'), hparams.to_nested_dict())
+        checkpoints.write_json(storage.join(save_dir, 'train_reward_hparams.json'), hparams.to_nested_dict())
         write_model_files(storage.join(save_dir, 'reward_model'), trained_model)
     for note in notes:
         say(note)
@@ -158,8 +158,8 @@ def train(hparams: HParams, comm=None):
 
 def write_model_files(directory, trained_model):
     """Write the hparams.json and encoding that a saved model is read back with."""
-    storage.write_json(storage.join(directory, 'hparams.json'), trained_model.hparams().to_nested_dict())
-    storage.write_json(storage.join(directory, 'encoding'), trained_model.encoding.name)
+    checkpoints.write_json(storage.join(directory, 'hparams.json'), trained_model.hparams().to_nested_dict())
+    checkpoints.write_json(storage.join(directory, 'encoding'), trained_model.encoding.name)
 
 
 def as_numpy(tensors):

@@ -3,7 +3,6 @@ import copy
 import json
 
 import numpy as np
-import torch
 
 from lm_human_preferences.language import encodings, model
 from lm_human_preferences.utils import checkpoints, storage
@@ -160,9 +159,10 @@ def _source_names(parameters, weights, scope):
     return {prefix + name: (name, parameter) for name, parameter in parameters.items()}
 
 
-@torch.no_grad()
 def load_parameters(weights, parameters):
-    """Copy `weights` (a Bundle) into `parameters` {name there: (our name, Parameter)}; returns our names it lacks.
+    """Copy `weights` (a Bundle) into `parameters` on the CPU, {name there: (our name, Parameter)}.
+
+    Returns those of our names that the weights lack.
 
     Raises UserError naming tensor and file where shape or type differ.
     """
@@ -175,5 +175,5 @@ def load_parameters(weights, parameters):
         shape = tuple(model.as_tf(name, parameter).shape)
         if value.shape != shape or value.dtype != np.float32:
             raise UserError(f'{weights.prefix}: {source} is {value.dtype} {value.shape}, the model needs float32 {shape}')
-        parameter.copy_(torch.from_numpy(value).view(parameter.shape))
+        np.copyto(parameter.detach().numpy(), value.reshape(parameter.shape))
     return missing

@@ -1,0 +1,31 @@
+"""Writing a trained model as a Hugging Face directory (safetensors), for other tools."""
+import os
+import shutil
+
+from transformers import GPT2LMHeadModel
+
+from lm_human_preferences.language import trained_models
+from lm_human_preferences.utils import storage
+from lm_human_preferences.utils.errors import UserError
+
+TOKENIZER_FILES = {'encoder.json': 'vocab.json', 'vocab.bpe': 'merges.txt'}  # the release's name: Hugging Face's
+
+
+def export(model_dir, output_dir):
+    """Save the language model in `model_dir` (a run, a model directory or a released name) to `output_dir`.
+
+    The scalar heads stay behind: transformers has no place for them.
+    """
+    if os.path.exists(output_dir) and os.listdir(output_dir):
+        raise UserError(f'{output_dir} is not empty: give a new directory')
+    trained_model = trained_models.TrainedModel(model_dir)
+    transformer = trained_model.build(scope='model').transformer
+    network = GPT2LMHeadModel(transformer.config)
+    network.transformer = transformer
+    network.tie_weights()
+    network.save_pretrained(output_dir)
+    encoding = trained_model.encoding
+    if encoding.name == 'main':
+        for ours, theirs in TOKENIZER_FILES.items():
+            shutil.copyfile(encoding.file(ours), storage.join(output_dir, theirs))
+    print(f'Saved {model_dir} to {output_dir}')
