@@ -1,0 +1,151 @@
+"""Checkpoints of a training run in the original's format, written so that a crash at any moment loses none of them.
+
+    DIRECTORY/checkpoint                           the newest and all that are kept; replaced last: this is the commit
+    DIRECTORY/model.ckpt-N.data-00000-of-00001     values of the variables, under the original's names
+    DIRECTORY/model.ckpt-N.index                   their names, shapes and checksums
+    DIRECTORY/model.ckpt-N.resume.json             what TensorFlow does not keep
+
+The original program reads these directories as its own, and nothing in them can execute.
+"""
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+
+from lm_human_preferences.utils import tf_bundle
+from lm_human_preferences.utils.errors import UserError
+
+NAME = r'model\.ckpt(?:-\d+)?'
+SUFFIX = r'\.(?:index|meta|resume\.json|data-\d{5}-of-\d{5})'
+FILE = re.compile(f'({NAME})({SUFFIX})')
+LEFTOVER = re.compile(rf'(?:checkpoint|{NAME}{SUFFIX})\.\d+\.part')
+LISTED = re.compile(r'^\s*(model_checkpoint_path|all_model_checkpoint_paths)\s*:\s*"([^"\n]*)"\s*$', re.M)
+SAFE_NAME = re.compile(r'[\w+=@-][\w.+=@ -]{0,200}', re.A)
+MAX_CHECKPOINT_FILE = 1 << 20  # bytes
+
+
+def parse_checkpoint_file(text):
+    """Names of the checkpoints that the text of a `checkpoint` file (CheckpointState) lists, the one in force last.
+
+    Of a path, such as a training machine's, only the base name counts: a checkpoint is always beside the file.
+    """
+    listed = [(field, re.split(r'[/\\]', path)[-1]) for field, path in LISTED.findall(text)]
+    listed = [(field, name) for field, name in listed if SAFE_NAME.fullmatch(name)]
+    newest = [name for field, name in listed if field == 'model_checkpoint_path'][:1]
+    return [name for name in dict.fromkeys(name for _, name in listed) if name not in newest] + newest
+
+
+def latest(directory):
+    """The prefix of the newest checkpoint in a local directory, None where there is none."""
+    kept = _kept(directory)
+    return os.path.join(directory, kept[-1]) if kept else None
+
+
+def _kept(directory):
+    """Names of the checkpoints that `directory` lists and has, the newest last."""
+    path = os.path.join(directory, 'checkpoint')
+    try:
+        with open(path, encoding='utf-8', errors='replace') as f:
+            names = parse_checkpoint_file(f.read(MAX_CHECKPOINT_FILE))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as e:
+        raise UserError(f'{path} cannot be read: {e.strerror}') from e
+    return [name for name in names if os.path.exists(os.path.join(directory, f'{name}.index'))]
+
+
+def save(directory, name, tensors, *, state=None, max_to_keep=20):
+    """Save a checkpoint, make it the newest and delete the oldest beyond `max_to_keep`; returns its prefix.
+
+    name: 'model.ckpt', or 'model.ckpt-N' for step N. tensors: {variable name: array or torch tensor}, converted and
+    written one at a time. state: what else to keep, as JSON, for `restore_state`.
+    Raises UserError where the directory cannot be written or the disk is full; what was there is then as it was.
+    """
+    assert re.fullmatch(NAME, name), name
+    prefix = os.path.join(directory, name)
+    need = sum(getattr(tensor, 'nbytes', 8) for tensor in tensors.values()) + (1 << 20)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        if shutil.disk_usage(directory).free < need:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        kept = _kept(directory)
+        keep = ([other for other in kept if other != name] + [name])[-max_to_keep:]
+        try:
+            _write(prefix, tensors, state)
+            _commit(directory, keep)
+        except BaseException:
+            _delete(directory, {name} - set(kept))
+            raise
+        _delete(directory, (set(kept) | _resumable(directory)) - set(keep))
+    except OSError as e:
+        raise UserError(f'cannot save {name} in {directory}: {e.strerror}; it needs {need >> 20} MiB, '
+                        f'{_free(directory)}') from e
+    return prefix
+
+
+def _write(prefix, tensors, state):
+    """Write the files of a checkpoint. Its resume.json names its index by digest, and that holds every checksum."""
+    paths = [f'{prefix}.resume.json'] if state is not None else []
+    with tf_bundle.replacing(*paths, *tf_bundle.paths(prefix)) as (*resume, data, index):
+        table = tf_bundle.write_values(data, tensors)
+        index.write(table)
+        for file in resume:
+            file.write(json.dumps({'index_sha256': hashlib.sha256(table).hexdigest(), 'state': state}).encode())
+
+
+def _commit(directory, keep):
+    """Replace the `checkpoint` file; the text is tf.train.Saver's with save_relative_paths."""
+    lines = [f'model_checkpoint_path: "{keep[-1]}"\n', *(f'all_model_checkpoint_paths: "{name}"\n' for name in keep)]
+    with tf_bundle.replacing(os.path.join(directory, 'checkpoint')) as (file,):
+        file.write(''.join(lines).encode())
+
+
+def _resumable(directory):
+    """Names of the checkpoints with a resume.json: only we write those, so one that is not listed is a killed run's."""
+    suffix = '.resume.json'
+    return {file.removesuffix(suffix) for file in os.listdir(directory) if file.endswith(suffix)}
+
+
+def _delete(directory, names):
+    """Delete the files of the checkpoints `names`, and what killed runs left half written."""
+    for file in sorted(os.listdir(directory)):  # resume.json last: until then the rest is found again
+        match = FILE.fullmatch(file)
+        if LEFTOVER.fullmatch(file) or match and match[1] in names:
+            os.remove(os.path.join(directory, file))
+
+
+def _free(directory):
+    try:
+        return f'{shutil.disk_usage(directory).free >> 20} MiB are free'
+    except OSError:  # the directory could not be made
+        return 'free space unknown'
+
+
+def restore_state(prefix):
+    """The `state` saved with the checkpoint `prefix`, None where there is none; UserError if it is damaged."""
+    path = f'{prefix}.resume.json'
+    try:
+        with open(path, encoding='utf-8') as f:
+            saved = json.load(f)
+        with open(f'{prefix}.index', 'rb') as f:
+            index = f.read()
+        digest, state = saved['index_sha256'], saved['state']
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
+        raise UserError(f'{path} is damaged: {e}') from e
+    if digest != hashlib.sha256(index).hexdigest():
+        raise UserError(f'{path} does not belong to {prefix}.index: one of them is damaged')
+    return state
+
+
+def write_json(path, value):
+    """Write `value` to a local file, indented as the original did; all of it appears, or nothing."""
+    try:
+        os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+        with tf_bundle.replacing(path) as (file,):
+            file.write(json.dumps(value, indent=2).encode())
+    except OSError as e:
+        raise UserError(f'cannot write {path}: {e.strerror}') from e

@@ -1,0 +1,242 @@
+"""TensorFlow 1 checkpoints ("tensor bundles"), read and written with numpy alone.
+
+A checkpoint PREFIX is PREFIX.index, a table that maps names of tensors to BundleEntryProto messages, and its shards
+PREFIX.data-00000-of-00001, ..., which hold the little-endian values. PREFIX.meta (the graph) is not needed.
+The format is that of TensorFlow 1.13: protobuf/tensor_bundle.proto and util/tensor_bundle/ in tensorflow/core.
+"""
+import collections
+import collections.abc
+import contextlib
+import math
+import mmap
+import os
+import struct
+
+import numpy as np
+
+from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.tf_table import MAX_SIZE, Table, encode_table, masked_crc, read_varint, varint
+
+# types.proto; what is missing (strings, bfloat16, quantized types) numpy cannot map
+DTYPES = {number: np.dtype(code).newbyteorder('<') for number, code in {
+    1: 'f4', 2: 'f8', 3: 'i4', 4: 'u1', 5: 'i2', 6: 'i1', 8: 'c8', 9: 'i8', 10: '?',
+    17: 'u2', 18: 'c16', 19: 'f2', 22: 'u4', 23: 'u8'}.items()}
+DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+MAX_RANK, MAX_ELEMENTS = 32, 1 << 58  # what every version of numpy takes
+VARINT, BYTES, FIXED32 = 0, 2, 5  # wire types of protocol buffers
+FIXED_SIZES = {1: 8, FIXED32: 4}
+
+# `sliced` is true of a partitioned variable, which is kept in pieces under other keys
+_Entry = collections.namedtuple('_Entry', 'dtype shape shard offset size crc sliced')
+
+
+class BundleError(UserError):
+    """A checkpoint that is missing, damaged or of a kind that is not supported; names the file and the tensor."""
+
+
+def _fields(message):
+    """Yield ((field number, wire type), value) of a serialized message; values are numbers or bytes."""
+    position = 0
+    while position < len(message):
+        tag, position = read_varint(message, position)
+        kind = tag & 7
+        if kind in (VARINT, BYTES):
+            value, position = read_varint(message, position)
+        if kind != VARINT:
+            size = value if kind == BYTES else FIXED_SIZES.get(kind, len(message))
+            value, position = message[position:position + size], position + size
+        if position > len(message):
+            raise ValueError('a field is truncated or of no known kind')
+        yield (tag >> 3, kind), value
+
+
+def _field(number, value):
+    """A field with a number, left out if 0, or with bytes."""
+    if isinstance(value, bytes):
+        return varint(number << 3 | BYTES) + varint(len(value)) + value
+    return varint(number << 3) + varint(value) if value else b''
+
+
+def _parse_header(message):
+    """The number of shards that a BundleHeaderProto tells."""
+    header = dict(_fields(message))
+    if header.get((2, VARINT), 0) != 0:
+        raise ValueError('its values are big-endian')
+    if dict(_fields(header.get((3, BYTES), b''))).get((2, VARINT), 0) > 1:
+        raise ValueError('it needs a newer version of TensorFlow')
+    return header.get((1, VARINT), 0)
+
+
+def _parse_entry(message):
+    """The _Entry of a BundleEntryProto."""
+    fields = dict(_fields(message))
+    dimensions = [value for tag, value in _fields(fields.get((2, BYTES), b'')) if tag == (2, BYTES)]
+    shape = tuple(dict(_fields(dimension)).get((1, VARINT), 0) for dimension in dimensions)
+    dtype, shard, offset, size = (fields.get((number, VARINT), 0) for number in (1, 3, 4, 5))
+    crc = int.from_bytes(fields.get((6, FIXED32), b''), 'little')
+    return _Entry(dtype, shape, shard, offset, size, crc, (7, BYTES) in fields)
+
+
+def _fits(entry, dtype):
+    """Whether the size of an entry is that of its shape, and numpy can have an array of this shape."""
+    return (len(entry.shape) <= MAX_RANK and math.prod(size or 1 for size in entry.shape) < MAX_ELEMENTS
+            and math.prod(entry.shape) * dtype.itemsize == entry.size)
+
+
+def _open(path):
+    """A regular file, for reading; BundleError says what is wrong with any other."""
+    if not os.path.isfile(path):  # to open a pipe would wait for ever
+        raise BundleError(f'{path} is not a file' if os.path.exists(path) else f'{path} is missing')
+    try:
+        return open(path, 'rb')
+    except OSError as e:
+        raise BundleError(f'{path} cannot be read: {e.strerror}') from e
+
+
+class Bundle(collections.abc.Mapping):
+    """The tensors of the checkpoint `prefix`: {name: read-only array that maps the file}; nothing is copied.
+
+    The index is read and verified at once, a shard opened when a tensor in it is asked for; `verify` checks the CRC of
+    a tensor whenever it is taken. Raises BundleError; KeyError for a name that is not there.
+    """
+
+    def __init__(self, prefix, verify=True):
+        self.prefix = os.fspath(prefix)
+        self._verify = verify
+        self._shards = {}
+        self._index = f'{self.prefix}.index'
+        with _open(self._index) as f:
+            table = Table(f.read(MAX_SIZE + 1))
+        try:
+            rows = dict(table.rows())
+            if b'' not in rows:
+                raise ValueError('it has no header')
+            self._n_shards = _parse_header(rows.pop(b''))
+            # the keys of pieces of partitioned variables begin with a zero
+            self._entries = {key.decode(): _parse_entry(row) for key, row in rows.items() if not key.startswith(b'\0')}
+        except ValueError as e:
+            raise BundleError(f'{self._index} is damaged or no checkpoint: {e}') from e
+
+    def __iter__(self):
+        return iter(self._entries)
+
+    def __len__(self):
+        return len(self._entries)
+
+    def __contains__(self, name):
+        return name in self._entries
+
+    def shape(self, name):
+        """The dimensions of a tensor, a tuple."""
+        return self._entries[name].shape
+
+    def dtype(self, name):
+        """The numpy dtype of a tensor."""
+        number = self._entries[name].dtype
+        if number not in DTYPES:
+            raise BundleError(f'{self._index}: {name} is neither numbers nor booleans (type {number} of types.proto), '
+                              'which is not supported')
+        return DTYPES[number]
+
+    def shard_names(self):
+        """Base names of the data files that hold the tensors."""
+        shards = sorted({entry.shard for entry in self._entries.values()})
+        return [os.path.basename(self._shard_path(shard)) for shard in shards]
+
+    def _shard_path(self, shard):
+        if shard >= self._n_shards:
+            raise BundleError(f'{self._index} is damaged: a tensor is in shard {shard} of {self._n_shards}')
+        return f'{self.prefix}.data-{shard:05d}-of-{self._n_shards:05d}'
+
+    def _shard(self, shard):
+        """The contents of a data file, mapped; the map goes away with the last array on it."""
+        if shard not in self._shards:
+            with _open(self._shard_path(shard)) as f:
+                empty = os.fstat(f.fileno()).st_size == 0  # which cannot be mapped
+                self._shards[shard] = b'' if empty else mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._shards[shard]
+
+    def __getitem__(self, name):
+        entry, dtype = self._entries[name], self.dtype(name)
+        if entry.sliced:
+            raise BundleError(f'{self._index}: {name} is a partitioned variable, which is not supported')
+        if not _fits(entry, dtype):
+            raise BundleError(f'{self._index} is damaged: {name} has {entry.size} bytes, which do not make {dtype} '
+                              f'{entry.shape[:MAX_RANK]}')
+        path, data, end = self._shard_path(entry.shard), self._shard(entry.shard), entry.offset + entry.size
+        if end > len(data):
+            raise BundleError(f'{path} is truncated: {name} ends at byte {end}, the file at {len(data)}')
+        values = np.frombuffer(data, np.uint8)[entry.offset:end]
+        if self._verify and masked_crc(values) != entry.crc:
+            raise BundleError(f'{path} is damaged: the checksum of {name} does not match')
+        return values.view(dtype).reshape(entry.shape)
+
+
+@contextlib.contextmanager
+def replacing(*targets):
+    """Files, open for writing, that take the places of `targets`, in this order, once all are on the disk.
+
+    On an error nothing has changed, short of one between the renames. What a kill leaves is TARGET.<process id>.part.
+    """
+    parts = [f'{target}.{os.getpid()}.part' for target in targets]
+    try:
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(part, 'wb')) for part in parts]
+            yield files
+            for file in files:
+                file.flush()
+                os.fsync(file.fileno())
+        for part, target in zip(parts, targets, strict=True):
+            os.replace(part, target)
+        _sync_directory(os.path.dirname(targets[0]))
+    except BaseException:
+        for part in parts:
+            with contextlib.suppress(OSError):
+                os.remove(part)
+        raise
+
+
+def _sync_directory(directory):
+    """Have the names in `directory` on the disk."""
+    descriptor = os.open(directory or '.', os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def paths(prefix):
+    """The two files of a checkpoint that we write, in the order in which they appear."""
+    return f'{prefix}.data-00000-of-00001', f'{prefix}.index'
+
+
+def write_values(file, tensors):
+    """Write the values of {name: array or torch tensor} to `file`, one after the other; returns the bytes of the index.
+
+    `tensors` may be any mapping: each name is looked up once, in the order of the file. Raises BundleError for a name
+    or a type that a checkpoint cannot hold.
+    """
+    rows, offset = [(b'', _field(1, 1) + _field(3, _field(1, 1)))], 0  # the header: one shard, version 1
+    for name in sorted(tensors, key=str.encode):
+        tensor = tensors[name]
+        array = np.asarray(tensor.detach().cpu() if hasattr(tensor, 'detach') else tensor)
+        dtype = array.dtype.newbyteorder('<')
+        if dtype not in DTYPE_NUMBERS or not name or name.startswith('\0'):
+            raise BundleError(f'{name!r} of type {array.dtype} cannot be written to {file.name}')
+        values = np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)
+        file.write(values)
+        shape = b''.join(_field(2, _field(1, size)) for size in array.shape)
+        crc = varint(6 << 3 | FIXED32) + struct.pack('<I', masked_crc(values))
+        rows.append((name.encode(), _field(1, DTYPE_NUMBERS[dtype]) + _field(2, shape) + _field(4, offset)
+                     + _field(5, values.nbytes) + crc))
+        offset += values.nbytes
+    return encode_table(rows)
+
+
+def write_bundle(prefix, tensors):
+    """Write the checkpoint `prefix` byte for byte as tf.train.Saver does; all of it appears, or nothing.
+
+    tensors: {name: array or torch tensor}, see `write_values`.
+    """
+    with replacing(*paths(prefix)) as (data, index):
+        index.write(write_values(data, tensors))
