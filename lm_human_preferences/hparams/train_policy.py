@@ -1,13 +1,18 @@
 """Hyperparameters of policy training (the original's train_policy.py)."""
+import sys
 from dataclasses import dataclass, field
 from typing import Optional
 
 from lm_human_preferences.hparams import train_reward
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.utils import hyperparams, storage
+from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.hyperparams import option
 
 _LEAST_TO_WHITEN = 8
+_NEW = 'rewards.train_new_model'
+_RUNS = 'az://openaipublic/lm-human-preferences/runs'
+_PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
 
 
 @dataclass
@@ -72,3 +77,28 @@ class HParams(hyperparams.HParams):
         if self.ppo.whiten_rewards and batch // parts < _LEAST_TO_WHITEN:
             raise AssertionError(f'{batch_name} {batch} in {parts} minibatches is too few for whitening: take '
                                  f'{_LEAST_TO_WHITEN * parts} or more, or --{prefix}ppo.whiten_rewards false')
+
+
+def complete(settings, hparams, experiment):
+    """What the user set, by dotted name, with what follows from it: one task for both models, a published reward model.
+
+    hparams: the experiment's, which the settings are to be laid over. UserError if two settings contradict each other.
+    """
+    settings = dict(settings)
+    named = any(key.startswith(f'{_NEW}.') for key in settings)
+    if settings.get(_NEW, 'on' if named or hparams.rewards.train_new_model else 'off') == 'on':
+        _share_task(settings)
+    elif not named and not settings.get('rewards.trained_model', hparams.rewards.trained_model) \
+            and experiment in _PUBLISHED:
+        settings['rewards.trained_model'] = f'{_RUNS}/{experiment}/reward_model'
+        print(f'note: no --rewards.trained_model given: using the published one, {settings["rewards.trained_model"]}',
+              file=sys.stderr)
+    return settings
+
+
+def _share_task(settings):
+    for key, value in list(settings.items()):
+        twin = f'{_NEW}.{key}' if key.startswith('task.') else key.removeprefix(f'{_NEW}.')
+        if 'task.' in key and settings.setdefault(twin, value) != value:
+            raise UserError(f'--{key} {value} and --{twin} {settings[twin]} differ, but a policy and its reward model '
+                            'share one task: give one of them')

@@ -1,7 +1,6 @@
 """Hyperparameters: nested dataclasses that are overridden by dotted names (the original's utils/hyperparams.py)."""
 import dataclasses
 import json
-import sys
 import types
 import typing
 from functools import lru_cache
@@ -10,6 +9,9 @@ from lm_human_preferences.utils import storage
 from lm_human_preferences.utils.errors import UserError
 
 _BOOLS = {'t': True, 'true': True, 'True': True, 'f': False, 'false': False, 'False': False}
+
+_WORDS = {bool: 'true or false', int: 'a whole number (int)', float: 'a number (float)', str: 'text (str)',
+          types.NoneType: 'None'}
 
 
 class UnknownFieldError(AttributeError, KeyError):
@@ -136,33 +138,29 @@ def group_class(ty):
 
 def describe(ty):
     """`ty` in words, for error messages."""
-    words = {bool: 'true or false', types.NoneType: 'None'}
-    return ' or '.join('on or off' if group_class(t) else words.get(t, t.__name__) for t in members(ty))
+    return ' or '.join('on or off' if group_class(t) else _WORDS.get(t, t.__name__) for t in members(ty))
 
 
 def check_multiple(total, total_name, part, part_name):
     """ValueError unless `part` divides `total`; the message names the nearest totals that it divides."""
-    if part < 1 or total % part:
-        near = [n for n in (total - total % part, total - total % part + part) if n > 0] if part > 0 else []
-        raise ValueError(f'{total_name} {total} is not a multiple of {part_name} {part}'
-                         + (f': take {" or ".join(map(str, near))}' if near else ''))
+    below = total - total % part
+    if below != total:
+        near = f'{below} or {below + part}' if below > 0 else below + part
+        raise ValueError(f'{total_name} {total} is not a multiple of {part_name} {part}: take {near}')
 
 
 def dump(hparams, *, name='hparams', out=None):
     """Write `name:` and sorted, indented `name: value` lines to `out` (standard output unless given)."""
-    out = out or sys.stdout
+    print(f'{name}:', *_dump_lines(hparams, '  '), sep='\n', file=out)
 
-    def dump_nested(hp, indent):
-        for key in sorted(f.name for f in dataclasses.fields(hp)):
-            value = getattr(hp, key)
-            if isinstance(value, HParams):
-                out.write(f'{indent}{key}:\n')
-                dump_nested(value, indent + '  ')
-            else:
-                out.write(f'{indent}{key}: {value}\n')
 
-    out.write(f'{name}:\n')
-    dump_nested(hparams, '  ')
+def _dump_lines(hparams, indent):
+    for key, value in sorted(vars(hparams).items()):
+        if isinstance(value, HParams):
+            yield f'{indent}{key}:'
+            yield from _dump_lines(value, indent + '  ')
+        else:
+            yield f'{indent}{key}: {value}'
 
 
 def parse(ty, s):

@@ -1,0 +1,144 @@
+"""Reads the words of a command line with the tolerance that python-fire 0.1.3, the original's parser, had.
+
+`--a.b=v`, `--a.b v`, `--a-b v`, `--flag`, `--noflag` and quoted values are all good, before and after the positionals.
+`normalise` brings that into one form; `convert` reads a value as the type of its field says.
+"""
+import ast
+import difflib
+import re
+import types
+
+from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.hyperparams import describe, group_class, members
+
+_BOOLS = {'t': True, 'true': True, 'f': False, 'false': False}
+_SWITCHES = {'on': 'on', 't': 'on', 'true': 'on', 'off': 'off', 'f': 'off', 'false': 'off', 'none': 'off', '': 'off'}
+
+
+def normalise(args, fields, arguments, positionals=()):
+    """The words after a command in the one form that click is given: `--name=value` ..., then the arguments.
+
+    fields: name -> dataclass field, of every option. arguments: name -> name shown, of what has to be given by
+    position or as `--name`; positionals: names of options that may follow by position. UserError says what is wrong.
+    """
+    given, by_position, words = {}, [], [word for word in args if word != '--']
+    while words:
+        word = words.pop(0)
+        if word in ('-h', '--help'):
+            return ['--help']
+        if re.match('-[A-Za-z]', word):
+            raise UserError(f'{word}: options begin with two dashes: -{word}')
+        if not word.startswith('--'):
+            by_position.append(word)
+            continue
+        name, equals, value = word[2:].partition('=')
+        key, negated = _known(name, fields, arguments, may_negate=not equals)
+        given[key] = value if equals else 'False' if negated else _next_value(key, fields.get(key), words)
+    for key in (*arguments, *positionals):
+        if key not in given and by_position:
+            given[key] = _positional(key, fields.get(key), by_position.pop(0))
+    if by_position:
+        raise _unexpected(by_position[0])
+    missing = [shown for key, shown in arguments.items() if key not in given]
+    if missing:
+        raise UserError(f'{" and ".join(missing)} missing: --help shows an example')
+    values = [given.pop(key) for key in arguments]
+    return [f'--{key}={value}' for key, value in given.items()] + ['--', *values]
+
+
+def _known(name, fields, arguments, may_negate):
+    """The option that `name` means, and whether a `no` before it switches it off."""
+    key = name.replace('-', '_')
+    if key in fields or key in arguments:
+        return key, False
+    if may_negate and key[:2] == 'no' and key[2:] in fields and _is_flag(fields[key[2:]]):
+        return key[2:], True
+    raise UserError(f'no such option: --{name}' + did_you_mean(f'--{name}', [f'--{key}' for key in fields]))
+
+
+def did_you_mean(word, choices):
+    """A hint for an error message: the choice that ends in `.word` or is spelt like `word`, if there is one."""
+    close = sorted((choice for choice in choices if choice.endswith(word.replace('--', '.'))), key=len) \
+        or difflib.get_close_matches(word, sorted(choices), n=1, cutoff=0.7)
+    return f' (did you mean {close[0]}?)' if close else ''
+
+
+def _is_flag(field):
+    return bool in members(field.type) or group_class(field.type) is not None
+
+
+def _next_value(key, field, words):
+    """Take the option's value from `words`. A flag without one is on; a number without one is 1, as it was."""
+    flag = field is not None and _is_flag(field)
+    if words and not words[0].startswith('--') and (not flag or _unquote(words[0]).lower() in {*_SWITCHES, '0', '1'}):
+        return words.pop(0)
+    if flag:
+        return 'True'
+    if field is not None and {int, float} & set(members(field.type)):
+        return 'True'
+    raise UserError(f'--{key} needs a value')
+
+
+def _positional(key, field, word):
+    """`word`, if it can be what its position means."""
+    try:
+        if field is not None:
+            convert(key, field, word)
+        return word
+    except UserError:
+        raise _unexpected(word) from None
+
+
+def _unexpected(word):
+    return UserError(f'unexpected argument {word!r}: options are given as --name value')
+
+
+def convert(key, field, text):
+    """The value of option `key` given as `text`; UserError names the option, the text and the expected type."""
+    try:
+        value = _read(field.type, text)
+    except ValueError:
+        raise UserError(f'--{key} must be {describe(field.type)}, got {text!r}') from None
+    least = field.metadata['at_least']
+    if None not in (least, value) and value < least:
+        raise UserError(f'--{key} must be at least {least}, got {text}')
+    return value
+
+
+def _read(ty, text):
+    allowed, plain = members(ty), _unquote(text)
+    if group_class(ty) or bool in allowed:
+        words = _SWITCHES if group_class(ty) else _BOOLS
+        if plain.lower() not in words:
+            raise ValueError(text)
+        return words[plain.lower()]
+    if str in allowed:
+        if text == 'None' and types.NoneType not in allowed:
+            raise ValueError(text)
+        return None if text == 'None' else plain
+    if types.NoneType in allowed and plain.lower() in ('none', ''):
+        return None
+    return _number(int if int in allowed else float, plain)
+
+
+def _unquote(text):
+    """`text` without quotes around it: they were needed to keep 'off' or '5' a string."""
+    literal = _literal(text) if text[:1] in ('"', "'") else None
+    return literal if isinstance(literal, str) else text
+
+
+def _number(ty, text):
+    try:
+        return ty(text)
+    except ValueError:
+        value = _literal(text)
+        if not isinstance(value, (int, float)) or ty is int and value % 1 != 0:
+            raise
+        return ty(value)
+
+
+def _literal(text):
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None

@@ -1,0 +1,214 @@
+"""The commands: click options from hyperparameter classes, experiments resolved with them, jobs started."""
+import dataclasses
+import functools
+import importlib
+import os
+import sys
+import types
+from typing import Optional
+
+import click
+
+from lm_human_preferences.utils import hyperparams, storage
+from lm_human_preferences.utils.arguments import convert, did_you_mean, normalise
+from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.hyperparams import group_class, members, option
+
+
+class Program(click.Group):
+    """A group of commands in which a mistake of the user is one line and status 2."""
+
+    def main(self, args=None, **extra):
+        args = list(sys.argv[1:] if args is None else args)
+        try:
+            super().main(args or ['--help'], **{**extra, 'standalone_mode': False})
+        except (UserError, click.ClickException) as e:
+            note(f'error: {e.format_message() if isinstance(e, click.ClickException) else e}')
+            sys.exit(2)
+        except click.Abort:
+            sys.exit(130)
+
+    def parse_args(self, ctx, args):
+        first = args[0] if args else ''
+        if first.startswith('-') and first not in ('-h', '--help') and not ctx.resilient_parsing:
+            raise UserError(f'{first} belongs after the command: {" or ".join(self.commands)}')
+        return super().parse_args(ctx, ['--help'] if first == '-h' else args)
+
+    def resolve_command(self, ctx, args):
+        name = args[0].replace('-', '_')
+        if name not in self.commands and not ctx.resilient_parsing:
+            raise UserError(f'no command {args[0]!r}: choose from {", ".join(self.commands)}'
+                            + did_you_mean(name, self.commands))
+        return name, self.commands.get(name), args[1:]
+
+
+class Command(click.Command):
+    """A command whose options are dataclass fields; `callback(settings, *arguments)` gets the values of those given.
+
+    arguments: click's, of what has to be given. positionals: names of options that may follow them by position.
+    """
+
+    def __init__(self, name, callback, fields, arguments=(), positionals=(), **attrs):
+        self.fields, self.positionals = fields, positionals
+        self.arguments = {argument.name: argument.human_readable_name for argument in arguments}
+        super().__init__(name, callback=callback, params=[*arguments, *map(_click_option, fields, fields.values())],
+                         context_settings={'max_content_width': 120}, **attrs)
+
+    def parse_args(self, ctx, args):
+        if not ctx.resilient_parsing:  # that is, unless the shell asks for completions
+            args = normalise(args, self.fields, self.arguments, self.positionals)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx):
+        given = {key: ctx.params[_identifier(key)] for key in self.fields}
+        settings = {key: convert(key, self.fields[key], text) for key, text in given.items() if text is not None}
+        for key, value in settings.items():
+            if given[key] == 'True' and {int, float} & {type(value)}:
+                note(f'note: --{key} without a value means 1')
+        return self.callback(settings, *(ctx.params[key] for key in self.arguments))
+
+
+def _identifier(key):
+    return key.replace('.', '__')
+
+
+def _click_option(key, field):
+    is_group = group_class(field.type)
+    words = ('on', 'off') if is_group else ('true', 'false') if bool in members(field.type) else ()
+    names = {int: 'INT', float: 'FLOAT', str: 'TEXT', types.NoneType: 'None'}
+    default = 'off' if is_group else repr(field.default)
+    if field.default is None and types.NoneType not in members(field.type):
+        default = 'none'
+    return click.Option(
+        [f'--{key}', _identifier(key)], help=f'{field.metadata["help"]}  [default: {default}]',
+        metavar='|'.join(words or [names[ty] for ty in members(field.type)]),
+        shell_complete=lambda ctx, param, incomplete: [word for word in words if word.startswith(incomplete)])
+
+
+def note(message):
+    """A line to the user that is no part of the output."""
+    click.echo(message, err=True)
+
+
+def validated(hparams):
+    """`hparams`, checked; what its class finds wrong is a UserError."""
+    try:
+        hparams.validate()
+    except (AssertionError, TypeError, ValueError) as e:
+        raise UserError(str(e)) from e
+    return hparams
+
+
+@dataclasses.dataclass
+class RankHParams(hyperparams.HParams):
+    """How many processes a job gets, and where."""
+    mpi: Optional[int] = option(None, 'ranks to start; None: one for every visible GPU, or 1 without', at_least=1)
+    mode: str = option('local', "where to run: only 'local'")
+
+    def validate(self, *, prefix=''):
+        super().validate(prefix=prefix)
+        if self.mode != 'local':
+            raise ValueError(f"--{prefix}mode {self.mode} is not available: only 'local' is")
+
+
+def run(job, arguments, mpi):
+    """Call `job`, 'module:function', with keyword `arguments`, in `mpi` ranks (None: as many as there are GPUs)."""
+    if 'VISIBLE_DEVICES' in os.environ:  # what the original read instead
+        os.environ.setdefault('CUDA_VISIBLE_DEVICES', os.environ['VISIBLE_DEVICES'])
+    ranks = mpi or max(1, _visible_gpus())
+    if ranks > 1:
+        raise UserError(f'{ranks} ranks are not available in this version: add --mpi 1')
+    module, function = job.split(':')
+    getattr(importlib.import_module(module), function)(**arguments)
+
+
+def _visible_gpus():
+    import torch  # takes seconds: only a job that starts pays for it
+    return torch.cuda.device_count()
+
+
+def experiment_command(name, job, hparam_class, experiments, *, help, complete=lambda settings, *_: settings):
+    """The command `name EXPERIMENT NAME [--option value ...]`, which runs `job` with an experiment's hyperparameters.
+
+    experiments: name -> trials (see combos). complete(settings, hparams, experiment) returns the user's settings and
+    what follows from them, given the experiment's hyperparameters.
+    """
+    launch_class = dataclasses.make_dataclass('LaunchHParams', bases=(RankHParams,), fields=[
+        ('dry_run', bool, option(False, 'print the resolved hyperparameters and start nothing')),
+        ('save_dir', Optional[str], option(f'/tmp/save/{name}', 'the run is kept here, in NAME; None: it is not'))])
+    launch_fields = hyperparams.fields(launch_class)
+    groups = _optional_groups(hparam_class)
+    settable = {key: field for key, field in hyperparams.fields(hparam_class).items()
+                if key in groups or not group_class(field.type)}
+
+    def launch_experiment(settings, exp, trial_name):
+        if exp not in experiments:
+            raise UserError(f'no experiment {exp!r} for {name}: choose from {", ".join(experiments)}'
+                            + did_you_mean(exp, experiments))
+        _check_name(trial_name)
+        launch = validated(launch_class(**{key: settings.pop(key) for key in launch_fields if key in settings}))
+        jobs = []
+        for trial in experiments[exp]:
+            binds, descriptor = _read_trial(trial)
+            hparams = hparam_class()
+            hparams.override_from_dict(binds)
+            override(hparams, complete(settings, hparams, exp))
+            job_name = f'{trial_name}/{descriptor}'.rstrip('/')
+            if launch.save_dir:
+                hparams.run.save_dir = storage.join(launch.save_dir, job_name)
+            jobs.append((job_name, binds, validated(hparams)))
+        if launch.save_dir and 'run.save_dir' in settings:
+            note('note: --run.save_dir has no effect: the run is kept in --save_dir joined with NAME')
+        for job_name, binds, hparams in jobs:
+            if launch.dry_run:
+                click.echo(f'{job_name}: {binds}')
+                hyperparams.dump(hparams)
+            else:
+                run(job, {'hparams': hparams}, launch.mpi)
+
+    arguments = [click.Argument(['exp'], metavar='EXPERIMENT', shell_complete=lambda ctx, param, incomplete: [
+                     exp for exp in experiments if exp.startswith(incomplete)]), click.Argument(['name'])]
+    return Command(name, launch_experiment, {**launch_fields, **settable}, arguments,
+                   positionals=('dry_run', 'mpi', 'mode', 'save_dir'), short_help=help, help=f"""{help}
+
+\b
+EXPERIMENT: {', '.join(experiments)}
+NAME:       a name for this run
+Example:    ./launch.py {name} {next(iter(experiments))} first --mpi 1 --run.seed 2
+The defaults below hold where an experiment sets nothing else; --dry_run shows what it sets.""")
+
+
+def _check_name(name):
+    if not name.strip('/') or name.startswith('/') or '..' in name.split('/'):
+        raise UserError(f'NAME {name!r} must be a relative path without ..: it is joined to --save_dir')
+
+
+def _read_trial(trial):
+    """What a trial binds, in its order, and the descriptors of its entries joined by dashes."""
+    binds = {}
+    for var, value, _ in trial:
+        if var in binds:
+            note(f'WARNING: overriding key {var} from {binds[var]} to {value}')
+        if var is not None:
+            binds[var] = value
+    return binds, '-'.join(str(extra['descriptor']) for _, _, extra in trial if 'descriptor' in extra)
+
+
+def override(hparams, settings):
+    """Lay the user's settings over `hparams`. A leaf switches its group on; `on` leaves a group that is on as it is."""
+    settings = dict(settings)
+    for group in _optional_groups(type(hparams)):
+        leaf = next((key for key in settings if key.startswith(f'{group}.')), None)
+        if leaf and settings.get(group) == 'off':
+            raise UserError(f'--{leaf} has no meaning with --{group} off: drop one of them')
+        if leaf or settings.get(group) == 'on':
+            is_on = functools.reduce(lambda hp, part: getattr(hp, part, None), group.split('.'), hparams) is not None
+            settings[group] = 'on'
+            if is_on:
+                del settings[group]
+    hparams.override_from_dict(settings)
+
+
+def _optional_groups(hparam_class):
+    return [key for key, field in hyperparams.fields(hparam_class).items()
+            if group_class(field.type) and types.NoneType in members(field.type)]

@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+"""Print samples of a trained policy.
+
+\b
+For example:
+  ./sample.py sample --save_dir /tmp/save/train_policy/first --nsamples 8
+"""
+from dataclasses import dataclass
+from typing import Optional
+
+from lm_human_preferences.utils import hyperparams, launch
+from lm_human_preferences.utils.hyperparams import option
+
+
+@dataclass
+class SampleHParams(launch.RankHParams):
+    save_dir: str = option(None, 'run directory of the policy, path or URL: it holds train_policy_hparams.json')
+    savescope: str = option('policy', 'directory in it, and scope of the variables: policy')
+    temperature: Optional[float] = option(None, "divides the logits; None: the task's own", at_least=0)
+    seed: Optional[int] = option(None, 'seed of all random numbers; None: another one every time')
+    batch_size: int = option(4, 'samples at a time', at_least=1)
+    nsamples: int = option(0, 'samples in all; 0: until interrupted', at_least=0)
+
+
+def sample(settings):
+    arguments = launch.validated(SampleHParams(**settings)).to_nested_dict()
+    mpi = arguments.pop('mpi')
+    del arguments['mode']
+    launch.run('lm_human_preferences.sample_policy:sample_policy', arguments, mpi)
+
+
+cli = launch.Program(help=__doc__, commands=[
+    launch.Command('sample', sample, hyperparams.fields(SampleHParams), positionals=('mode', 'mpi'), help=__doc__)])
+
+if __name__ == '__main__':
+    cli()
