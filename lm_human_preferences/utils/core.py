@@ -77,6 +77,8 @@ def take_top_p_logits(logits, p):
 
     The others become -1e10. Unlike the original's, the token that crosses `p` is kept, and any shape works.
     """
+    if p >= 1:
+        return logits  # in float32 the largest few may already sum to 1
     ordered = logits.sort(dim=-1, descending=True).values
     probs = ordered.softmax(-1)
     reached_before = probs.cumsum(-1) - probs >= p

@@ -1,0 +1,80 @@
+"""lm_tasks and make_score_fn against the recordings in tasks.npz and tasks.json."""
+import pytest
+import torch
+
+from compare import assert_close, assert_equal, tokens
+from golden_data import json_if_there, load_npz, require_bpe, under
+from lm_human_preferences import lm_tasks
+from lm_human_preferences.language import encodings
+from lm_human_preferences.train_policy import make_score_fn
+from lm_human_preferences.utils.errors import UserError
+
+CASES = json_if_there('tasks.json', default={})
+
+
+def by_id(kind):
+    return pytest.mark.parametrize('case', CASES.get(kind, ()), ids=lambda case: case['id'])
+
+
+class SumOfTokens:
+    """The score model of the recordings."""
+
+    def __init__(self, padding_token):
+        self.padding_token = padding_token
+
+    def score(self, queries, responses):
+        return 0.1 * queries.float().sum(1) + 0.001 * responses.float().sum(1)
+
+
+def truncating(case):
+    return lm_tasks.TaskHParams(**{name: case[name] for name in (
+        'truncate_token', 'truncate_after', 'penalty_reward_value')})
+
+
+@by_id('truncate')
+def test_postprocess_and_filter(case):
+    recorded = under(load_npz('tasks.npz'), case['id'] + '/')
+    hparams, responses = truncating(case), tokens(recorded['responses'])
+    postprocess = lm_tasks.postprocess_fn_from_hparams(hparams, case['padding_token'])
+    is_valid = lm_tasks.filter_fn_from_hparams(hparams)
+    assert_equal(postprocess(responses), recorded['postprocessed'])
+    assert_equal(responses, recorded['responses'], name='the argument was changed')
+    assert_equal(is_valid(responses), recorded['filter_raw'])
+    assert_equal(is_valid(postprocess(responses)), recorded['filter_postprocessed'])
+
+
+@by_id('truncate')
+def test_score(case):
+    recorded = under(load_npz('tasks.npz'), case['id'] + '/')
+    score_fn = make_score_fn(truncating(case), SumOfTokens(case['padding_token']))
+    scores, responses, stats = score_fn(tokens(recorded['queries']), tokens(recorded['responses']))
+    assert_close(scores, recorded['score'], rtol=1e-5)
+    assert_equal(responses, recorded['postprocessed'])
+    assert list(stats) == ['score'] and stats['score'] is scores
+
+
+@by_id('formatters')
+def test_query_formatter(case):
+    if case['encoding'] == 'main':
+        require_bpe()
+    encoder = encodings.by_name(case['encoding']).get_encoder()
+    assert encoder.encode(case['query_prefix']) == case['prefix_tokens']
+    assert encoder.encode(case['query_suffix']) == case['suffix_tokens']
+    hparams = lm_tasks.TaskHParams(query_prefix=case['query_prefix'], query_suffix=case['query_suffix'])
+    recorded = under(load_npz('tasks.npz'), case['id'] + '/')
+    assert_equal(lm_tasks.query_formatter(hparams, encoder)(tokens(recorded['queries'])), recorded['contexts'])
+
+
+def test_truncation_by_hand():
+    hparams = lm_tasks.TaskHParams(truncate_token=9, truncate_after=1, penalty_reward_value=-5)
+    responses = torch.tensor([[9, 1, 9, 9, 2], [9, 1, 2, 3, 4]])
+    scores, truncated, _ = make_score_fn(hparams, SumOfTokens(0))(torch.zeros(2, 1), responses)
+    assert truncated.tolist() == [[9, 1, 9, 0, 0], [9, 1, 2, 3, 4]]
+    assert_close(scores, [0.019, -5], rtol=1e-6)
+
+
+@pytest.mark.parametrize('option', ['start_text', 'end_text'])
+def test_texts_that_begin_and_end_queries_are_single_tokens(option):
+    hparams = lm_tasks.TaskHParams(query_length=3, query_dataset='test', **{'start_text': None, option: 'ab'})
+    with pytest.raises(UserError, match=rf"^--task.{option} 'ab' must be a single token, not 2$"):
+        lm_tasks.make_query_sampler(hparams=hparams, encoder=encodings.Test.get_encoder(), batch_size=1)
