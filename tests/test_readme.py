@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+import launch
+import sample
 from lm_human_preferences.hparams import task, train_policy, train_reward
 from lm_human_preferences.utils import hyperparams
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
-TABLES = {'Run: `--run.`': train_reward.RunHParams,
+GROUPS = {'Run: `--run.`': train_reward.RunHParams,
           'Task: `--task.`': task.TaskHParams,
           'Policy: `--task.policy.`': task.PolicyHParams,
           'Labels: `--labels.`': train_reward.LabelHParams,
@@ -21,6 +23,15 @@ TABLES = {'Run: `--run.`': train_reward.RunHParams,
           'Rewards: `--rewards.`': train_policy.RewardHParams,
           'Adaptive KL: `--rewards.adaptive_kl.`': train_policy.AdaptiveKLParams,
           'PPO: `--ppo.`': train_policy.PpoHParams}
+HPARAMS = hyperparams.fields(train_policy.HParams)
+
+
+def tables():
+    """{heading: {option: Field}}. Groups that are always on have tables of their own."""
+    commands = launch.cli.commands['train_policy'], sample.cli.commands['sample']
+    return {'Launching': {key: field for key, field in commands[0].fields.items() if key not in HPARAMS},
+            'Sampling': commands[1].fields,
+            **{heading: {f.name: f for f in dataclasses.fields(cls) if f.metadata} for heading, cls in GROUPS.items()}}
 
 
 def default_text(field):
@@ -31,21 +42,20 @@ def default_text(field):
     return f'`{field.default!r}`'
 
 
-def rows(cls):
-    """The table rows of the options that `cls` itself holds; groups that are always there have their own tables."""
-    return [f'| `{f.name}` | {default_text(f)} | {f.metadata["help"]} |' for f in dataclasses.fields(cls) if f.metadata]
+def rows(fields):
+    return [f'| `{name}` | {default_text(f)} | {f.metadata["help"]} |' for name, f in fields.items()]
 
 
-@pytest.mark.parametrize('heading', TABLES)
+@pytest.mark.parametrize('heading', tables())
 def test_option_table(heading):
     section = README.partition(f'\n### {heading}\n')[2].partition('\n#')[0]
     found = re.findall(r'^\| `.*\|$', section, re.MULTILINE)
-    assert found == rows(TABLES[heading]) and found
+    assert found == rows(tables()[heading]) and found
 
 
 def test_every_option_group_has_a_table():
-    groups = {hyperparams.group_class(field.type) for field in hyperparams.fields(train_policy.HParams).values()}
-    assert groups - {None} == set(TABLES.values())
+    groups = {hyperparams.group_class(field.type) for field in HPARAMS.values()}
+    assert groups - {None} == set(GROUPS.values())
 
 
 def code_blocks():
@@ -85,6 +95,13 @@ def test_launch_commands_are_understood(commands):
         result = subprocess.run(command, capture_output=True, text=True)
         assert result.returncode == 0, (args, result.stderr)
         assert 'hparams:' in result.stdout, args
+
+
+def test_sample_commands_are_understood(commands):
+    samplings = [args for _, program, *args in commands if program == './sample.py']
+    assert len(samplings) >= 2
+    for command, *args in samplings:
+        sample.cli.commands[command].make_context(command, args)
 
 
 def test_variables_are_documented():
