@@ -1,0 +1,230 @@
+"""The only place that opens remote paths: public Azure blobs become verified local files, downloaded once per machine.
+
+A path is a local path or one of
+    az://ACCOUNT/CONTAINER/NAME
+    https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME
+    gs://lm-human-preferences/NAME, gs://gpt-2/NAME     (where the original had its files, before they moved to Azure)
+
+A blob is kept as $LMHP_CACHE/ACCOUNT/CONTAINER/NAME, where LMHP_CACHE is ~/.cache/lm-human-preferences if unset:
+gs://gpt-2/encodings/main/vocab.bpe is openaipublic/gpt-2/encodings/main/vocab.bpe in there. A file put there by hand
+is used like a downloaded one. With LMHP_OFFLINE=1 there is nothing but what is there.
+
+What is in the cache is complete: a file is written under another name, checked against the server's size and MD5, and
+renamed. A download that was interrupted starts again from nothing. Every error is one line that names the URL.
+"""
+import concurrent.futures
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+import time
+import urllib.parse
+
+from lm_human_preferences.utils.errors import UserError
+
+FIRST_ANSWER = 8  # seconds in which a server must give its first answer, retries included
+STAY_AWAY = 30  # seconds for which a server that gave none is not asked again
+THREADS, RETRIES, CONNECT_TIMEOUT, READ_TIMEOUT = 16, 5, 5, 20  # the last two in seconds, of one request
+BLOCK = 8 << 20  # bytes of one request
+_silent = {}  # account -> (time until which it is not asked again, reason)
+REMOTE = re.compile(r'(?:az://([a-z0-9]+)/|https://([a-z0-9]+)\.blob\.core\.windows\.net/'
+                    r'|gs://(?=gpt-2/|lm-human-preferences/))([a-z0-9-]+)/([^?#]+)')
+
+
+class StorageError(UserError):
+    """A file could not be had."""
+
+
+class NotFound(StorageError):
+    """There is no such file."""
+
+
+class _Blob:
+    """A URL taken apart, and the path of its copy in the cache, which no name given from outside may lead out of."""
+
+    def __init__(self, path):
+        match = REMOTE.fullmatch(path)
+        name = match and (urllib.parse.unquote(match[4]) if match[2] else match[4])
+        if (not name or any(part in ('', '.', '..') for part in name.split('/'))
+                or re.search(r'[\\\x00-\x1f\x7f]|\.(part|lock)(/|$)', name)):
+            raise StorageError(f'{path!r}: give a local path, az://ACCOUNT/CONTAINER/NAME, gs://gpt-2/NAME, '
+                               'gs://lm-human-preferences/NAME or https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME')
+        self.account, self.container = match[1] or match[2] or 'openaipublic', match[3]
+        self.az = f'az://{self.account}/{self.container}/{name}'
+        self.url = f'https://{self.account}.blob.core.windows.net/{self.container}/{urllib.parse.quote(name)}'
+        root = os.environ.get('LMHP_CACHE') or os.path.expanduser('~/.cache/lm-human-preferences')
+        self.cached = os.path.join(root, self.account, self.container, name)
+
+    def error(self, reason, kind=StorageError):
+        return kind(f'{self.url}: {" ".join(reason.split())}; to do without it, put the file at {self.cached}')
+
+
+def is_remote(path):
+    """Whether `path` is a URL rather than a local path."""
+    return '://' in path
+
+
+def join(path, *names):
+    """`path`, local or remote, extended by `names`."""
+    return '/'.join([path.rstrip('/'), *names]) if is_remote(path) else os.path.join(path, *names)
+
+
+def local_copy(path):
+    """The local path of a file: `path` itself if it is local, else its copy in the cache, fetched if need be.
+
+    Raises NotFound where there is no such file, StorageError where it cannot be had for another reason.
+    """
+    if not is_remote(path):
+        if not os.path.exists(path):
+            raise NotFound(f'{path}: no such file or directory')
+        return path
+    blob = _Blob(path)
+    if not os.path.exists(blob.cached):
+        _fetch(blob)
+    return blob.cached
+
+
+def local_copies(paths):
+    """[local_copy(path) for path in paths], over several connections and with one progress bar."""
+    from tqdm import tqdm
+    missing = {path: blob for path in filter(is_remote, paths) if not os.path.exists((blob := _Blob(path)).cached)}
+    if missing:
+        with (concurrent.futures.ThreadPoolExecutor(THREADS) as pool,
+              tqdm(total=len(missing), desc=f'fetching {next(iter(missing))} ...', unit='file', leave=False) as bar):
+            for _ in pool.map(functools.partial(_fetch, show=False), missing.values()):
+                bar.update()
+    return [local_copy(path) for path in paths]
+
+
+def exists(path):
+    """Whether there is a file `path`; offline, in the cache. Raises StorageError where the server cannot be reached."""
+    if not is_remote(path):
+        return os.path.exists(path)
+    blob = _Blob(path)
+    return os.path.exists(blob.cached) or (os.environ.get('LMHP_OFFLINE') != '1' and _stat(blob) is not None)
+
+
+def read_text(path):
+    """The contents of a UTF-8 file, local or remote, with every line end as \\n."""
+    try:
+        with open(local_copy(path), encoding='utf-8') as file:
+            return file.read()
+    except (UnicodeDecodeError, OSError) as e:
+        raise StorageError(f'{path} cannot be read as UTF-8 text: {e}') from e
+
+
+def read_json(path):
+    """The value in a JSON file, local or remote."""
+    try:
+        return json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError) as e:
+        raise StorageError(f'{path} is not JSON: {e}') from e
+
+
+def _fetch(blob, show=True):
+    """Bring a blob into the cache."""
+    import filelock
+    # Asked before locking: without a network, all processes find out at the same time.
+    stat = _stat(blob)
+    if stat is None:
+        raise blob.error('there is no such file', NotFound)
+    with _explained(blob):
+        os.makedirs(os.path.dirname(blob.cached), exist_ok=True)
+        with filelock.FileLock(blob.cached + '.lock') as lock:  # the kernel frees it when its holder dies
+            try:
+                if not os.path.exists(blob.cached):
+                    _download(blob, stat, show)
+            finally:
+                os.remove(lock.lock_file)
+
+
+def _download(blob, stat, show):
+    from tqdm import tqdm
+    if shutil.disk_usage(os.path.dirname(blob.cached)).free < stat.size:
+        raise blob.error(f'no room for its {stat.size / 2 ** 20:.0f} MiB in the cache, which LMHP_CACHE moves')
+    # The lock may not reach other machines that share the disk; the name keeps them apart.
+    part, digest = f'{blob.cached}.{os.uname().nodename}.part', hashlib.md5(usedforsecurity=False)
+    try:
+        with (_context(blob.account, blob.container, os.getpid()).BlobFile(blob.az, 'rb', file_size=stat.size,
+                                                                           version=stat.version) as source,
+              open(part, 'wb') as file,
+              tqdm(total=stat.size, desc=f'fetching {blob.url}', unit='B', unit_scale=True, disable=not show) as bar):
+            while block := source.read(BLOCK):
+                digest.update(block)
+                bar.update(file.write(block))
+            if file.tell() != stat.size or digest.hexdigest() != (stat.md5 or digest.hexdigest()):
+                raise blob.error(f'damaged on the way, {file.tell()} of {stat.size} bytes and MD5 {digest.hexdigest()}')
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, blob.cached)
+    finally:
+        if os.path.exists(part):
+            os.remove(part)
+
+
+def _stat(blob):
+    """Size, MD5 and version of a blob, None where there is none: always the first question to a server.
+
+    One deadline covers name look-up, connection, encryption and all retries; for want of one in each, in a thread.
+    """
+    if os.environ.get('LMHP_OFFLINE') == '1':
+        raise blob.error('not in the cache, and LMHP_OFFLINE=1')
+    until, reason = _silent.get(blob.account, (0, ''))
+    if time.monotonic() < until:
+        raise blob.error(reason)
+    answer = concurrent.futures.Future()
+
+    def ask():
+        try:
+            answer.set_result(_context(blob.account, blob.container, os.getpid()).stat(blob.az))
+        except FileNotFoundError:
+            answer.set_result(None)
+        except BaseException as e:
+            answer.set_exception(e)
+    threading.Thread(target=ask, daemon=True).start()
+    with _explained(blob):
+        return answer.result(FIRST_ANSWER)
+
+
+@contextlib.contextmanager
+def _explained(blob):
+    """Turn what goes wrong with a blob into StorageErrors, and remember a server that does not answer at all."""
+    import blobfile
+    import urllib3
+    try:
+        yield
+    except StorageError:
+        raise
+    except (OSError, KeyError, blobfile.Error, urllib3.exceptions.HTTPError) as e:
+        reason = {TimeoutError: f'no answer within {FIRST_ANSWER} s, is there a network?',
+                  KeyError: 'the answer is not that of Azure storage (a log-in page of the network?)',
+                  }.get(type(e)) or str(getattr(e, 'message', e))
+        if type(e) is TimeoutError or getattr(e, 'response_status', None) == 0:
+            _silent[blob.account] = time.monotonic() + STAY_AWAY, reason
+        raise blob.error(reason) from e
+
+
+@functools.lru_cache
+def _context(account, container, pid):
+    """blobfile for a container, in this process (connections do not survive a fork), and with none of its defaults:
+    it would retry for ever, ignore proxies, and send the user's own Azure credentials, which public containers refuse.
+    """
+    from urllib.request import getproxies, proxy_bypass
+    import blobfile
+    import urllib3
+    from blobfile import _azure
+    # No option gives anonymous access. This also skips a listing that public containers need not allow.
+    tokens, key = _azure.access_token_manager, (account, container)
+    tokens._tokens[key], tokens._expirations[key] = (_azure.ANONYMOUS, ''), float('inf')
+    proxy = getproxies().get('https')
+    pool = urllib3.PoolManager(maxsize=THREADS)
+    if proxy and not proxy_bypass(f'{account}.blob.core.windows.net'):
+        login = urllib.parse.unquote(urllib3.util.parse_url(proxy).auth or '') or None
+        pool = urllib3.ProxyManager(proxy, proxy_headers=urllib3.make_headers(proxy_basic_auth=login), maxsize=THREADS)
+    return blobfile.create_context(
+        retry_limit=RETRIES, connect_timeout=CONNECT_TIMEOUT, read_timeout=READ_TIMEOUT, get_http_pool=lambda: pool,
+        default_buffer_size=BLOCK, log_callback=lambda text: None, save_access_token_to_disk=False)

@@ -1,0 +1,264 @@
+"""A small HTTPS imitation of Azure Blob Storage's anonymous read API, with faults on demand. Standard library only.
+
+    blobs = {'openaipublic/lm-human-preferences': {'labels/a.json': b'[]'}}
+    with BlobServer(blobs, certificate=path) as server, redirect(server):
+        ...                                   # https://openaipublic.blob.core.windows.net/... is the server now
+        server.faults.append(Fault('status', 503, times=2, path=r'a\\.json'))
+        assert server.count('GET', 'a.json') == 1
+
+It answers Get Blob and Get Blob Properties, with ranges and If-Match, and error bodies in Azure's form. Like many
+public containers it cannot be listed, and like Azure it does not fall back to anonymous access when a request carries
+credentials. `redirect` sends host names to it inside this process and lets no other name resolve, so that a test
+cannot reach the network; TLS still verifies the real name. For child processes see sitecustomize.py.
+"""
+import base64
+import contextlib
+import hashlib
+import http.server
+import os
+import re
+import socket
+import socketserver
+import ssl
+import struct
+import sys
+import threading
+import time
+import urllib.parse
+from collections import namedtuple
+
+SUFFIX = '.blob.core.windows.net'
+HOSTS = ('openaipublic' + SUFFIX,)
+LAST_MODIFIED = 'Mon, 08 Mar 2021 12:00:00 GMT'
+Logged = namedtuple('Logged', 'method path status')
+
+
+class Fault:
+    """What goes wrong for the next `times` requests (None: for all) of `method` whose path matches `path`.
+
+    status N     this status and an Azure error body
+    truncate N   the right headers, N bytes of the body, then the connection closes
+    corrupt N    a flipped bit in byte N of the body; every header is right
+    reset        RST instead of an answer
+    stall S      S seconds of silence, then the connection closes
+    slow S       S seconds before each 64 KiB of the body
+    html         200 with an HTML page, as a log-in page of a network
+    etag         another ETag on each request: the blob is being overwritten
+    """
+
+    def __init__(self, kind, arg=None, *, times=1, path='', method=''):
+        self.kind, self.arg, self.times = kind, arg, times
+        self.path, self.method = re.compile(path), method
+        self.hits = 0
+        self._lock = threading.Lock()
+
+    def take(self, method, path):
+        """Whether this request is to go wrong; counted if so."""
+        with self._lock:
+            due = (self.method in ('', method) and self.path.search(path) is not None
+                   and (self.times is None or self.hits < self.times))
+            self.hits += due
+            return due
+
+
+class BlobServer:
+    """`blobs`: {'account/container': {name: bytes}}. `certificate`: PEM file, a self-signed certificate and its key."""
+
+    def __init__(self, blobs, *, certificate, with_md5=True):
+        self.blobs, self.certificate, self.with_md5 = blobs, certificate, with_md5
+        self.faults, self.log = [], []
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        self._httpd = _Server(('127.0.0.1', 0), type('Handler', (_Handler,), {'state': self}), context)
+        self.host, self.port = self._httpd.server_address[:2]
+
+    def __enter__(self):
+        threading.Thread(target=self._httpd.serve_forever, kwargs={'poll_interval': .02}, daemon=True).start()
+        return self
+
+    def __exit__(self, *exc):
+        self.stop()
+
+    def stop(self):
+        """Stop listening, so that connections are refused, and drop the open ones."""
+        self._httpd.shutdown()
+        self._httpd.server_close()
+        self._httpd.close_all()
+
+    def count(self, method='', path=''):
+        """How many requests of `method` there were with `path` (a regular expression)."""
+        return sum(method in ('', r.method) and re.search(path, r.path) is not None for r in self.log)
+
+
+class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    daemon_threads, allow_reuse_address, request_queue_size = True, True, 128
+
+    def __init__(self, address, handler, context):
+        self.context, self._open, self._open_lock = context, set(), threading.Lock()
+        super().__init__(address, handler)
+
+    def server_bind(self):  # HTTPServer's asks the name service for its own name
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]
+
+    def process_request_thread(self, request, client_address):
+        try:  # the handshake belongs into the thread
+            request.settimeout(30)
+            request = self.context.wrap_socket(request, server_side=True)
+        except OSError:
+            return request.close()
+        with self._open_lock:
+            self._open.add(request)
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._open_lock:
+                self._open.discard(request)
+
+    def close_all(self):
+        with self._open_lock:
+            for connection in self._open:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version, disable_nagle_algorithm = 'HTTP/1.1', True
+
+    def log_message(self, *args):
+        pass
+
+    def do_HEAD(self):
+        self.answer()
+
+    def do_GET(self):
+        self.answer()
+
+    def answer(self):
+        fault = next((f for f in self.state.faults if f.take(self.command, self.path)), None)
+        self.kind, self.arg, self.hits = (fault.kind, fault.arg, fault.hits) if fault else (None, None, 0)
+        if self.kind == 'reset':
+            self.record(0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+            self.close_connection = True
+            return socket.socket.close(self.connection)  # with linger 0 that is an RST, and no TLS goodbye
+        if self.kind == 'stall':
+            self.record(0)
+            time.sleep(self.arg)
+            self.close_connection = True
+            return None
+        if self.kind == 'status':
+            return self.error(self.arg, 'Injected')
+        if self.kind == 'html':
+            return self.reply(200, b'<html>Please log in to the hotel network</html>', {'Content-Type': 'text/html'})
+        if self.headers.get('Authorization'):
+            return self.error(403, 'AuthenticationFailed')
+        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).removeprefix('/')
+        container, _, name = path.partition('/')
+        account = self.headers.get('Host', '').split(':')[0].removesuffix(SUFFIX)
+        blob = self.state.blobs.get(f'{account}/{container}', {}).get(name)
+        return self.error(404, 'BlobNotFound') if blob is None else self.get_blob(blob)
+
+    def get_blob(self, body):
+        etag = '"0x%s"' % hashlib.sha1(body).hexdigest()[:15] if self.kind != 'etag' else f'"0x{self.hits}"'
+        if self.headers.get('If-Match', etag) != etag:
+            return self.error(412, 'ConditionNotMet')
+        md5 = base64.b64encode(hashlib.md5(body).digest()).decode() if self.state.with_md5 else None
+        headers = {'ETag': etag, 'Last-Modified': LAST_MODIFIED, 'x-ms-creation-time': LAST_MODIFIED}
+        wanted = re.fullmatch(r'bytes=(\d+)-(\d*)', self.headers.get('Range') or '')
+        if not wanted:
+            return self.reply(200, body, headers | ({'Content-MD5': md5} if md5 else {}))
+        start, end = int(wanted[1]), min(int(wanted[2] or len(body)) + 1, len(body))
+        if start >= len(body):
+            return self.error(416, 'InvalidRange')
+        headers['Content-Range'] = f'bytes {start}-{end - 1}/{len(body)}'
+        return self.reply(206, body[start:end], headers)
+
+    def error(self, status, code):
+        body = b'\xef\xbb\xbf<?xml version="1.0" encoding="utf-8"?><Error><Code>%s</Code><Message>x</Message></Error>'
+        self.reply(status, body % code.encode(), {'Content-Type': 'application/xml', 'x-ms-error-code': code})
+
+    def reply(self, status, body, headers):
+        self.record(status)
+        self.send_response(status)
+        for key, value in {'Content-Length': len(body), **headers}.items():
+            self.send_header(key, str(value))
+        self.end_headers()
+        if self.command == 'HEAD':
+            return
+        if self.kind == 'truncate':
+            body, self.close_connection = body[:self.arg], True
+        elif self.kind == 'corrupt':
+            body = body[:self.arg] + bytes([body[self.arg] ^ 1]) + body[self.arg + 1:]
+        for i in range(0, len(body), 1 << 16):
+            time.sleep(self.arg if self.kind == 'slow' else 0)
+            self.wfile.write(body[i:i + (1 << 16)])
+
+    def record(self, status):
+        self.state.log.append(Logged(self.command, urllib.parse.unquote(self.path), status))
+
+
+def redirect_spec(server, hosts=HOSTS):
+    """What BLOBTEST_REDIRECT and install_redirect take; `server` has `host` and `port`, or is None: no network."""
+    return ','.join(f'{host}={server.host}:{server.port}' for host in hosts) if server else ''
+
+
+def install_redirect(spec):
+    """Let the names of `spec` ('host=127.0.0.1:8443,...') resolve to that address and port, and no other name at all.
+
+    Whatever connects in Python takes both from getaddrinfo, and checks the certificate against the name it asked for.
+    """
+    table = {}
+    for item in filter(None, spec.split(',')):
+        host, _, address = item.partition('=')
+        ip, _, port = address.rpartition(':')
+        table[host] = (ip, int(port))
+    original = socket.getaddrinfo
+
+    def getaddrinfo(host, port, *args, **kwargs):
+        if host in table:
+            return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, '', table[host])]
+        if host in (None, '', 'localhost', '127.0.0.1', '::1', '0.0.0.0'):
+            return original(host, port, *args, **kwargs)
+        raise socket.gaierror(socket.EAI_AGAIN, f'Temporary failure in name resolution (blocked in tests: {host})')
+    socket.getaddrinfo = getaddrinfo
+
+
+@contextlib.contextmanager
+def redirect(server, hosts=HOSTS):
+    """Within the block, `hosts` are `server`, whose certificate is trusted, and no other name resolves."""
+    before = socket.getaddrinfo, os.environ.get('SSL_CERT_FILE')
+    install_redirect(redirect_spec(server, hosts))
+    if hasattr(server, 'certificate'):
+        os.environ['SSL_CERT_FILE'] = server.certificate
+    try:
+        yield
+    finally:
+        socket.getaddrinfo = before[0]
+        os.environ.pop('SSL_CERT_FILE', None)
+        if before[1]:
+            os.environ['SSL_CERT_FILE'] = before[1]
+
+
+class BlackHole:
+    """A listening port whose backlog is full: connection attempts are neither accepted nor refused."""
+
+    def __enter__(self):
+        self._sockets = [socket.socket()]
+        self._sockets[0].bind(('127.0.0.1', 0))
+        self._sockets[0].listen(0)
+        self.host, self.port = self._sockets[0].getsockname()
+        for _ in range(4):
+            self._sockets.append(socket.socket())
+            self._sockets[-1].setblocking(False)
+            self._sockets[-1].connect_ex((self.host, self.port))
+        time.sleep(.05)
+        return self
+
+    def __exit__(self, *exc):
+        for s in self._sockets:
+            s.close()
