@@ -1,0 +1,82 @@
+"""Several ranks as threads of one process: what each rank computes, without the machinery that starts ranks."""
+import threading
+
+import numpy as np
+
+from lm_human_preferences.utils import comm as comms
+
+PATIENCE = 60  # seconds until a rank that waits for the others gives up
+
+
+class ThreadComm:
+    """The interface of utils.comm for rank `rank` of the threads that share `slots` and `barrier_`."""
+
+    def __init__(self, rank, slots, barrier_):
+        self.rank = self.local_rank = rank
+        self.size = self.local_size = len(slots)
+        self._slots, self._barrier = slots, barrier_
+
+    def gather(self, value):
+        self._slots[self.rank] = value
+        self._barrier.wait()
+        values = list(self._slots)
+        self._barrier.wait()
+        return values
+
+    def mean(self, stats):
+        everyone = self.gather(stats)
+        return {name: sum(other[name] for other in everyone) / self.size for name in stats}
+
+    def mean_(self, tensors):
+        everyone = self.gather([tensor.clone() for tensor in tensors])
+        for tensor, *others in zip(tensors, *everyone, strict=True):
+            tensor.copy_(sum(others) / self.size)
+
+    def broadcast_(self, tensors):
+        for tensor, first in zip(tensors, self.gather([t.detach().clone() for t in tensors])[0], strict=True):
+            tensor.data.copy_(first)
+
+    def barrier(self):
+        self.gather(None)
+
+
+def on_ranks(size, work):
+    """[work(comm) of every rank]; the first error of any rank is raised here."""
+    if size == 1:
+        return [work(comms.SingleProcess())]
+    slots, barrier = [None] * size, threading.Barrier(size, timeout=PATIENCE)
+    results, errors = [None] * size, []
+
+    def run(rank):
+        try:
+            results[rank] = work(ThreadComm(rank, slots, barrier))
+        except Exception as e:
+            errors.append(e)
+            barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+    return results
+
+
+def give_each_thread_its_own_numpy_random(monkeypatch):
+    """Ranks are processes with a generator each; threads would share numpy's."""
+    local = threading.local()
+
+    def generator():
+        if not hasattr(local, 'random'):
+            local.random = np.random.RandomState(0)
+        return local.random
+
+    monkeypatch.setattr(np.random, 'seed', lambda seed=None: generator().seed(seed))
+    monkeypatch.setattr(np.random, 'permutation', lambda x: generator().permutation(x))
+
+
+def rank_prefix(rank, size):
+    """How recordings of several ranks name what belongs to one."""
+    return '' if size == 1 else f'rank{rank}/'
