@@ -7,6 +7,7 @@ The format is that of TensorFlow 1.13: protobuf/tensor_bundle.proto and util/ten
 import collections
 import collections.abc
 import contextlib
+import itertools
 import math
 import mmap
 import os
@@ -35,7 +36,7 @@ class BundleError(UserError):
 
 
 def _fields(message):
-    """Yield ((field number, wire type), value) of a serialized message; values are numbers or bytes."""
+    """Yield ((field number, wire type), number or bytes) of a serialized message; fields beyond the 7th are skipped."""
     position = 0
     while position < len(message):
         tag, position = read_varint(message, position)
@@ -47,7 +48,8 @@ def _fields(message):
             value, position = message[position:position + size], position + size
         if position > len(message):
             raise ValueError('a field is truncated or of no known kind')
-        yield (tag >> 3, kind), value
+        if tag >> 3 <= 7:
+            yield (tag >> 3, kind), value
 
 
 def _field(number, value):
@@ -70,7 +72,8 @@ def _parse_header(message):
 def _parse_entry(message):
     """The _Entry of a BundleEntryProto."""
     fields = dict(_fields(message))
-    dimensions = [value for tag, value in _fields(fields.get((2, BYTES), b'')) if tag == (2, BYTES)]
+    dimensions = [value for tag, value in itertools.islice(_fields(fields.get((2, BYTES), b'')), MAX_RANK + 1)
+                  if tag == (2, BYTES)]
     shape = tuple(dict(_fields(dimension)).get((1, VARINT), 0) for dimension in dimensions)
     dtype, shard, offset, size = (fields.get((number, VARINT), 0) for number in (1, 3, 4, 5))
     crc = int.from_bytes(fields.get((6, FIXED32), b''), 'little')
@@ -162,7 +165,7 @@ class Bundle(collections.abc.Mapping):
             raise BundleError(f'{self._index}: {name} is a partitioned variable, which is not supported')
         if not _fits(entry, dtype):
             raise BundleError(f'{self._index} is damaged: {name} has {entry.size} bytes, which do not make {dtype} '
-                              f'{entry.shape[:MAX_RANK]}')
+                              f'{entry.shape}')
         path, data, end = self._shard_path(entry.shard), self._shard(entry.shard), entry.offset + entry.size
         if end > len(data):
             raise BundleError(f'{path} is truncated: {name} ends at byte {end}, the file at {len(data)}')

@@ -10,7 +10,7 @@ import struct
 
 from google_crc32c import value as crc32c
 
-MAX_SIZE = 1 << 24  # bytes, of a file and of what its entries take; 1558M with its optimiser needs a thirtieth
+MAX_SIZE = 1 << 23  # bytes, of a file and of what its entries take; 1558M with its optimiser needs a tenth
 MAGIC = bytes.fromhex('57fb808b247547db')
 FOOTER_SIZE = 48
 TRAILER_SIZE = 5  # after each block: kind of compression, masked CRC
