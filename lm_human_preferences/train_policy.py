@@ -4,7 +4,6 @@ import time
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from lm_human_preferences import lm_tasks, ppo, train_reward
 from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams, PpoHParams, RewardHParams
@@ -15,7 +14,7 @@ from lm_human_preferences.utils import checkpoints, hyperparams, storage
 from lm_human_preferences.utils import comm as comms
 from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
 from lm_human_preferences.utils.errors import UserError
-from lm_human_preferences.utils.logging import Logger, say
+from lm_human_preferences.utils.logging import Logger, progress, say
 from lm_human_preferences.utils.optimizer import Adam
 
 __all__ = ['AdaptiveKLController', 'AdaptiveKLParams', 'FixedKLController', 'HParams', 'PPOTrainer', 'PpoHParams',
@@ -191,11 +190,8 @@ class PPOTrainer:
         decode = self.policy.encoder.decode
         for query, response, score, sample_kl in zip(
                 queries[:SAMPLES_SHOWN].tolist(), responses.tolist(), scores.tolist(), kl.sum(1).tolist()):
-            say(decode(query).replace('\n', '⏎'))
-            say(decode(response).replace('\n', '⏎'))
-            say(f'  score = {score:+.2f}')
-            say(f'  kl = {sample_kl:+.2f}')
-            say(f'  total = {score - kl_coef * sample_kl:+.2f}')
+            say(decode(query).replace('\n', '⏎'), decode(response).replace('\n', '⏎'), f'  score = {score:+.2f}',
+                f'  kl = {sample_kl:+.2f}', f'  total = {score - kl_coef * sample_kl:+.2f}')
 
     def tf_variables(self, score_model):
         """Everything that the original's checkpoint of this run holds, tensors by variable name."""
@@ -265,8 +261,7 @@ def train(hparams: HParams, comm=None):
 def run_updates(trainer, save, comm):
     """Take all steps, calling `save` every `save_interval` of them and at the end, also where the end is an error."""
     hparams, saved_at = trainer.hparams, None
-    bar = tqdm(total=nupdates(hparams) * hparams.ppo.batch_size, desc='policy', unit='episode', disable=comm.rank != 0,
-               mininterval=1)
+    bar = progress(total=nupdates(hparams) * hparams.ppo.batch_size, comm=comm, desc='policy', unit='episode')
     try:
         while trainer.global_step < nupdates(hparams):
             stats = trainer.step()

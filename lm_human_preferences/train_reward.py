@@ -1,7 +1,6 @@
 """Training a reward model from human labels (the original's train_reward.py; paper, section 2.1)."""
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from lm_human_preferences import label_files, label_types, lm_tasks, rewards
 from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
@@ -11,7 +10,7 @@ from lm_human_preferences.utils import checkpoints, hyperparams, storage
 from lm_human_preferences.utils import comm as comms
 from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
 from lm_human_preferences.utils.errors import UserError
-from lm_human_preferences.utils.logging import Logger, say
+from lm_human_preferences.utils.logging import Logger, progress, say
 from lm_human_preferences.utils.optimizer import Adam
 
 __all__ = ['HParams', 'LabelHParams', 'RunHParams', 'RewardModelTrainer', 'train']
@@ -54,8 +53,7 @@ class RewardModelTrainer:
         order = self.comm.gather(np.random.permutation(self.num_train))[0]
         batch_size = self.hparams.batch_size
         say(f'{self.comm.rank} training on {self.num_train} in batches of {exact_div(batch_size, self.comm.size)}')
-        starts = tqdm(range(0, self.num_train, batch_size), desc='reward model', unit='batch',
-                      disable=self.comm.rank != 0, mininterval=1)
+        starts = progress(range(0, self.num_train, batch_size), comm=self.comm, desc='reward model', unit='batch')
         for start in starts:
             indices = order[start:start + batch_size][self.comm.rank::self.comm.size]
             stats = self.train_batch(indices, lr=(1 - start / self.num_train) * self.hparams.lr)
@@ -87,8 +85,7 @@ class RewardModelTrainer:
         self.reward_model.reset_reward_scale()
         mean, std = self.sampled_mean_std(self.hparams.normalize_samples)
         if self.comm.rank == 0:
-            say(f'targets: {target_mean} +- {target_std}')
-            say(f'before normalize: {mean} +- {std}')
+            say(f'targets: {target_mean} +- {target_std}', f'before normalize: {mean} +- {std}')
         if std == 0:
             raise UserError(f'all {self.hparams.normalize_samples} sampled rewards are {mean}, so they cannot be '
                             'normalised; check the labels or set --normalize_samples 0')
@@ -148,8 +145,8 @@ def train(hparams: HParams, comm=None):
         say(f'Will save to {save_dir}')
         checkpoints.write_json(storage.join(save_dir, 'train_reward_hparams.json'), hparams.to_nested_dict())
         write_model_files(storage.join(save_dir, 'reward_model'), trained_model)
-    for note in notes:
-        say(note)
+    if comm.rank == 0:
+        say(*notes)
     trainer.train()
     if save_dir:
         checkpoints.save(storage.join(save_dir, 'reward_model', 'checkpoints'), 'model.ckpt',

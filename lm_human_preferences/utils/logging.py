@@ -6,10 +6,18 @@ import numpy as np
 from tqdm import tqdm
 
 
-def say(text):
-    """Print a line above a running progress bar."""
-    tqdm.write(str(text), file=sys.stdout)
-    sys.stdout.flush()
+def say(*lines):
+    """Print lines to standard output, above a running progress bar."""
+    text = '\n'.join(map(str, lines))
+    if sys.stderr.isatty():
+        tqdm.write(text)
+    else:
+        print(text, flush=True)
+
+
+def progress(iterable=None, *, comm, **settings):
+    """A tqdm bar on rank 0; drawn often on a terminal, seldom into a file."""
+    return tqdm(iterable, disable=comm.rank != 0, mininterval=0.5 if sys.stderr.isatty() else 30, **settings)
 
 
 class Logger:
@@ -37,8 +45,7 @@ class Logger:
             for name, value in stats.items():
                 self.writer.add_scalar(self.tag_prefix + name, value, step)
         if self.is_due(step):
-            for name, value in stats.items():
-                say(f'k =  {name} , v =  {np.float32(value) if isinstance(value, float) else value}')
+            say(*(f'k =  {name} , v =  {_as_float32(value)}' for name, value in stats.items()))
             if self.writer:
                 self.writer.flush()
 
@@ -46,3 +53,8 @@ class Logger:
         """Write what is still buffered."""
         if self.writer:
             self.writer.close()
+
+
+def _as_float32(value):
+    """A number as numpy prints it: in float32 the digits end where the information does."""
+    return str(np.float32(value)) if isinstance(value, float) else value
