@@ -1,0 +1,55 @@
+"""Passages of books: the queries of `sentiment` and `descriptiveness`."""
+import functools
+import json
+import random
+
+from lm_human_preferences.utils import storage
+from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.logging import say
+
+URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/datasets/book_passages/{mode}.jsonl'
+
+
+def books_generator(mode, seed=0, shuffle=False, labels=None):
+    """Yield the passages of the part `mode`: train, valid or test.
+
+    The file was lost when the storage moved. Where it cannot be had, the queries in the label file `labels` stand in,
+    as lists of token ids, whatever the part. Raises StorageError where there is neither.
+    """
+    passages = list(_passages(URL.format(mode=mode), labels))
+    if shuffle:
+        random.Random(seed).shuffle(passages)
+    yield from passages
+
+
+@functools.cache
+def _passages(url, labels):
+    try:
+        return read_jsonl(url)
+    except storage.StorageError as e:
+        if labels is None:
+            raise storage.StorageError(f'{e}, or name a .jsonl file of your own as --task.query_dataset') from e
+        queries = _queries(labels)
+        say(f'The data set books is not to be had ({e}). Using the {len(queries)} queries of {labels} instead.')
+        return queries
+
+
+def _queries(labels):
+    """The distinct queries of a label file, each a list of token ids."""
+    try:
+        return [list(query) for query in dict.fromkeys(tuple(label['query']) for label in storage.read_json(labels))]
+    except (KeyError, TypeError) as e:
+        raise UserError(f'{labels} is not a list of labels that each have a query') from e
+
+
+def read_jsonl(path):
+    """The strings in a file, local or remote, that has one JSON string a line. Raises UserError naming a bad line."""
+    texts = []
+    for number, line in enumerate(storage.read_text(path).rstrip().split('\n'), start=1):
+        try:
+            texts.append(json.loads(line))
+        except (json.JSONDecodeError, RecursionError) as e:
+            raise UserError(f'{path}, line {number} is not JSON: {e}') from e
+        if not isinstance(texts[-1], str):
+            raise UserError(f'{path}, line {number} is not a JSON string, as every line must be')
+    return texts

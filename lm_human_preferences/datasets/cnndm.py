@@ -1,0 +1,48 @@
+"""Articles of CNN and the Daily Mail (See et al., 2017, github.com/abisee/cnn-dailymail): the queries of `cnndm`."""
+import hashlib
+import random
+import re
+
+import ftfy
+
+from lm_human_preferences.utils import storage
+from lm_human_preferences.utils.errors import UserError
+
+URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/datasets/cnndm'
+AHEAD = 128  # stories fetched at a time; a run needs a fraction of the 312,000
+
+
+def cnndm_generator(mode, seed=0, shuffle=False):
+    """Yield the articles, cleaned and without their highlights, of the part `mode`: train, valid or test."""
+    part = 'val' if mode == 'valid' else mode
+    urls = storage.read_text(f'{URL}/url_lists/all_{part}.txt').strip().split('\n')
+    if shuffle:
+        random.Random(seed).shuffle(urls)
+    for start in range(0, len(urls), AHEAD):
+        stories = [f'{URL}/cache_{part}/{get_path_of_url(url.strip())}' for url in urls[start:start + AHEAD]]
+        for path in storage.local_copies(stories):
+            text = re.sub(r'\n{3,}', '\n\n', ftfy.fix_text(clean_up_start(storage.read_text(path))))
+            yield text.split('@highlight')[0].strip()
+
+
+def get_path_of_url(url):
+    """Where the story of a web page is, below its part's folder."""
+    if any(site in url for site in ('dailymail.co.uk', 'mailonsunday.ie', 'lib.store.yahoo.net')):
+        site = 'dailymail'
+    elif any(site in url for site in ('cnn.com', 'cnn.hk')):
+        site = 'cnn'
+    else:
+        raise UserError(f'{url!r} in the url_lists of {URL} is a page of neither CNN nor the Daily Mail')
+    return f'{site}/stories/{hashlib.sha1(url.encode()).hexdigest()}.story'
+
+
+def clean_up_start(text):
+    """An article without by-line, '(CNN) --' and dates of updates, and with straight single quotes."""
+    if text.startswith('By'):
+        text = '\n'.join(text.split('\n')[2:])
+    text = re.split(r'\(CNN\) +--', text)[-1]
+    text = text[:100].split('(CNN)')[-1] + text[100:]
+    text = re.sub(r'^and \w+\n', '', text)
+    # The original's list of years, [2011|2012|...], is this set of characters.
+    text = re.split(r'.*UPDATED:\s+[0-9]{2}:[0-9]{2}.*[0-5|]', text)[-1]
+    return text.replace('’', "'").replace('‘', "'").strip()

@@ -1,0 +1,18 @@
+"""Posts of Reddit whose authors added a summary: the queries of `tldr`."""
+import random
+import re
+
+import ftfy
+
+from lm_human_preferences.utils import storage
+
+URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/tldr/{mode}-subset.json'
+
+
+def tldr_generator(mode, seed=0, shuffle=False):
+    """Yield the posts, cleaned, of the part `mode`: train or valid; there is no other part for test."""
+    posts = storage.read_json(URL.format(mode='valid' if mode == 'test' else mode))
+    if shuffle:
+        random.Random(seed).shuffle(posts)
+    for post in posts:
+        yield re.sub(r'\n{3,}', '\n\n', ftfy.fix_text(post['content'])).strip()

@@ -1,0 +1,98 @@
+"""Data sets of texts, and the stream of token sequences that a task takes its queries from."""
+import functools
+import itertools
+import random
+
+from lm_human_preferences.datasets.books import books_generator, read_jsonl
+from lm_human_preferences.datasets.cnndm import cnndm_generator
+from lm_human_preferences.datasets.tldr import tldr_generator
+from lm_human_preferences.language.encodings import LETTERS
+from lm_human_preferences.utils import storage
+from lm_human_preferences.utils.errors import UserError
+
+
+class Dataset:
+    """Texts by name. generator(mode, seed=0, shuffle=False) yields those of the part `mode`: train, valid or test."""
+
+    def __init__(self, name, generator):
+        self.name = name
+        self.generator = generator
+
+    def sequences(self, sequence_length, *, mode, encoder, seed=0, comm=None, shuffle=True, repeat_count=None,
+                  start_token=None, end_token=None):
+        """Iterator of lists of `sequence_length` token ids (the original's tf_dataset), padded on the right.
+
+        A text is cut after its first start token, at `sequence_length`, and after its last end token; without one of
+        them it is left out. Each of `repeat_count` epochs (None: no end, unless an epoch is empty) has the same order.
+        Rank r of n takes every n-th sequence from the r-th on.
+        """
+        def epoch():
+            for text in self.generator(mode, seed=seed, shuffle=shuffle):
+                if isinstance(text, str):
+                    tokens = _cut(encoder.encode(text), sequence_length, start_token, end_token)
+                else:  # a query of a label file, which has its start behind it
+                    query = [token for token in text if token != encoder.padding_token]
+                    tokens = _cut(query, sequence_length, None, end_token)
+                if tokens is not None:
+                    yield tokens + [encoder.padding_token] * (sequence_length - len(tokens))
+        rank, size = (comm.rank, comm.size) if comm else (0, 1)
+        return itertools.islice(_repeated(epoch, repeat_count), rank, None, size)
+
+
+def _cut(tokens, length, start_token, end_token):
+    """What of a text's tokens makes a sequence, None if one of the two tokens is missing."""
+    if start_token is not None:
+        if start_token not in tokens:
+            return None
+        # As in the original, a text that ends with its first start token is kept whole.
+        tokens = tokens[tokens.index(start_token) + 1:] or tokens
+    tokens = tokens[:length]
+    if end_token is not None:
+        if end_token not in tokens:
+            return None
+        tokens = tokens[:len(tokens) - tokens[::-1].index(end_token)]
+    return tokens
+
+
+def _repeated(epoch, count):
+    """The elements of `count` epochs, or of any number (None) until one is empty."""
+    for _ in itertools.count() if count is None else range(count):
+        empty = True
+        for element in epoch():
+            empty = False
+            yield element
+        if empty:
+            return
+
+
+def _letters_generator(mode, seed=0, shuffle=False):
+    """Yield texts of 40 random letters without end, always the same for a seed and part."""
+    rng = random.Random(f'{mode} {seed}')
+    while True:
+        yield ''.join(rng.choices(LETTERS, k=40))
+
+
+def _file_generator(path, mode, seed=0, shuffle=False):
+    """Yield the texts of a .jsonl file, the same for each part."""
+    texts = read_jsonl(path)
+    if shuffle:
+        random.Random(seed).shuffle(texts)
+    yield from texts
+
+
+def get_dataset(name, labels=None):
+    """The data set `name`: books, cnndm, tldr, test, or the path or URL of a .jsonl file of strings.
+
+    labels: label file whose queries stand in for `books` where that cannot be had. Raises UserError for another name.
+    """
+    generators = {'books': functools.partial(books_generator, labels=labels), 'cnndm': cnndm_generator,
+                  'tldr': tldr_generator, 'test': _letters_generator}
+    if name in generators:
+        return Dataset(name, generators[name])
+    if not str(name).endswith('.jsonl'):
+        raise UserError(f'--task.query_dataset {name}: choose {", ".join(generators)} or a .jsonl file of texts')
+    try:
+        storage.local_copy(name)
+    except storage.NotFound as e:
+        raise UserError(f'--task.query_dataset {e}') from e
+    return Dataset(name, functools.partial(_file_generator, name))
