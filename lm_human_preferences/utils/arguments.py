@@ -72,9 +72,7 @@ def _next_value(key, field, words):
     flag = field is not None and _is_flag(field)
     if words and not words[0].startswith('--') and (not flag or _unquote(words[0]).lower() in {*_SWITCHES, '0', '1'}):
         return words.pop(0)
-    if flag:
-        return 'True'
-    if field is not None and {int, float} & set(members(field.type)):
+    if flag or field is not None and {int, float} & set(members(field.type)):
         return 'True'
     raise UserError(f'--{key} needs a value')
 

@@ -23,7 +23,8 @@ class Program(click.Group):
         try:
             super().main(args or ['--help'], **{**extra, 'standalone_mode': False})
         except (UserError, click.ClickException) as e:
-            note(f'error: {e.format_message() if isinstance(e, click.ClickException) else e}')
+            message = e.format_message() if isinstance(e, click.ClickException) else str(e)
+            note(f'error: {" ".join(message.splitlines())}')
             sys.exit(2)
         except click.Abort:
             sys.exit(130)
@@ -63,7 +64,7 @@ class Command(click.Command):
         given = {key: ctx.params[_identifier(key)] for key in self.fields}
         settings = {key: convert(key, self.fields[key], text) for key, text in given.items() if text is not None}
         for key, value in settings.items():
-            if given[key] == 'True' and {int, float} & {type(value)}:
+            if given[key] == 'True' and type(value) in (int, float):
                 note(f'note: --{key} without a value means 1')
         return self.callback(settings, *(ctx.params[key] for key in self.arguments))
 
@@ -202,9 +203,8 @@ def override(hparams, settings):
         if leaf and settings.get(group) == 'off':
             raise UserError(f'--{leaf} has no meaning with --{group} off: drop one of them')
         if leaf or settings.get(group) == 'on':
-            is_on = functools.reduce(lambda hp, part: getattr(hp, part, None), group.split('.'), hparams) is not None
             settings[group] = 'on'
-            if is_on:
+            if functools.reduce(lambda hp, part: getattr(hp, part, None), group.split('.'), hparams) is not None:
                 del settings[group]
     hparams.override_from_dict(settings)
 

@@ -1,0 +1,44 @@
+"""Reading the words of a command line; its values are tested through the command line, in test_cli."""
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import launch
+from lm_human_preferences.utils import arguments, hyperparams
+from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.hyperparams import option
+
+
+@dataclass
+class Options(hyperparams.HParams):
+    flag: bool = option(False, 'a flag')
+    n: int = option(0, 'a number')
+    text: str = option('', 'a text')
+
+
+@pytest.mark.parametrize('words, normal', [
+    ('a', ['--', 'a']), ('--n 3 a', ['--n=3', '--', 'a']), ('a --flag', ['--flag=True', '--', 'a']),
+    ('--flag a', ['--flag=True', '--', 'a']), ('--flag f a', ['--flag=f', '--', 'a']), ('a f', ['--flag=f', '--', 'a']),
+    ('a f 3', ['--flag=f', '--n=3', '--', 'a']), ('a 3 --flag', ['--flag=True', '--n=3', '--', 'a']),
+    ('--arg=a --n=3', ['--n=3', '--', 'a']), ('-- --help', ['--help']), ('a -h', ['--help']), ('--noflag a', ['--flag=False', '--', 'a']),
+    ('--text -x a', ['--text=-x', '--', 'a']), ('--text=--n a', ['--text=--n', '--', 'a']), ('-5', ['--', '-5']),
+    ('--n=1 --n=2 a', ['--n=2', '--', 'a'])])
+def test_normalise(words, normal):
+    assert arguments.normalise(words.split(), hyperparams.fields(Options), {'arg': 'ARG'}, ('flag', 'n')) == normal
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(st.text(max_size=8), st.sampled_from([
+    'a', '--ppo.lr', '--ppo.lr=', '--run.seed', '--dry_run', '--noppo.whiten_rewards', '--rewards.adaptive_kl', '--exp',
+    '--task.start_text', "'", '"off"', '1e999', '0x', '-1', '--', '(' * 9, 'None'])), max_size=6))
+def test_any_words_are_read_or_refused(words):
+    fields = launch.cli.commands['train_policy'].fields
+    try:
+        normal = arguments.normalise(words, fields, {'exp': 'EXPERIMENT', 'name': 'NAME'}, ('dry_run', 'mpi'))
+        for word in normal[:-3]:
+            key, text = word[2:].split('=', 1)
+            arguments.convert(key, fields[key], text)
+    except UserError as e:
+        assert len(str(e).splitlines()) == 1
