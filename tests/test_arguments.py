@@ -22,7 +22,8 @@ class Options(hyperparams.HParams):
     ('a', ['--', 'a']), ('--n 3 a', ['--n=3', '--', 'a']), ('a --flag', ['--flag=True', '--', 'a']),
     ('--flag a', ['--flag=True', '--', 'a']), ('--flag f a', ['--flag=f', '--', 'a']), ('a f', ['--flag=f', '--', 'a']),
     ('a f 3', ['--flag=f', '--n=3', '--', 'a']), ('a 3 --flag', ['--flag=True', '--n=3', '--', 'a']),
-    ('--arg=a --n=3', ['--n=3', '--', 'a']), ('-- --help', ['--help']), ('a -h', ['--help']), ('--noflag a', ['--flag=False', '--', 'a']),
+    ('--arg=a --n=3', ['--n=3', '--', 'a']), ('-- --help', ['--help']), ('a -h', ['--help']),
+    ('--noflag a', ['--flag=False', '--', 'a']),
     ('--text -x a', ['--text=-x', '--', 'a']), ('--text=--n a', ['--text=--n', '--', 'a']), ('-5', ['--', '-5']),
     ('--n=1 --n=2 a', ['--n=2', '--', 'a'])])
 def test_normalise(words, normal):
@@ -40,5 +41,5 @@ def test_any_words_are_read_or_refused(words):
         for word in normal[:-3]:
             key, text = word[2:].split('=', 1)
             arguments.convert(key, fields[key], text)
-    except UserError as e:
-        assert len(str(e).splitlines()) == 1
+    except UserError:
+        pass  # anything else would reach the user as a traceback
