@@ -76,7 +76,7 @@ class RewardModel(_Scorer):
 
         Raises ValueError unless the scale was reset before, and for what is not finite or does not vary.
         """
-        gain, bias = float(self.reward_gain), float(self.reward_bias)
+        gain, bias = self.reward_gain.item(), self.reward_bias.item()
         if (gain, bias) != (1, 0):
             raise ValueError(f'set_reward_norm expects gain = 1 and bias = 0, not {gain}, {bias}')
         if not np.isfinite((old_mean, old_std, new_mean, new_std)).all() or old_std == 0:

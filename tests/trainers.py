@@ -1,4 +1,6 @@
 """Models and trainers built the way the recordings were made."""
+import re
+
 import numpy as np
 import torch
 
@@ -62,6 +64,20 @@ def assert_parameters(parameters, recorded, *, start=None, atol=PARAMETERS_ATOL,
         changes = (np.concatenate([np.ravel(after[name] - start[name]) for name in recorded])
                    for after in (ours, recorded))
         assert_norm_close(*changes, rtol=change_rtol, name='change of all parameters')
+
+
+def assert_checkpoint(ours, recorded, *, rtol=1e-4, parameters_atol=PARAMETERS_ATOL, without=()):
+    """Two checkpoints with the same variables, Adam's moments included; `without` are not compared."""
+    assert list(ours) == list(recorded)
+    for name in recorded:
+        if name in without:
+            continue
+        kind = re.search(r'/adam(_1)?$', name)
+        atol = parameters_atol
+        if kind:  # moments of a gradient that cancels are rounding errors of the others
+            largest = max(np.abs(recorded[other]).max() for other in recorded if other.endswith(kind[0]))
+            atol = rtol * np.abs(recorded[name]).max() + 1e-6 * largest
+        assert_close(ours[name], recorded[name], rtol=rtol, atol=atol, name=name)
 
 
 def snapshot(parameters):

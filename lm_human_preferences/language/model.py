@@ -39,8 +39,11 @@ def repeat_last_present(h, mask):
 
 
 def as_tf(name, tensor):
-    """`tensor` (torch or numpy) in the shape of TensorFlow variable `name`: projections are convolutions of width 1."""
-    return tensor[None] if tensor.ndim == 2 and name.endswith('/w') else tensor
+    """`tensor` (torch or numpy) in the shape of TensorFlow variable `name`: projections are convolutions of width 1.
+
+    The same goes for Adam's slots `name`/adam and `name`/adam_1.
+    """
+    return tensor[None] if tensor.ndim == 2 and re.search(r'/w(/adam(_1)?)?$', name) else tensor
 
 
 def tf_name(name):

@@ -1,0 +1,169 @@
+"""Running the real training functions on recorded queries and responses, and keeping what passes through them."""
+import copy
+import re
+import threading
+from collections import deque
+
+import torch
+
+from compare import tokens
+from golden_data import golden, require, under
+from lm_human_preferences import lm_tasks, train_policy, train_reward
+from lm_human_preferences.language import sample
+from lm_human_preferences.language.model import as_tf
+from lm_human_preferences.language.trained_models import TrainedModel
+from ranks import give_each_thread_its_own_numpy_random, on_ranks, rank_prefix
+from trainers import snapshot
+
+INITIAL_MODELS = {'golden': 'train_model', 'tiny-main': 'tiny_main_model'}  # what the recordings call them
+
+
+def local_paths(hparams, save_dir):
+    """Point recorded hyperparameters, of either command, at the files of the set and at `save_dir`."""
+    for group in (hparams, getattr(getattr(hparams, 'rewards', None), 'train_new_model', None)):
+        if group is None:
+            continue
+        policy = group.task.policy
+        if policy.initial_model in INITIAL_MODELS:
+            policy.initial_model = str(require(INITIAL_MODELS[policy.initial_model]))
+        if hasattr(group, 'labels'):
+            group.labels.source = str(require(*group.labels.source.split('/')))
+        group.run.save_dir = str(save_dir)
+    return hparams
+
+
+def numbered(arrays, kind):
+    """[the entries of kind0/, those of kind1/, ...]."""
+    numbers = sorted({int(m[1]) for m in (re.match(rf'{kind}(\d+)/', key) for key in arrays) if m})
+    return [under(arrays, f'{kind}{i}/') for i in numbers]
+
+
+class TracedRewardTrainer(train_reward.RewardModelTrainer):
+    """Keeps each batch (indices, lr, statistics) and each estimate of the scale of rewards."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.batches, self.scales, self.rewards = [], [], []
+        get_rewards = self.reward_model.get_rewards
+
+        def traced(queries, responses):
+            self.rewards.append(get_rewards(queries, responses))
+            return self.rewards[-1]
+        self.reward_model.get_rewards = traced
+
+    def train_batch(self, indices, lr):
+        stats = super().train_batch(indices, lr)
+        self.batches.append((indices, lr, stats))
+        return stats
+
+    def sampled_mean_std(self, n_samples):
+        self.rewards.clear()
+        mean, std = super().sampled_mean_std(n_samples)
+        self.scales.append({'mean': mean, 'std': std, 'rewards': torch.cat(self.rewards)})
+        return mean, std
+
+    def normalize(self, target_mean, target_std):
+        which = len(self.scales)
+        super().normalize(target_mean, target_std)
+        self.scales[which].update(target_mean=target_mean, target_std=target_std,
+                                  gain=self.reward_model.reward_gain.item(), bias=self.reward_model.reward_bias.item())
+
+
+class TracedPPOTrainer(train_policy.PPOTrainer):
+    """Keeps of each step what the recordings have of it, under their names."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.steps = []
+        score_fn = self.score_fn
+
+        def traced(queries, responses):
+            scores, postprocessed, stats = score_fn(queries, responses)
+            self.steps.append({'scores': scores, 'postprocessed_responses': postprocessed})
+            return scores, postprocessed, stats
+        self.score_fn = traced
+
+    def compute_rewards(self, scores, logprobs, ref_logprobs):
+        rewards, non_score_reward, kl_coef = super().compute_rewards(scores, logprobs, ref_logprobs)
+        self.steps[-1].update({'rewards': rewards, 'non_score_reward': non_score_reward, 'kl_coef': kl_coef,
+                               'respond/logprobs': logprobs, 'ref/logprobs': ref_logprobs})
+        return rewards, non_score_reward, kl_coef
+
+    def train(self, rollouts):
+        stats = super().train(rollouts)
+        self.steps[-1].update({'respond/values': rollouts['values'], 'train_stats': {
+            name: [value.item() for value in values] for name, values in stats.items()}})
+        return stats
+
+    def step(self):
+        self.global_step_during = self.global_step
+        stats = super().step()
+        self.steps[-1].update(global_step=self.global_step_during, kl_coef_after=self.kl_ctl.value, step_stats=stats,
+                              policy_params_after=snapshot(self.policy.tf_parameters()))
+        return stats
+
+
+class Replay:
+    """Feeds recorded episodes: queries in place of the data set's, responses in place of random draws.
+
+    episodes: per rank, a list of (queries, responses), arrays of a row per episode, in the order of their use.
+    initial: recorded starting values by variable name, for models that start at random.
+    """
+
+    def __init__(self, monkeypatch, episodes, initial=None):
+        self.left = [deque(row for queries, responses in rank for row in zip(tokens(queries), tokens(responses),
+                                                                             strict=True)) for rank in episodes]
+        self.size = len(episodes)
+        self.now = threading.local()  # the batch of each rank, and how much of it was answered
+        self.reward_trainers, self.ppo_trainers = [None] * self.size, [None] * self.size
+        if self.size > 1:
+            give_each_thread_its_own_numpy_random(monkeypatch)
+        monkeypatch.setattr(lm_tasks, 'make_query_sampler', self.make_query_sampler)
+        monkeypatch.setattr(sample, 'sample_from_logits', self.sample_from_logits)
+        monkeypatch.setattr(train_reward, 'RewardModelTrainer', self.keeping(TracedRewardTrainer, self.reward_trainers))
+        monkeypatch.setattr(train_policy, 'PPOTrainer', self.keeping(TracedPPOTrainer, self.ppo_trainers))
+        monkeypatch.setattr(TrainedModel, 'build', self.starting_from(initial or {}, TrainedModel.build))
+
+    def make_query_sampler(self, *, batch_size, comm, **settings):
+        def sampler():
+            queries, responses = zip(*(self.left[comm.rank].popleft() for _ in range(batch_size)), strict=True)
+            self.now.responses, self.now.position = torch.stack(responses), 0
+            return {'tokens': torch.stack(queries)}
+        return sampler
+
+    def sample_from_logits(self, logits):
+        self.now.position += 1
+        return self.now.responses[:, self.now.position - 1]
+
+    @staticmethod
+    def keeping(cls, kept):
+        def make(**kwargs):
+            kept[kwargs['comm'].rank] = cls(**kwargs)
+            return kept[kwargs['comm'].rank]
+        return make
+
+    @staticmethod
+    def starting_from(initial, build):
+        def patched(trained_model, *, scope, scalar_heads=()):
+            model = build(trained_model, scope=scope, scalar_heads=scalar_heads)
+            for name, parameter in model.tf_parameters(scope).items():
+                if name in initial:
+                    assert as_tf(name, parameter).shape == initial[name].shape
+                    parameter.detach().copy_(torch.from_numpy(initial[name]).reshape(parameter.shape))
+            return model
+        return patched
+
+    def run(self, train, hparams):
+        """train(hparams, comm) on every rank; all recorded episodes must be used."""
+        on_ranks(self.size, lambda comm: train(copy.deepcopy(hparams), comm))
+        assert not any(self.left), 'fewer episodes used than recorded'
+
+
+def episodes_of_normalizations(arrays, size):
+    """Per rank, the sampled episodes of a recorded reward training."""
+    return [[(case['queries'], case['responses'])
+             for case in numbered(under(arrays, rank_prefix(rank, size)), 'normalize')] for rank in range(size)]
+
+
+def labels_of(run):
+    return golden(*run['hparams']['labels']['source'].split('/'))

@@ -1,0 +1,139 @@
+"""train_reward.train on recorded labels and samples against reward_training/ and reward_training_2ranks/."""
+import numpy as np
+import pytest
+
+from compare import assert_close, assert_equal, assert_stats
+from console import assert_lines
+from events import events_of
+from golden_data import golden, json_if_there, load_json, load_npz, require, under
+from lm_human_preferences import train_reward
+from lm_human_preferences.utils import checkpoints
+from lm_human_preferences.utils.tf_bundle import Bundle
+from ranks import rank_prefix
+from replay import Replay, episodes_of_normalizations, labels_of, local_paths, numbered
+from trainers import assert_checkpoint, assert_parameters, hparams_of, trained_model
+
+FOLDERS = ('reward_training', 'reward_training_2ranks')
+RECORDED = {folder: json_if_there(folder, 'runs.json', default={'runs': ()}) for folder in FOLDERS}
+RUNS = {(folder, run['id']): run for folder, recorded in RECORDED.items() for run in recorded['runs']}
+SAVED = [(folder, name) for folder, name in RUNS if golden(folder, f'saved_{name}').exists()]
+TAGS = 'train_reward/minibatch/'
+
+
+class Trained:
+    """A recorded run and ours on the same samples."""
+
+    def __init__(self, folder, run, save_dir, monkeypatch, capsys):
+        self.folder, self.run, self.save_dir = folder, run, save_dir
+        self.size = RECORDED[folder]['ranks']
+        self.arrays = load_npz(folder, f'{run["id"]}.npz')
+        if not labels_of(run).exists():
+            pytest.skip(f'{labels_of(run).name} is not in this set')
+        hparams = local_paths(hparams_of(train_reward.HParams, run['hparams']), save_dir)
+        self.replay = Replay(monkeypatch, episodes_of_normalizations(self.arrays, self.size))
+        self.replay.run(train_reward.train, hparams)
+        self.stdout = capsys.readouterr().out
+
+    def ranks(self):
+        """(this rank's recordings, this rank's trainer) of all."""
+        return [(under(self.arrays, rank_prefix(rank, self.size)), self.replay.reward_trainers[rank])
+                for rank in range(self.size)]
+
+    def saved(self):
+        return Bundle(checkpoints.latest(str(self.save_dir / 'reward_model' / 'checkpoints')))
+
+
+@pytest.fixture(params=RUNS, ids='/'.join)
+def trained(request, tmp_path, monkeypatch, capsys):
+    return Trained(request.param[0], RUNS[request.param], tmp_path / 'run', monkeypatch, capsys)
+
+
+def test_reward_training(trained):
+    """One recorded run after the other, from the order of labels to the files."""
+    check_batches(trained)
+    check_normalization(trained)
+    check_parameters(trained)
+    check_files(trained)
+    check_events(trained)
+    if trained.size == 1:
+        recorded = require(trained.folder, f'{trained.run["id"]}.stdout.txt').read_text(encoding='utf-8')
+        assert_lines(trained.stdout, recorded)
+
+
+def check_batches(trained):
+    for recorded, trainer in trained.ranks():
+        indices, lr, stats = zip(*trainer.batches, strict=True)
+        assert_equal(np.stack(indices), recorded['indices'], name='indices')
+        assert_close(lr, recorded['lr'], rtol=1e-12, name='lr')
+        assert_equal(np.arange(len(stats)), trained.arrays['stats_step'])
+        assert_stats({name: [s[name] for s in stats] for name in stats[0]}, under(trained.arrays, 'stats/'))
+    order = np.stack([[indices for indices, _, _ in trainer.batches] for _, trainer in trained.ranks()], axis=-1)
+    assert_equal(order.ravel(), trained.arrays['permutation'], name='permutation')
+
+
+def check_normalization(trained):
+    for recorded, trainer in trained.ranks():
+        cases = numbered(recorded, 'normalize')
+        assert len(trainer.scales) == len(cases)
+        for ours, case in zip(trainer.scales, cases, strict=True):
+            assert set(ours) == set(case) - {'queries', 'responses'}
+            for name, value in ours.items():
+                assert_close(value, case[name], atol=2e-5, name=name)
+
+
+def check_parameters(trained):
+    recorded = under(trained.arrays, 'final/')
+    for trainer in trained.replay.reward_trainers:
+        assert_parameters(trainer.reward_model.tf_parameters(), recorded)
+    bundle = trained.saved()
+    assert_parameters({name: bundle[name] for name in bundle}, recorded)
+    assert_close(bundle['reward_model/reward_norm/gain'], trained.run['gain'])
+    assert_close(bundle['reward_model/reward_norm/bias'], trained.run['bias'], atol=5e-6)
+
+
+def check_files(trained):
+    """The recorded files, but for TensorFlow's graph and the name of the event file; variables and JSON as recorded."""
+    written = {str(path.relative_to(trained.save_dir)) for path in trained.save_dir.rglob('*') if path.is_file()}
+    expected = {name for name in trained.run['files'] if not name.endswith('.meta') and 'tfevents' not in name}
+    assert expected <= written
+    assert {name.rpartition('/')[0] for name in written if 'tfevents' in name} == {
+        f'tb/{folder}' for folder in trained.run['tb_dirs']}
+    if not trained.run['checkpoint']:  # recorded for one type of labels only
+        return
+    bundle = trained.saved()
+    assert {name: [list(bundle.shape(name)), str(np.dtype(bundle.dtype(name)))] for name in bundle} == \
+        trained.run['checkpoint']
+
+
+def check_events(trained):
+    """All statistics of all steps; the original lost the last ones (defect 23)."""
+    events = events_of(trained.save_dir / 'tb' / 'reward_model')
+    assert sorted(events) == sorted(trained.run['tb_tags'])
+    for name, values in under(trained.arrays, 'stats/').items():
+        assert [step for step, _ in events[TAGS + name]] == list(trained.arrays['stats_step'])
+        assert_close([value for _, value in events[TAGS + name]], values, atol=2e-7, name=name)
+    assert sum(map(len, events.values())) == trained.run['tb_events_written']
+
+
+@pytest.mark.parametrize('trained', SAVED, ids='/'.join, indirect=True)
+def test_saved_directory(trained):
+    """Where the recordings keep the save directory of a run, ours equals it: JSON, Adam's moments, everything."""
+    saved = require(trained.folder, f'saved_{trained.run["id"]}')
+    for name in ('hparams.json', 'encoding', 'checkpoints/checkpoint'):
+        assert (trained.save_dir / 'reward_model' / name).read_text() == (saved / 'reward_model' / name).read_text()
+    hparams = load_json(trained.folder, saved.name, 'train_reward_hparams.json')
+    ours = hparams_of(train_reward.HParams, {})
+    ours.parse_json((trained.save_dir / 'train_reward_hparams.json').read_text())
+    assert ours == local_paths(hparams_of(train_reward.HParams, hparams), trained.save_dir)
+    recorded, bundle = Bundle(str(saved / 'reward_model' / 'checkpoints' / 'model.ckpt')), trained.saved()
+    assert_checkpoint(bundle, recorded)
+
+
+def test_training_moves_the_parameters():
+    """The tolerance of the comparison above is far below what training changes."""
+    for folder, name in RUNS:
+        arrays = load_npz(folder, f'{name}.npz')
+        start = trained_model('train_model').build(scope='reward_model', scalar_heads=['reward'])
+        changes = [np.abs(arrays[f'final/{key}'] - p.detach().numpy().reshape(arrays[f'final/{key}'].shape)).max()
+                   for key, p in start.tf_parameters('reward_model').items()]
+        assert np.median(changes) > 1e-4
