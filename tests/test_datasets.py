@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from blobserver.fixtures import cache  # noqa: F401
-from golden_data import json_if_there, load_json, load_npz, require, require_bpe
+from golden_data import json_if_there, load_json, load_npz, npz_keys, require, require_bpe
+from lm_human_preferences import lm_tasks
 from lm_human_preferences.datasets import books, cnndm
 from lm_human_preferences.language import datasets, encodings
 from lm_human_preferences.utils import storage
@@ -104,6 +105,20 @@ def test_epochs_are_as_long_as_recorded(setting, recorded_files):
     once = list(recorded_sequences(setting, repeat_count=1))
     assert len(once) == setting['sequences_per_epoch']
     assert list(recorded_sequences(setting, repeat_count=2)) == once + once
+
+
+@pytest.mark.parametrize('key', [key for key in npz_keys('datasets', 'sequences.npz') if 'query_sampler' in key])
+def test_batches_of_queries_are_the_recorded_ones(key, recorded_files):
+    require_bpe()
+    expected = load_npz('datasets', 'sequences.npz')[key]
+    dataset = key.split('/')[0].removeprefix('query_sampler_')
+    rank, size = map(int, key.rpartition('/rank')[2].split('of'))
+    setting = next(s for s in SETTINGS if s['dataset'] == dataset and s['sequence_length'] == expected.shape[2])
+    hparams = lm_tasks.TaskHParams(query_dataset=dataset, query_length=expected.shape[2],
+                                   start_text=setting['start_text'], end_text=setting['end_text'])
+    sampler = lm_tasks.make_query_sampler(hparams=hparams, encoder=encodings.Main.get_encoder(),
+                                          batch_size=expected.shape[1], comm=rank_of(rank, size))
+    np.testing.assert_array_equal([sampler()['tokens'].numpy() for _ in expected], expected)
 
 
 def test_articles_are_cleaned_as_recorded():
