@@ -200,9 +200,9 @@ def _explained(blob):
     except StorageError:
         raise
     except (OSError, KeyError, blobfile.Error, urllib3.exceptions.HTTPError) as e:
+        said = re.sub(r'^request failed with exception (\w+\(.*?\): )?', '', getattr(e, 'message', str(e)))
         reason = {TimeoutError: f'no answer within {FIRST_ANSWER} s, is there a network?',
-                  KeyError: 'the answer is not that of Azure storage (a log-in page of the network?)',
-                  }.get(type(e)) or str(getattr(e, 'message', e))
+                  KeyError: 'the answer is not from Azure storage (a log-in page of the network?)'}.get(type(e), said)
         if type(e) is TimeoutError or getattr(e, 'response_status', None) == 0:
             _silent[blob.account] = time.monotonic() + STAY_AWAY, reason
         raise blob.error(reason) from e
