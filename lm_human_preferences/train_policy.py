@@ -216,11 +216,11 @@ def build_trainer(hparams, trained_model, comm):
     """The models and the trainer of a run: (PPOTrainer, reward model)."""
     encoder = trained_model.encoding.get_encoder()
     lm_tasks.check_lengths(hparams.task, encoder, trained_model.hparams().n_ctx)
-    score_model = TrainedRewardModel(hparams.rewards.trained_model, trained_model.encoding)
     settings = dict(embed_queries=lm_tasks.query_formatter(hparams.task, encoder),
                     temperature=hparams.task.policy.temperature)
     ref_policy = Policy(trained_model, scope='ref_policy', **settings)
     policy = Policy(trained_model, scope='policy', **settings)
+    score_model = TrainedRewardModel(hparams.rewards.trained_model, trained_model.encoding)
     comm.broadcast_(score_model.get_params() + ref_policy.get_params() + policy.get_params())
     new_model = hparams.rewards.train_new_model
     query_sampler = lm_tasks.make_query_sampler(

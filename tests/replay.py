@@ -4,10 +4,11 @@ import re
 import threading
 from collections import deque
 
+import numpy as np
 import torch
 
-from compare import tokens
-from golden_data import golden, require, under
+from compare import assert_close, assert_equal, assert_stats, tokens
+from golden_data import require, under
 from lm_human_preferences import lm_tasks, train_policy, train_reward
 from lm_human_preferences.language import sample
 from lm_human_preferences.language.model import as_tf
@@ -165,5 +166,22 @@ def episodes_of_normalizations(arrays, size):
              for case in numbered(under(arrays, rank_prefix(rank, size)), 'normalize')] for rank in range(size)]
 
 
-def labels_of(run):
-    return golden(*run['hparams']['labels']['source'].split('/'))
+def check_batches(trainers, recorded, stats, permutation):
+    """Order, learning rate and statistics of all batches; `recorded` per rank, the others of all ranks together."""
+    for trainer, arrays in zip(trainers, recorded, strict=True):
+        indices, lr, ours = zip(*trainer.batches, strict=True)
+        assert_equal(np.stack(indices), arrays['indices'], name='indices')
+        assert_close(lr, arrays['lr'], rtol=1e-12, name='lr')
+        assert_stats({name: [s[name] for s in ours] for name in ours[0]}, stats)
+    order = np.stack([[indices for indices, _, _ in trainer.batches] for trainer in trainers], axis=-1)
+    assert_equal(order.ravel(), permutation, name='permutation')
+
+
+def check_normalization(trainers, recorded):
+    """Sampled rewards, their scale over all ranks, targets, gain and bias."""
+    for trainer, arrays in zip(trainers, recorded, strict=True):
+        cases = numbered(arrays, 'normalize')
+        for ours, case in zip(trainer.scales, cases, strict=True):
+            assert set(ours) == set(case) - {'queries', 'responses'}
+            for name, value in ours.items():
+                assert_close(value, case[name], atol=2e-5, name=name)

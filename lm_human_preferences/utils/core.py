@@ -52,7 +52,8 @@ def logprobs_from_logits(*, logits, labels):
 
 def entropy_from_logits(logits):
     """Entropy in nats of `logits (..., n_vocab)`; a logit of -inf gives nan, as in the original."""
-    return logits.logsumexp(-1) - (logits.softmax(-1) * logits).sum(-1)
+    logprobs = logits.log_softmax(-1)  # unlike logsumexp - sum(p * logits), this loses no digits to large logits
+    return -(logprobs.exp() * logprobs).sum(-1)
 
 
 def sample_from_logits(logits):

@@ -1,0 +1,73 @@
+"""Policies and reward models out of the original's run directories, against original_save_dir_*_inputs/analyze.npz."""
+import re
+
+import pytest
+
+from compare import assert_close, assert_equal, tokens
+from golden_data import found, load_json, load_npz, require, require_bpe, under
+from lm_human_preferences import lm_tasks
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import TrainedRewardModel
+from lm_human_preferences.train_policy import HParams
+from trainers import hparams_of
+
+ATOL = 2e-5
+RUNS = [path.removesuffix('_inputs/analyze.npz') for path in found('*_inputs/analyze.npz')]
+
+
+@pytest.fixture(params=RUNS)
+def run(request):
+    """(path of the run directory, its task, encoding, recorded arrays)."""
+    directory = require(request.param)
+    if load_json(request.param, 'policy', 'encoding') == 'main':
+        require_bpe()
+    task = hparams_of(HParams, load_json(request.param, 'train_policy_hparams.json')).task
+    return directory, task, load_npz(f'{request.param}_inputs', 'analyze.npz')
+
+
+def policy_of(directory, task, temperature):
+    model = TrainedModel('policy', savedir=str(directory / 'policy'), scope='policy')
+    embed_queries = lm_tasks.query_formatter(task, model.encoding.get_encoder())
+    return Policy(model, temperature=temperature, embed_queries=embed_queries)
+
+
+def test_analyze_responses(run):
+    directory, task, arrays = run
+    queries, responses = tokens(arrays['queries']), tokens(arrays['responses'])
+    temperatures = {m[1] for m in (re.match(r'policy_temperature_(.+?)/', key) for key in arrays) if m}
+    assert temperatures
+    for temperature in sorted(temperatures):
+        ours = policy_of(directory, task, float(temperature)).analyze_responses(queries, responses)
+        recorded = under(arrays, f'policy_temperature_{temperature}/')
+        assert set(ours) == set(recorded)
+        for name, values in recorded.items():
+            assert_close(ours[name], values, rtol=1e-5, atol=ATOL, name=f'{name} at {temperature}')
+
+
+def test_greedy_responses(run):
+    directory, task, arrays = run
+    ours = policy_of(directory, task, temperature=0).respond(tokens(arrays['queries']), task.response_length)
+    assert_equal(ours['responses'], arrays['greedy/responses'])
+    assert_close(ours['values'], arrays['greedy/values'], rtol=1e-5, atol=ATOL)
+
+
+def test_rewards(run):
+    directory, task, arrays = run
+    encoding = TrainedModel('policy', savedir=str(directory / 'policy')).encoding
+    model = TrainedRewardModel(str(directory), encoding)
+    for key, responses in (('rewards', 'responses'), ('rewards_padded_responses', 'padded_responses')):
+        scores = model.score(tokens(arrays['queries']), tokens(arrays[responses]))
+        assert_close(scores, arrays[key], rtol=1e-5, atol=ATOL, name=key)
+    assert_close(model.reward_gain, arrays['reward_gain'], rtol=0)
+    assert_close(model.reward_bias, arrays['reward_bias'], rtol=0)
+
+
+def test_a_saved_policy_can_start_another_run(run):
+    """The run directory serves as initial model, as does the policy/ in it."""
+    directory, _, arrays = run
+    queries, responses = tokens(arrays['queries']), tokens(arrays['responses'])
+    results = [Policy(TrainedModel(str(path))).analyze_responses(queries, responses)
+               for path in (directory, directory / 'policy')]
+    for name, values in results[0].items():
+        assert_equal(results[1][name], values)
