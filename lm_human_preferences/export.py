@@ -27,5 +27,5 @@ def export(model_dir, output_dir):
     encoding = trained_model.encoding
     if encoding.name == 'main':
         for ours, theirs in TOKENIZER_FILES.items():
-            shutil.copyfile(encoding.file(ours), storage.join(output_dir, theirs))
+            shutil.copyfile(storage.local_copy(encoding.path(ours)), os.path.join(output_dir, theirs))
     print(f'Saved {model_dir} to {output_dir}')

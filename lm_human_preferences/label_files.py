@@ -49,12 +49,7 @@ def load_labels(hparams, encoding):
 
 
 def _read(source):
-    path = storage.local_copy(source)
-    try:
-        with open(path, encoding='utf-8') as f:
-            found = json.load(f)
-    except (ValueError, RecursionError) as e:
-        raise UserError(f'--labels.source {source} is not JSON: {e}') from e
+    found = storage.read_json(source)
     if not isinstance(found, list):
         raise UserError(f'--labels.source {source} must hold a JSON array of labels, not a {type(found).__name__}')
     return found
@@ -113,7 +108,8 @@ def _check_ranges(source, labels, schemas, encoding):
         if bad.any():
             index = int(bad.flatten(1).any(1).nonzero()[0]) if bad.ndim > 1 else int(bad.nonzero()[0])
             culprit = values[index][bad[index]].flatten()[0].item()
-            raise UserError(f'--labels.source {source}: label {index}, field {field!r} must be {expected}, not {culprit}')
+            raise UserError(
+                f'--labels.source {source}: label {index}, field {field!r} must be {expected}, not {culprit}')
     if (empty := (labels['query'] == padding).all(1)).any():
         raise UserError(f'--labels.source {source}: label {int(empty.nonzero()[0])}, field \'query\' is padding only')
 

@@ -82,7 +82,8 @@ class ScalarComparison(LabelType):
     """How much better the second of two responses is: squared error of the difference of rewards."""
 
     def question_schemas(self, *, query_length, response_length):
-        return {'query': _tokens(query_length), 'sample0': _tokens(response_length), 'sample1': _tokens(response_length)}
+        sample = _tokens(response_length)
+        return {'query': _tokens(query_length), 'sample0': sample, 'sample1': sample}
 
     def label_schemas(self):
         return {'difference': NUMBER}

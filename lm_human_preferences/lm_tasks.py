@@ -1,4 +1,6 @@
 """What a task asks of a language model: its queries, and which responses are valid (the original's lm_tasks.py)."""
+import itertools
+
 import torch
 
 from lm_human_preferences.hparams.task import PolicyHParams, TaskHParams
@@ -50,9 +52,9 @@ def check_lengths(hparams, encoder, n_ctx):
     total = affixes + hparams.query_length + hparams.response_length
     if total > n_ctx:
         raise UserError(
-            f'--task.query_length {hparams.query_length} + --task.response_length {hparams.response_length} + {affixes} '
-            f'tokens of prefix and suffix are {total}, more than the {n_ctx} of --task.policy.initial_model '
-            f'{hparams.policy.initial_model}')
+            f'--task.query_length {hparams.query_length} + --task.response_length {hparams.response_length} + '
+            f'{affixes} tokens of prefix and suffix are {total}, more than the {n_ctx} of '
+            f'--task.policy.initial_model {hparams.policy.initial_model}')
 
 
 def _single_token(encoder, option, text):
@@ -69,15 +71,19 @@ def make_query_sampler(*, hparams, encoder, batch_size, mode='train', comm=None,
     """Function without arguments giving the next {'tokens': queries (batch_size, query_length)}.
 
     mode: 'train', 'valid' or 'test', the part of the data set. With `comm`, each rank gets its own share.
-    labels: path of a label file whose queries stand in where the `books` passages cannot be had.
+    labels: source of the labels, whose queries stand in where the `books` passages cannot be had.
     """
-    sequences = datasets.get_dataset(hparams.query_dataset, labels=labels).sequences(
+    sequences = datasets.get_dataset(hparams.query_dataset, labels=None if labels == 'test' else labels).sequences(
         hparams.query_length, mode=mode, comm=comm, encoder=encoder,
         start_token=_single_token(encoder, 'start_text', hparams.start_text),
         end_token=_single_token(encoder, 'end_text', hparams.end_text))
 
+    if not (hparams.query_prefix or hparams.query_suffix):
+        # A model cannot continue nothing, which is what an empty text without start_text and end_text gives.
+        sequences = (tokens for tokens in sequences if tokens[0] != encoder.padding_token)
+
     def sampler():
-        batch = [tokens for tokens, _ in zip(sequences, range(batch_size))]
+        batch = list(itertools.islice(sequences, batch_size))
         if len(batch) < batch_size:
             raise UserError(f'--task.query_dataset {hparams.query_dataset} has no usable text: none contains '
                             f'--task.start_text {hparams.start_text!r} and --task.end_text {hparams.end_text!r}')

@@ -34,7 +34,7 @@ class Policy:
         return list(self.model.parameters())
 
     def _step(self, tokens, past, past_tokens):
-        """One step of `sample_sequence`: logits and value at the last of `tokens (batch, n)`, and the extended cache."""
+        """A step of `sample_sequence`: logits and value at the last of `tokens (batch, n)`, and the extended cache."""
         all_tokens = torch.cat([past_tokens, tokens], dim=1)
         _, mask = self.model.mask_padding(all_tokens, self.padding_token)
         cache = past if past is not None else cache_of(None)

@@ -14,10 +14,10 @@ def load_run_hparams(save_dir):
     path = storage.join(save_dir, 'train_policy_hparams.json')
     hparams = HParams()
     try:
-        hparams.parse_json(storage.read_text(path))
+        hparams.override_from_nested_dict(storage.read_json(path))
     except storage.NotFound as e:
         raise UserError(f'--save_dir {save_dir} is no run of train_policy: it has no train_policy_hparams.json') from e
-    except (ValueError, AttributeError, TypeError) as e:
+    except (AttributeError, TypeError) as e:
         raise UserError(f'{path} does not hold the hyperparameters of a run: {e}') from e
     return hparams
 

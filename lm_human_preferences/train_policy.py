@@ -205,7 +205,8 @@ def train_reward_model(hparams, comm, save_dir):
     """The first of both steps at once: train the reward model of `rewards.train_new_model` into `save_dir`."""
     new_model = hparams.rewards.train_new_model
     if hparams.task != new_model.task:
-        raise UserError(f'--task and --rewards.train_new_model.task must be the same: {hparams.task} != {new_model.task}')
+        raise UserError(
+            f'--task and --rewards.train_new_model.task must be the same: {hparams.task} != {new_model.task}')
     new_model.run.save_dir = save_dir
     train_reward.train(new_model, comm)
     comm.barrier()

@@ -101,7 +101,7 @@ class RewardModelTrainer:
         return (0.0, 1.0) if scales is None else mean_and_std(scales)
 
     def sampled_mean_std(self, n_samples):
-        """Mean and deviation over all ranks of the rewards of about `n_samples` (whole batches) per world."""
+        """Mean and deviation of the rewards of `n_samples` over all ranks, rounded up to whole batches."""
         batches = [self.reward_model.get_rewards(*self.sample_policy_batch())
                    for _ in range(ceil_div(n_samples, self.hparams.rollout_batch_size))]
         return mean_and_std(np.concatenate(self.comm.gather(torch.cat(batches).cpu().numpy())))

@@ -34,9 +34,8 @@ class HParams(hyperparams.HParams):
     lr: float = option(5e-5, 'learning rate of the first step; it falls linearly to 0')
 
     rollout_batch_size: int = option(64, 'responses sampled at a time for normalisation, over all ranks', at_least=1)
-    normalize_samples: int = option(0, 'responses per rank that estimate the mean and deviation of the reward',
-                                    at_least=0)
-    debug_normalize: int = option(0, 'responses per rank that check the normalisation', at_least=0)
+    normalize_samples: int = option(0, 'responses that estimate the mean and deviation of the reward', at_least=0)
+    debug_normalize: int = option(0, 'responses that check the normalisation', at_least=0)
     normalize_before: bool = option(
         False, 'before training, give the reward the mean and deviation of the labels (comparisons: 0 and 1)')
     normalize_after: bool = option(

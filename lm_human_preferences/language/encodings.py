@@ -66,13 +66,16 @@ class Encoding:
         """The encoder, made once. Raises UserError where its files are missing or damaged."""
         if self.base_path is None:
             return LetterEncoder()
-        return _byte_pair_encoder(os.environ.get('LMHP_GPT2_ENCODINGS') or self.base_path, self.n_vocab)
+        return _byte_pair_encoder(self.path('encoder.json'), self.path('vocab.bpe'), self.n_vocab)
+
+    def path(self, name):
+        """Path or URL of the file `name`, which LMHP_GPT2_ENCODINGS moves."""
+        return storage.join(os.environ.get('LMHP_GPT2_ENCODINGS') or self.base_path, name)
 
 
 @functools.lru_cache
-def _byte_pair_encoder(directory, n_vocab):
+def _byte_pair_encoder(vocab_path, merges_path, n_vocab):
     """The encoder in encoder.json and vocab.bpe. The latter implies the former, which shows damage to either."""
-    vocab_path, merges_path = (storage.join(directory, name) for name in ('encoder.json', 'vocab.bpe'))
     vocab = storage.read_json(vocab_path)
     merges = storage.read_text(merges_path).split('\n')[1:-1]
     byte_of = _byte_of()

@@ -39,7 +39,7 @@ def set_seed(seed, rank=0):
 
 
 def whiten(values, shift_mean=True):
-    """Scale to variance 1 (biased, epsilon 1e-8) over all elements; the mean becomes 0, or stays if not `shift_mean`."""
+    """Scale to variance 1 (biased, epsilon 1e-8) over all elements; the mean becomes 0 if `shift_mean`, else stays."""
     var, mean = torch.var_mean(values, correction=0)
     whitened = (values - mean) * torch.rsqrt(var + 1e-8)
     return whitened if shift_mean else whitened + mean
@@ -47,7 +47,7 @@ def whiten(values, shift_mean=True):
 
 def logprobs_from_logits(*, logits, labels):
     """Log-probabilities of `labels (...)` under `logits (..., n_vocab)`."""
-    return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+    return logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
 
 def entropy_from_logits(logits):
@@ -106,7 +106,7 @@ def pearson_r(x, y):
 
 
 def adam_epsilon(step, epsilon=1e-5, beta2=0.999):
-    """PyTorch's `eps` that makes update number `step` (from 1) TensorFlow's, which adds epsilon before bias correction."""
+    """PyTorch's `eps` for update `step` (from 1) to equal TensorFlow's, which adds epsilon before bias correction."""
     return epsilon / (1 - beta2 ** step) ** 0.5
 
 
