@@ -25,7 +25,7 @@ def imported(patterns):
                 names |= {alias.name.partition('.')[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 names.add(node.module.partition('.')[0])
-    ours = {p.stem for folder in (ROOT, ROOT / 'tests', ROOT / 'benchmarks') for p in folder.glob('*')}
+    ours = {p.stem for p in ROOT.glob('*')} | {p.stem for name in ('tests', 'benchmarks') for p in (ROOT / name).rglob('*.py')}
     return names - set(sys.stdlib_module_names) - ours
 
 
