@@ -18,11 +18,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from lm_human_preferences.language.trained_models import TrainedModel  # noqa: E402
 from lm_human_preferences.utils import checkpoints  # noqa: E402
 from lm_human_preferences.utils.tf_bundle import Bundle  # noqa: E402
 
-N_VOCAB, N_CTX, N_EMBD, N_LAYER = 50257, 1024, 768, 12
-MATRICES = {'attn/c_attn': (1, 3), 'attn/c_proj': (1, 1), 'mlp/c_fc': (1, 4), 'mlp/c_proj': (4, 1)}  # in units of N_EMBD
+N_VOCAB, N_CTX, N_EMBD, N_HEAD, N_LAYER = 50257, 1024, 768, 12, 12
+MATRICES = {'attn/c_attn': (1, 3), 'attn/c_proj': (1, 1), 'mlp/c_fc': (1, 4), 'mlp/c_proj': (4, 1)}  # of N_EMBD
 
 
 def random_weights():
@@ -77,8 +78,11 @@ def main():
     weights = random_weights()
     with tempfile.TemporaryDirectory() as directory:
         prefix = checkpoints.save(directory, 'model.ckpt', weights)
+        checkpoints.write_json(os.path.join(directory, 'hparams.json'), dict(
+            n_vocab=N_VOCAB, n_ctx=N_CTX, n_embd=N_EMBD, n_head=N_HEAD, n_layer=N_LAYER))
         read = seconds({'its bytes': lambda: read_bytes(prefix),
-                        'tensors, checksums verified': lambda: read_bundle(prefix)}, repeats)
+                        'tensors, checksums verified': lambda: read_bundle(prefix),
+                        'model': lambda: TrainedModel(directory).build(scope='policy')}, repeats)
         write = seconds({'its bytes': lambda: write_bytes(os.path.join(directory, 'bytes'), weights),
                          'checkpoint': lambda: checkpoints.save(directory, 'model.ckpt', weights)}, repeats)
     print(f'{sum(array.nbytes for array in weights.values()) >> 20} MiB in {len(weights)} tensors')

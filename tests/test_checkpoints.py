@@ -176,12 +176,13 @@ def largest_file(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_write_that_fails_half_way(tmp_path):
+@pytest.mark.parametrize('name', ['model.ckpt-1', 'model.ckpt-2'])
+def test_write_that_fails_half_way(tmp_path, name):
     save(tmp_path, 'model.ckpt-1', tensors(1), state={})
     before = files(tmp_path)
     with largest_file(100000), pytest.raises(UserError) as e:
-        save(tmp_path, 'model.ckpt-2', tensors(2, size=1 << 20), state={})
-    assert f'cannot save model.ckpt-2 in {tmp_path}: File too large; it needs 5 MiB, ' in str(e.value)
+        save(tmp_path, name, tensors(2, size=1 << 20), state={})
+    assert f'cannot save {name} in {tmp_path}: File too large; it needs 5 MiB, ' in str(e.value)
     assert files(tmp_path) == before
 
 

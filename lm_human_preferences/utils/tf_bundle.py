@@ -220,7 +220,7 @@ def write_values(file, tensors):
     or a type that a checkpoint cannot hold.
     """
     rows, offset = [(b'', _field(1, 1) + _field(3, _field(1, 1)))], 0  # the header: one shard, version 1
-    for name in sorted(tensors, key=str.encode):
+    for name in sorted(tensors):  # as their bytes in UTF-8 are
         tensor = tensors[name]
         array = np.asarray(tensor.detach().cpu() if hasattr(tensor, 'detach') else tensor)
         dtype = array.dtype.newbyteorder('<')

@@ -11,6 +11,7 @@ import struct
 from google_crc32c import value as crc32c
 
 MAX_SIZE = 1 << 23  # bytes, of a file and of what its entries take; 1558M with its optimiser needs a tenth
+TOO_LARGE = f'it takes more than {MAX_SIZE >> 20} MiB'
 MAGIC = bytes.fromhex('57fb808b247547db')
 FOOTER_SIZE = 48
 TRAILER_SIZE = 5  # after each block: kind of compression, masked CRC
@@ -81,6 +82,8 @@ class Table:
 
     def rows(self):
         """Yield its (key, value) pairs, once; raises ValueError where it is damaged."""
+        if len(self._data) > MAX_SIZE:
+            raise ValueError(TOO_LARGE)
         if len(self._data) < FOOTER_SIZE or not self._data.endswith(MAGIC):
             raise ValueError('it does not end as the index of a TensorFlow checkpoint')
         footer = self._data[-FOOTER_SIZE:-8]
@@ -91,7 +94,7 @@ class Table:
     def _spend(self, size):
         self._budget -= size
         if self._budget < 0:
-            raise ValueError(f'it takes more than {MAX_SIZE >> 20} MiB')
+            raise ValueError(TOO_LARGE)
 
     def _block(self, handle):
         """The contents of the block at `handle` (offset and size), its checksum verified."""
