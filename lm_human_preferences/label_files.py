@@ -111,7 +111,7 @@ def _check_ranges(source, labels, schemas, encoding):
             raise UserError(
                 f'--labels.source {source}: label {index}, field {field!r} must be {expected}, not {culprit}')
     if (empty := (labels['query'] == padding).all(1)).any():
-        raise UserError(f'--labels.source {source}: label {int(empty.nonzero()[0])}, field \'query\' is padding only')
+        raise UserError(f"--labels.source {source}: label {int(empty.nonzero()[0])}, field 'query' is padding only")
 
 
 def generate_labels(schemas, count, n_vocab):

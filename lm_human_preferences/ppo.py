@@ -29,24 +29,35 @@ def advantages_and_returns(values, rewards, *, gamma, lam):
     return advantages, advantages + values
 
 
-def targets(values, rewards, hparams):
-    """What a minibatch is trained towards: (whitened advantages, returns), each (batch, response_length).
+def with_targets(rollouts, hparams):
+    """A minibatch together with what it is trained towards: 'advantages', whitened, and 'returns'.
 
-    Whitening is over this rank's minibatch. hparams: PpoHParams.
+    rollouts: 'values' and 'rewards', (batch, response_length) like the results, and more that is kept. Whitening is
+    over this rank's whole minibatch. hparams: PpoHParams.
     """
+    values, rewards = rollouts['values'], rollouts['rewards']
     if hparams.whiten_rewards:
         rewards = whiten(rewards, shift_mean=False)
     advantages, returns = advantages_and_returns(values, rewards, gamma=hparams.gamma, lam=hparams.lam)
-    return whiten(advantages), returns
+    return {**rollouts, 'advantages': whiten(advantages), 'returns': returns}
 
 
-def loss(rollouts, outputs, advantages, returns, hparams):
-    """The clipped loss of a minibatch and its statistics.
+def target_stats(rollouts):
+    """Moments of the 'returns' and old 'values' of a whole minibatch: {name: scalar}."""
+    stats = {}
+    for name, values in (('returns', rollouts['returns']), ('val', rollouts['values'])):
+        stats[f'{name}/var'], stats[f'{name}/mean'] = torch.var_mean(values, correction=0)
+    return stats
 
-    rollouts: 'logprobs' and 'values' when the responses were sampled; outputs: 'logprobs', 'values' and 'entropies'
-    now; each, like `advantages` and `returns`, (batch, response_length). hparams: PpoHParams.
+
+def loss(rollouts, outputs, hparams):
+    """The clipped loss of a minibatch, and statistics; all are means, so parts of a minibatch can be averaged.
+
+    rollouts: 'logprobs' and 'values' when the responses were sampled, 'advantages', 'returns'; outputs: 'logprobs',
+    'values' and 'entropies' now; each (batch, response_length). hparams: PpoHParams.
     Returns (scalar, {name: scalar}).
     """
+    advantages, returns = rollouts['advantages'], rollouts['returns']
     old_values, values = rollouts['values'], outputs['values']
     values_clipped = values.clamp(old_values - hparams.cliprange_value, old_values + hparams.cliprange_value)
     value_losses, value_losses_clipped = (values - returns).square(), (values_clipped - returns).square()
@@ -59,14 +70,10 @@ def loss(rollouts, outputs, advantages, returns, hparams):
     policy_loss = torch.maximum(policy_losses, policy_losses_clipped).mean()
 
     total = policy_loss + hparams.vf_coef * value_loss
-    return_var, return_mean = torch.var_mean(returns, correction=0)
-    value_var, value_mean = torch.var_mean(old_values, correction=0)
     stats = {
         'loss/policy': policy_loss, 'loss/value': value_loss, 'loss/total': total,
         'policy/entropy': outputs['entropies'].mean(), 'policy/approxkl': 0.5 * log_ratio.square().mean(),
         'policy/clipfrac': (policy_losses_clipped > policy_losses).float().mean(),
-        'returns/mean': return_mean, 'returns/var': return_var,
         'val/vpred': values.mean(), 'val/error': value_losses.mean(),
-        'val/clipfrac': (value_losses_clipped > value_losses).float().mean(),
-        'val/mean': value_mean, 'val/var': value_var}
+        'val/clipfrac': (value_losses_clipped > value_losses).float().mean()}
     return total, {name: stat.detach() for name, stat in stats.items()}

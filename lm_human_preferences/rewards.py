@@ -98,7 +98,7 @@ class TrainedRewardModel(_Scorer):
                         else trained_models.load_hparams(storage.join(self.train_dir, 'hparams.json')))
         if self.hparams.n_vocab != encoding.n_vocab:
             raise UserError(f'--rewards.trained_model {train_dir} knows {self.hparams.n_vocab} tokens, '
-                            f'the policy\'s encoding {encoding.name!r} has {encoding.n_vocab}')
+                            f'but encoding {encoding.name!r} of the policy has {encoding.n_vocab}')
         super().__init__(Model(self.hparams, ['reward']), encoding, scope=scope)
         if train_dir == 'test':
             self.model.initialize()

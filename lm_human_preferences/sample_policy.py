@@ -46,7 +46,8 @@ def sample_policy(save_dir, savescope='policy', temperature=None, seed=None, bat
     while printed < wanted or nsamples == 0:
         queries = query_sampler()['tokens']
         responses = policy.respond(queries, length=hparams.task.response_length)['responses']
-        for query, response in list(zip(queries.tolist(), responses.tolist()))[:wanted - printed if nsamples else None]:
+        shown = min(batch_size, wanted - printed) if nsamples else batch_size
+        for query, response in zip(queries[:shown].tolist(), responses[:shown].tolist(), strict=True):
             print('=' * 80)
             print(encoder.decode(query).replace('\n', '⏎'))
             print(encoder.decode(response).replace('\n', '⏎'), flush=True)

@@ -126,23 +126,35 @@ class PPOTrainer:
         minibatch = exact_div(batch, self.hparams.ppo.nminibatches)
         stats = []
         for _ in range(self.hparams.ppo.noptepochs):
-            order = torch.from_numpy(np.random.permutation(batch)).to(rollouts['queries'].device)
+            order = torch.from_numpy(np.random.permutation(batch))
             for rows in order.split(minibatch):
                 stats.append(self.train_minibatch({name: values[rows] for name, values in rollouts.items()}))
         return {name: [s[name] for s in stats] for name in stats[0]}
 
     def train_minibatch(self, rollouts):
-        """One update of the policy; returns the statistics before it."""
-        remaining = 1 - self.global_step / nupdates(self.hparams)
-        loss, stats = self.loss(rollouts)
-        self.optimizer.minimize(loss, lr=self.hparams.ppo.lr * remaining)
+        """One update of the policy; returns the statistics before it. Micro-batches only save memory."""
+        rollouts = ppo.with_targets(rollouts, self.hparams.ppo)
+        stats, batch = ppo.target_stats(rollouts), len(rollouts['queries'])
+        parts = torch.arange(batch).split(self.hparams.ppo.micro_batch_size or batch)
+        self.optimizer.gradients.clear()
+        for rows in parts:
+            share = len(rows) / batch
+            loss, part_stats = self._loss_towards_targets({name: values[rows] for name, values in rollouts.items()})
+            self.optimizer.backward(share * loss, last=rows is parts[-1])
+            for name, value in part_stats.items():
+                stats[name] = stats.get(name, 0) + share * value
+        self.optimizer.update(lr=self.hparams.ppo.lr * (1 - self.global_step / nupdates(self.hparams)))
         return stats
 
     def loss(self, rollouts):
         """(differentiable PPO loss, statistics) of a minibatch of `rollouts`, see ppo.loss."""
-        advantages, returns = ppo.targets(rollouts['values'], rollouts['rewards'], self.hparams.ppo)
+        rollouts = ppo.with_targets(rollouts, self.hparams.ppo)
+        loss, stats = self._loss_towards_targets(rollouts)
+        return loss, {**stats, **ppo.target_stats(rollouts)}
+
+    def _loss_towards_targets(self, rollouts):
         outputs = self.policy.analyze_responses_op(rollouts['queries'], rollouts['responses'])
-        return ppo.loss(rollouts, outputs, advantages, returns, self.hparams.ppo)
+        return ppo.loss(rollouts, outputs, self.hparams.ppo)
 
     def record_step_stats(self, *, kl_coef, logprobs, ref_logprobs, scores, non_score_reward, score_stats, train_stats):
         """Log what this step did, averaged over ranks, under the original's names; returns it."""
@@ -157,7 +169,7 @@ class PPOTrainer:
             stats[f'objective/{name}_total'] = values.mean() + non_score_reward.sum(1).mean()
         names = sorted(stats)
         values = torch.stack([stats[name].to(logprobs.device) for name in names]).tolist()  # one wait for the device
-        stats = self.comm.mean(dict(zip(names, values)))
+        stats = self.comm.mean(dict(zip(names, values, strict=True)))
         stats['ppo/val/var_explained'] = 1 - stats['ppo/val/error'] / stats['ppo/returns/var']
         stats.update(self._progress())
         self.logger.log(stats, self.global_step)
@@ -187,9 +199,9 @@ class PPOTrainer:
         """Show the first few episodes; kl (batch, response_length) is per token, kl_coef the one that was in force."""
         if not self.logger.is_due(self.global_step):
             return
-        decode = self.policy.encoder.decode
-        for query, response, score, sample_kl in zip(
-                queries[:SAMPLES_SHOWN].tolist(), responses.tolist(), scores.tolist(), kl.sum(1).tolist()):
+        decode, shown = self.policy.encoder.decode, [
+            values[:SAMPLES_SHOWN].tolist() for values in (queries, responses, scores, kl.sum(1))]
+        for query, response, score, sample_kl in zip(*shown, strict=True):
             say(decode(query).replace('\n', '⏎'), decode(response).replace('\n', '⏎'), f'  score = {score:+.2f}',
                 f'  kl = {sample_kl:+.2f}', f'  total = {score - kl_coef * sample_kl:+.2f}')
 
@@ -234,7 +246,7 @@ def build_trainer(hparams, trained_model, comm):
 
 def train(hparams: HParams, comm=None):
     """Fine-tune a policy and save it to SAVE_DIR/policy; the whole of `./launch.py train_policy`."""
-    comm = comm or comms.world()
+    comm = comm or comms.world(hparams.run.allreduce)
     with tempfile.TemporaryDirectory() as scratch:  # for the reward model of a run that is not saved
         if hparams.rewards.train_new_model is not None:
             train_reward_model(hparams, comm, hparams.run.save_dir or comm.gather(scratch)[0])

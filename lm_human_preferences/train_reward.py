@@ -1,6 +1,7 @@
 """Training a reward model from human labels (the original's train_reward.py; paper, section 2.1)."""
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences import label_files, label_types, lm_tasks, rewards
 from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
@@ -20,6 +21,14 @@ def mean_and_std(values):
     """Mean and standard deviation of `values`, in two passes and float64 so that a large mean costs no digits."""
     values = np.asarray(values, np.float64)
     return float(values.mean()), float(values.std())
+
+
+def micro_batched(get_rewards, size):
+    """`get_rewards` that holds only `size` rows in memory at a time (None: all), by going through each twice."""
+    def get_in_parts(queries, responses):
+        parts = zip(queries.split(size), responses.split(size), strict=True)
+        return torch.cat([checkpoint(get_rewards, *part, use_reentrant=False) for part in parts])
+    return get_in_parts if size else get_rewards
 
 
 class RewardModelTrainer:
@@ -66,7 +75,8 @@ class RewardModelTrainer:
     def train_batch(self, indices, lr):
         """One update on the labels at `indices` (batch / ranks,); returns and logs the statistics before it."""
         batch = {field: values[torch.as_tensor(indices)] for field, values in self.labels.items()}
-        stats = self.label_type.loss(self.reward_model.get_rewards_op, batch)
+        get_rewards = micro_batched(self.reward_model.get_rewards_op, self.hparams.micro_batch_size)
+        stats = self.label_type.loss(get_rewards, batch)
         self.optimizer.minimize(stats['loss'], lr)
         stats = self.comm.mean({name: stats[name].item() for name in sorted(stats)})
         self.logger.log(stats, self.train_step)
@@ -120,7 +130,7 @@ class RewardModelTrainer:
 
 def train(hparams: HParams, comm=None):
     """Train a reward model and save it to SAVE_DIR/reward_model; the whole of `./launch.py train_reward`."""
-    comm = comm or comms.world()
+    comm = comm or comms.world(hparams.run.allreduce)
     hyperparams.dump(hparams)
     set_seed(hparams.run.seed, comm.rank)
 

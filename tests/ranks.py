@@ -8,7 +8,7 @@ from lm_human_preferences.utils import comm as comms
 PATIENCE = 60  # seconds until a rank that waits for the others gives up
 
 
-class ThreadComm:
+class ThreadComm(comms.SingleProcess):
     """The interface of utils.comm for rank `rank` of the threads that share `slots` and `barrier_`."""
 
     def __init__(self, rank, slots, barrier_):

@@ -52,9 +52,9 @@ def test_loss_targets_and_gradients(case):
 
 
 def check_minibatch(trainer, rollouts, recorded, config):
-    advantages, returns = ppo.targets(rollouts['values'], rollouts['rewards'], trainer.hparams.ppo)
-    assert_close(advantages, recorded['advantages'], atol=1e-5, name='advantages')
-    assert_close(returns, recorded['returns'], atol=1e-5, name='returns')
+    targets = ppo.with_targets(rollouts, trainer.hparams.ppo)
+    assert_close(targets['advantages'], recorded['advantages'], atol=1e-5, name='advantages')
+    assert_close(targets['returns'], recorded['returns'], atol=1e-5, name='returns')
     trainer.optimizer.optimizer.zero_grad()
     loss, stats = trainer.loss(rollouts)
     loss.backward()

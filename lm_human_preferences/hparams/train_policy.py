@@ -59,6 +59,9 @@ class PpoHParams(hyperparams.HParams):
     gamma: float = option(1, 'discount of later rewards')
     lam: float = option(0.95, 'lambda of generalised advantage estimation')
     whiten_rewards: bool = option(True, 'scale the rewards of each minibatch to deviation 1')
+    micro_batch_size: Optional[int] = option(
+        None, 'responses per rank held in memory at a time; None: all of a minibatch. Gradients are the same',
+        at_least=1, ours=True)
 
 
 @dataclass

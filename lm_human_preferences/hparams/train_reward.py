@@ -7,6 +7,9 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
 
+ENGINES = ('auto', 'horovod', 'torch', 'mpi')
+
+
 @dataclass
 class LabelHParams(hyperparams.HParams):
     type: str = option(None, 'what a label says: best_of_N, scalar_rating or scalar_compare')
@@ -21,6 +24,12 @@ class RunHParams(hyperparams.HParams):
     log_interval: int = option(10, 'steps between two entries in the log', at_least=1)
     save_interval: int = option(50, 'steps between two checkpoints of the policy', at_least=1)
     save_dir: Optional[str] = option(None, 'where the run is kept; --save_dir joined with NAME, unless that is None')
+    allreduce: str = option('auto', 'what averages over ranks: auto, horovod, torch or mpi', ours=True)
+
+    def validate(self, *, prefix=''):
+        super().validate(prefix=prefix)
+        if self.allreduce not in ENGINES:
+            raise ValueError(f'--{prefix}allreduce {self.allreduce} is none of {", ".join(ENGINES)}')
 
 
 @dataclass
@@ -40,6 +49,9 @@ class HParams(hyperparams.HParams):
         False, 'before training, give the reward the mean and deviation of the labels (comparisons: 0 and 1)')
     normalize_after: bool = option(
         False, 'after training, give it mean 0 and deviation 1 on the initial policy: kl_coef keeps its meaning')
+    micro_batch_size: Optional[int] = option(
+        None, 'labels per rank held in memory at a time; None: all of a step. Gradients are the same',
+        at_least=1, ours=True)
 
     def validate(self, *, prefix=''):
         super().validate(prefix=prefix)

@@ -96,7 +96,8 @@ class Model(nn.Module):
         """Draw the starting values of the original for all parameters, or for the TensorFlow `names` only."""
         n_embd, n_layer = self.hparams.n_embd, self.hparams.n_layer
         stdevs = {'wpe': 0.01, 'wte': 0.02, 'attn/c_attn/w': n_embd ** -0.5,
-                  'attn/c_proj/w': (n_embd * n_layer) ** -0.5, 'mlp/c_fc/w': n_embd ** -0.5, 'mlp/c_proj/w': (4 * n_embd * n_layer) ** -0.5,
+                  'attn/c_proj/w': (n_embd * n_layer) ** -0.5, 'mlp/c_fc/w': n_embd ** -0.5,
+                  'mlp/c_proj/w': (4 * n_embd * n_layer) ** -0.5,
                   'heads/value/w': 0.0, 'heads/reward/w': (n_embd + 1) ** -0.5}
         for name, parameter in self.tf_parameters().items():
             if names is not None and name not in names:
@@ -136,7 +137,8 @@ class Model(nn.Module):
 
     def _check_positions(self, positions, length):
         if length > self.hparams.n_ctx and positions.max() >= self.hparams.n_ctx:
-            raise ValueError(f'{int(positions.max()) + 1} tokens exceed the model\'s context of {self.hparams.n_ctx}')
+            tokens = int(positions.max()) + 1
+            raise ValueError(f"{tokens} tokens are more than the model's context of {self.hparams.n_ctx}")
 
     def mask_padding(self, tokens, padding_token):
         """(tokens with 0 for padding, bool mask of the real ones); ValueError for a row of padding only."""

@@ -19,9 +19,13 @@ class UnknownFieldError(AttributeError, KeyError):
     __str__ = AttributeError.__str__
 
 
-def option(default, help, *, at_least=None):  # the keyword of click
-    """A field with a line of help; `at_least` bounds what the command line accepts."""
-    return dataclasses.field(default=default, metadata={'help': help, 'at_least': at_least})
+def option(default, help, *, at_least=None, ours=False):  # `help` is the keyword of click
+    """A field with a line of help; `at_least` bounds what the command line accepts.
+
+    ours: the original does not know it. So it is left out of what is printed and saved while it has its default.
+    """
+    metadata = {'help': help, 'at_least': at_least, 'ours': ours}
+    return dataclasses.field(default=default, repr=not ours, metadata=metadata)
 
 
 class HParams:
@@ -86,8 +90,8 @@ class HParams:
             getattr(self, name).override_from_nested_dict(value)
 
     def to_nested_dict(self):
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {name: v.to_nested_dict() if isinstance(v, HParams) else v for name, v in values.items()}
+        """What override_from_nested_dict takes."""
+        return {name: v.to_nested_dict() if isinstance(v, HParams) else v for name, v in _recorded(self).items()}
 
     def validate(self, *, prefix=''):
         """Check every value against its field's type: TypeError. Subclasses add what must hold between fields."""
@@ -154,8 +158,14 @@ def dump(hparams, *, name='hparams', out=None):
     print(f'{name}:', *_dump_lines(hparams, '  '), sep='\n', file=out)
 
 
+def _recorded(hparams):
+    """The fields that the original's files have too, and others where they are not at their default."""
+    values = {f: getattr(hparams, f.name) for f in dataclasses.fields(hparams)}
+    return {f.name: v for f, v in values.items() if not f.metadata.get('ours') or v != f.default}
+
+
 def _dump_lines(hparams, indent):
-    for key, value in sorted(vars(hparams).items()):
+    for key, value in sorted(_recorded(hparams).items()):
         if isinstance(value, HParams):
             yield f'{indent}{key}:'
             yield from _dump_lines(value, indent + '  ')

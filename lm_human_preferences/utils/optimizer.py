@@ -12,15 +12,25 @@ class Adam:
 
     def __init__(self, parameters, *, comm):
         self.parameters = parameters
-        self.comm = comm
         self.steps = 0
+        self.gradients = comm.average_gradients(parameters.values())
         self.optimizer = torch.optim.Adam(parameters.values(), betas=BETAS, fused=True)
 
     def minimize(self, loss, lr):
         """One update against the gradient of the scalar `loss`."""
-        self.optimizer.zero_grad()
+        self.gradients.clear()
+        self.backward(loss, last=True)
+        self.update(lr)
+
+    def backward(self, loss, *, last):
+        """Add the gradient of the scalar `loss`; `last`: no more follows before the update."""
+        if last:
+            self.gradients.expect_last()
         loss.backward()
-        self.comm.mean_([p.grad for p in self.parameters.values()])
+
+    def update(self, lr):
+        """Average the gradients that were added since `gradients.clear()`, and take the step."""
+        self.gradients.wait()
         self.steps += 1
         self.optimizer.param_groups[0].update(lr=lr, eps=adam_epsilon(self.steps))
         self.optimizer.step()
