@@ -307,8 +307,8 @@ def test_other_contents(tmp_path, data):
                             'TensorFlow checkpoint')
 
 
-UNKNOWN = 'v is neither numbers nor booleans (type {} of types.proto), which is not supported'
-SIZE = 'damaged: v has {} bytes, which do not make float32 {}'
+UNKNOWN = "'v' is neither numbers nor booleans (type {} of types.proto), which is not supported"
+SIZE = "damaged: 'v' has {} bytes, which do not make float32 {}"
 NO_CHECKPOINT = 'damaged or no checkpoint:'
 HUGE = (0, 1 << 40, 1 << 40)
 
@@ -316,14 +316,14 @@ HUGE = (0, 1 << 40, 1 << 40)
 @pytest.mark.parametrize('message, line', [
     (entry(dtype=7), '.index: ' + UNKNOWN.format(7)),
     (entry(dtype=14), '.index: ' + UNKNOWN.format(14)),
-    (entry(extra=field(7, b'x')), '.index: v is a partitioned variable, which is not supported'),
+    (entry(extra=field(7, b'x')), ".index: 'v' is a partitioned variable, which is not supported"),
     (entry(shape=(3,)), '.index is ' + SIZE.format(8, (3,))),
     (entry(shape=(2,) + (1,) * 40), '.index is ' + SIZE.format(8, (2,) + (1,) * 32)),
     (entry(shape=HUGE, size=0), '.index is ' + SIZE.format(0, HUGE)),
     (entry(shard=1), '.index is damaged: a tensor is in shard 1 of 1'),
-    (entry(shape=(3,), size=12), f'{DATA} is truncated: v ends at byte 12, the file at 8'),
-    (entry(offset=1 << 63), f'{DATA} is truncated: v ends at byte {(1 << 63) + 8}, the file at 8'),
-    (entry(), f'{DATA} is damaged: the checksum of v does not match'),
+    (entry(shape=(3,), size=12), f"{DATA} is truncated: 'v' ends at byte 12, the file at 8"),
+    (entry(offset=1 << 63), f"{DATA} is truncated: 'v' ends at byte {(1 << 63) + 8}, the file at 8"),
+    (entry(), f"{DATA} is damaged: the checksum of 'v' does not match"),
     (b'\x0b', f'.index is {NO_CHECKPOINT} a field is truncated or of no known kind'),
     (b'\x12\x05a', f'.index is {NO_CHECKPOINT} a field is truncated or of no known kind'),
     (b'\xff' * 9, f'.index is {NO_CHECKPOINT} damaged number'),
@@ -343,6 +343,12 @@ def test_header_that_is_not_supported(tmp_path, header, line):
     with pytest.raises(BundleError) as e:
         Bundle(path)
     assert str(e.value) == f'{path}.index is {NO_CHECKPOINT} {line}'
+
+
+def test_message_is_one_line_whatever_the_name(tmp_path):
+    with pytest.raises(BundleError) as e:
+        read_all(crafted(tmp_path, {'a\n\x1b[2J': entry()}))
+    assert str(e.value).isprintable()
 
 
 def test_only_the_tensor_that_is_read_is_refused(tmp_path):

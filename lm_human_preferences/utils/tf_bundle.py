@@ -137,7 +137,7 @@ class Bundle(collections.abc.Mapping):
         """The numpy dtype of a tensor."""
         number = self._entries[name].dtype
         if number not in DTYPES:
-            raise BundleError(f'{self._index}: {name} is neither numbers nor booleans (type {number} of types.proto), '
+            raise BundleError(f'{self._index}: {name!r} is neither numbers nor booleans (type {number} of types.proto), '
                               'which is not supported')
         return DTYPES[number]
 
@@ -162,16 +162,16 @@ class Bundle(collections.abc.Mapping):
     def __getitem__(self, name):
         entry, dtype = self._entries[name], self.dtype(name)
         if entry.sliced:
-            raise BundleError(f'{self._index}: {name} is a partitioned variable, which is not supported')
+            raise BundleError(f'{self._index}: {name!r} is a partitioned variable, which is not supported')
         if not _fits(entry, dtype):
-            raise BundleError(f'{self._index} is damaged: {name} has {entry.size} bytes, which do not make {dtype} '
+            raise BundleError(f'{self._index} is damaged: {name!r} has {entry.size} bytes, which do not make {dtype} '
                               f'{entry.shape}')
         path, data, end = self._shard_path(entry.shard), self._shard(entry.shard), entry.offset + entry.size
         if end > len(data):
-            raise BundleError(f'{path} is truncated: {name} ends at byte {end}, the file at {len(data)}')
+            raise BundleError(f'{path} is truncated: {name!r} ends at byte {end}, the file at {len(data)}')
         values = np.frombuffer(data, np.uint8)[entry.offset:end]
         if self._verify and masked_crc(values) != entry.crc:
-            raise BundleError(f'{path} is damaged: the checksum of {name} does not match')
+            raise BundleError(f'{path} is damaged: the checksum of {name!r} does not match')
         return values.view(dtype).reshape(entry.shape)
 
 
