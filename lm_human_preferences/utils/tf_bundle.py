@@ -137,8 +137,8 @@ class Bundle(collections.abc.Mapping):
         """The numpy dtype of a tensor."""
         number = self._entries[name].dtype
         if number not in DTYPES:
-            raise BundleError(f'{self._index}: {name!r} is neither numbers nor booleans (type {number} of types.proto), which '
-                              'is not supported')
+            raise BundleError(f'{self._index}: {name!r} is neither numbers nor booleans (type {number} of '
+                              'types.proto), which is not supported')
         return DTYPES[number]
 
     def shard_names(self):
