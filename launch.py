@@ -13,6 +13,8 @@ A reward model from the published labels, then a policy that follows it:
 
 Every hyperparameter is an option of its command: `./launch.py train_policy --help` lists them.
 """
+import click
+
 from lm_human_preferences.hparams import train_policy, train_reward
 from lm_human_preferences.utils import launch
 from lm_human_preferences.utils.combos import bind, bind_nested, combos
@@ -104,7 +106,7 @@ reward_experiments = {
     'test': reward_experiment(
         test_task,
         bind('labels.source', 'test'),
-        bind('labels.num_train', 256),
+        bind('labels.num_train', 1024),
         bind('batch_size', 32),
         bind('lr', 1e-3),
     ),
@@ -144,7 +146,7 @@ def summarize_policy(experiment, task, kl_coef):
 
 
 books_ppo = bind('ppo.lr', 1e-5), bind('ppo.total_episodes', 1_000_000), bind('ppo.batch_size', 512)
-test_ppo = bind('ppo.lr', 1e-3), bind('ppo.total_episodes', 30 * 64), bind('ppo.batch_size', 64)
+test_ppo = bind('ppo.lr', 1e-2), bind('ppo.total_episodes', 100 * 64), bind('ppo.batch_size', 64)
 policy_experiments = {
     'sentiment': adaptive_kl_policy('sentiment', books_task, *books_ppo),
     'descriptiveness': adaptive_kl_policy('descriptiveness', books_task, *books_ppo),
@@ -153,6 +155,11 @@ policy_experiments = {
     'test': adaptive_kl_policy('test', test_task, *test_ppo),
 }
 
+
+def export(settings, model_dir, output_dir):
+    launch.run('lm_human_preferences.export:export', {'model_dir': model_dir, 'output_dir': output_dir}, mpi=1)
+
+
 cli = launch.Program(help=__doc__, commands=[
     launch.experiment_command(
         'train_reward', 'lm_human_preferences.train_reward:train', train_reward.HParams, reward_experiments,
@@ -160,6 +167,9 @@ cli = launch.Program(help=__doc__, commands=[
     launch.experiment_command(
         'train_policy', 'lm_human_preferences.train_policy:train', train_policy.HParams, policy_experiments,
         complete=train_policy.complete, help='Train a policy by PPO against a reward model, new or trained before.'),
+    launch.Command(
+        'export', export, {}, [click.Argument(['model_dir']), click.Argument(['output_dir'])],
+        help='Save the language model of MODEL_DIR, a run or a released name, as a Hugging Face directory.'),
 ])
 
 if __name__ == '__main__':

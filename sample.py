@@ -15,7 +15,7 @@ from lm_human_preferences.utils.hyperparams import option
 @dataclass
 class SampleHParams(launch.RankHParams):
     save_dir: str = option(None, 'run directory of the policy, path or URL: it holds train_policy_hparams.json')
-    savescope: str = option('policy', 'directory in it, and scope of the variables: policy')
+    savescope: str = option('policy', 'variables to sample from: policy, or ref_policy for the initial model')
     temperature: Optional[float] = option(None, "divides the logits; None: the task's own", at_least=0)
     seed: Optional[int] = option(None, 'seed of all random numbers; None: another one every time')
     batch_size: int = option(4, 'samples at a time', at_least=1)

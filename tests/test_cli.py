@@ -125,9 +125,9 @@ POLICY = 'train_policy sentiment nm '
 
 
 @pytest.mark.parametrize('argv, message', [
-    ('train_polic a b', "no command 'train_polic': choose from train_reward, train_policy (did you mean "
+    ('train_polic a b', "no command 'train_polic': choose from train_reward, train_policy, export (did you mean "
      'train_policy?)'),
-    ('--dry_run train_policy sentiment nm', '--dry_run belongs after the command: train_reward or train_policy'),
+    ('--dry_run train_policy sentiment nm', '--dry_run belongs after the command: train_reward, train_policy, export'),
     ('train_policy', 'EXPERIMENT and NAME missing: --help shows an example'),
     ('train_policy --name nm', 'EXPERIMENT missing: --help shows an example'),
     ('train_policy sentiment', 'NAME missing: --help shows an example'),
@@ -235,7 +235,7 @@ def test_dry_run_prints_every_hyperparameter(started):
     hparams = resolved('train_policy', 'test')
     hparams.ppo.lr, hparams.run.save_dir = 0.25, '/s/nm'
     first, rest = result.stdout.split('\n', 1)
-    assert first.startswith("nm: {'task.query_length': 3, ") and "'ppo.lr': 0.001" in first
+    assert first.startswith("nm: {'task.query_length': 3, ") and "'ppo.lr': 0.01" in first
     assert rest == dumped(hparams)
     assert not started
 

@@ -32,7 +32,7 @@ class Program(click.Group):
     def parse_args(self, ctx, args):
         first = args[0] if args else ''
         if first.startswith('-') and first not in ('-h', '--help') and not ctx.resilient_parsing:
-            raise UserError(f'{first} belongs after the command: {" or ".join(self.commands)}')
+            raise UserError(f'{first} belongs after the command: {", ".join(self.commands)}')
         return super().parse_args(ctx, ['--help'] if first == '-h' else args)
 
     def resolve_command(self, ctx, args):
