@@ -10,8 +10,10 @@ from lm_human_preferences.utils.tf_bundle import Bundle
 
 RELEASED = ('124M', '355M', '774M', '1558M')
 TEST_SIZES = dict(n_vocab=27, n_ctx=8, n_layer=2, n_embd=7, n_head=1)
-HUGGING_FACE_SIZES = dict(
-    n_vocab='vocab_size', n_ctx='n_positions', n_embd='n_embd', n_head='n_head', n_layer='n_layer')
+HUGGING_FACE_SIZES = dict(  # our name: theirs, and what it is where their file leaves it out
+    n_vocab=('vocab_size', 50257), n_ctx=('n_positions', 1024), n_embd=('n_embd', 768), n_head=('n_head', 12),
+    n_layer=('n_layer', 12))
+TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # two names of the same function
 
 
 def load_hparams(path):
@@ -116,15 +118,18 @@ class TrainedModel:
         if not self._is_hugging_face():
             return load_hparams(storage.join(self.savedir, 'hparams.json'))
         config = storage.read_json(storage.join(self.savedir, 'config.json'))
-        if config.get('model_type') != 'gpt2':
-            raise UserError(f'{self.savedir}: model_type is {config.get("model_type")!r}, only gpt2 is supported')
-        return model.HParams(**{ours: config[theirs] for ours, theirs in HUGGING_FACE_SIZES.items()})
+        kind, activation = config.get('model_type'), config.get('activation_function', 'gelu_new')
+        if kind != 'gpt2' or activation not in TANH_GELUS:
+            raise UserError(
+                f'{self.savedir}/config.json: only GPT-2 with gelu_new is supported, not {kind} with {activation}')
+        return model.HParams(**{ours: config.get(theirs, default)
+                                for ours, (theirs, default) in HUGGING_FACE_SIZES.items()})
 
     def build(self, *, scope, scalar_heads=()):
         """A `Model` with these weights on the CPU; heads that the checkpoint lacks are drawn at random and reported."""
         hparams = self.hparams()
         if hparams.n_vocab != self.encoding.n_vocab:
-            raise UserError(f'{self.savedir}: hparams.json has n_vocab {hparams.n_vocab}, '
+            raise UserError(f'{self.savedir}: its sizes have n_vocab {hparams.n_vocab}, '
                             f'encoding {self.encoding.name!r} has {self.encoding.n_vocab}')
         built = model.Model(hparams, scalar_heads)
         if self.is_random:
