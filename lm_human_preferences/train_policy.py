@@ -216,9 +216,10 @@ class PPOTrainer:
 def train_reward_model(hparams, comm, save_dir):
     """The first of both steps at once: train the reward model of `rewards.train_new_model` into `save_dir`."""
     new_model = hparams.rewards.train_new_model
-    if hparams.task != new_model.task:
-        raise UserError(
-            f'--task and --rewards.train_new_model.task must be the same: {hparams.task} != {new_model.task}')
+    for name, value in vars(hparams.task).items():
+        if value != getattr(new_model.task, name):
+            raise UserError(f'--task.{name} and --rewards.train_new_model.task.{name} must be the same: '
+                            f'{value} != {getattr(new_model.task, name)}')
     new_model.run.save_dir = save_dir
     train_reward.train(new_model, comm)
     comm.barrier()
@@ -247,6 +248,7 @@ def build_trainer(hparams, trained_model, comm):
 def train(hparams: HParams, comm=None):
     """Fine-tune a policy and save it to SAVE_DIR/policy; the whole of `./launch.py train_policy`."""
     comm = comm or comms.world(hparams.run.allreduce)
+    checkpoints.check_directory(hparams.run.save_dir)
     with tempfile.TemporaryDirectory() as scratch:  # for the reward model of a run that is not saved
         if hparams.rewards.train_new_model is not None:
             train_reward_model(hparams, comm, hparams.run.save_dir or comm.gather(scratch)[0])
