@@ -18,7 +18,7 @@ OUTSIDE = TESTS.parent.parent / 'shared'
 
 def _root():
     if 'LMHP_GOLDEN' in os.environ:
-        root = Path(os.environ['LMHP_GOLDEN'])
+        root = Path(os.environ['LMHP_GOLDEN']).resolve()
         assert root.is_dir(), f'LMHP_GOLDEN: no directory {root}'
         return root
     outside = OUTSIDE / 'golden'

@@ -159,13 +159,13 @@ def test_a_warning_names_the_options_when_nothing_ends_in_time(tmp_path):
     assert 'WARNING' not in calm.stdout
 
 
-def test_a_directory_that_cannot_be_is_refused_before_anything_is_loaded(tmp_path):
+@pytest.mark.parametrize('save_dir, told', [
+    ('{}/file', '{}/file/first cannot be made: {}/file is no directory that you may write to'),
+    ('az://account/runs', 'az://account/runs/first is remote; runs are kept in local directories only')])
+def test_a_directory_that_cannot_be_is_refused_before_anything_is_loaded(tmp_path, save_dir, told):
     (tmp_path / 'file').write_text('')
-    for save_dir, told in [(f'{tmp_path}/file', f'--save_dir: {tmp_path}/file/first cannot be made: {tmp_path}/file is '
-                                                'no directory that you may write to'),
-                           ('az://a/b', '--save_dir: az://a/b/first is remote; runs are kept in local directories only')]:
-        result = invoke(f'train_policy test first --mpi 1 --save_dir {save_dir}')
-        assert (result.exit_code, result.output) == (2, f'error: {told}\n')
+    result = invoke(f'train_policy test first --mpi 1 --save_dir {save_dir.format(tmp_path)}')
+    assert (result.exit_code, result.output) == (2, f'error: --save_dir: {told.replace("{}", str(tmp_path))}\n')
 
 
 def test_what_does_not_fit_the_context_is_refused_before_anything_is_saved(tmp_path):
