@@ -73,8 +73,12 @@ def make_query_sampler(*, hparams, encoder, batch_size, mode='train', comm=None,
     mode: 'train', 'valid' or 'test', the part of the data set. With `comm`, each rank gets its own share.
     labels: source of the labels, whose queries stand in where the `books` passages cannot be had.
     """
+    seed = 0  # as in the original, files are read in the same order in every run
+    if hparams.query_dataset == 'test':
+        drawn = torch.randint(2 ** 31, ()).item()
+        seed = comm.gather(drawn)[0] if comm else drawn  # ranks take turns in one stream
     sequences = datasets.get_dataset(hparams.query_dataset, labels=None if labels == 'test' else labels).sequences(
-        hparams.query_length, mode=mode, comm=comm, encoder=encoder,
+        hparams.query_length, mode=mode, comm=comm, encoder=encoder, seed=seed,
         start_token=_single_token(encoder, 'start_text', hparams.start_text),
         end_token=_single_token(encoder, 'end_text', hparams.end_text))
 

@@ -7,6 +7,8 @@ from golden_data import json_if_there, load_npz, require_bpe, under
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.language import encodings
 from lm_human_preferences.train_policy import make_score_fn
+from lm_human_preferences.utils import comm as comms
+from lm_human_preferences.utils import core
 from lm_human_preferences.utils.errors import UserError
 
 CASES = json_if_there('tasks.json', default={})
@@ -78,3 +80,31 @@ def test_texts_that_begin_and_end_queries_are_single_tokens(option):
     hparams = lm_tasks.TaskHParams(query_length=3, query_dataset='test', **{'start_text': None, option: 'ab'})
     with pytest.raises(UserError, match=rf"^--task.{option} 'ab' must be a single token, not 2$"):
         lm_tasks.make_query_sampler(hparams=hparams, encoder=encodings.Test.get_encoder(), batch_size=1)
+
+
+def drawn_queries(seed, batch_size, comm=None):
+    hparams = lm_tasks.TaskHParams(query_length=5, query_dataset='test', start_text=None)
+    core.set_seed(seed, comm.rank if comm else 0)
+    sampler = lm_tasks.make_query_sampler(
+        hparams=hparams, encoder=encodings.Test.get_encoder(), batch_size=batch_size, comm=comm)
+    return torch.cat([sampler()['tokens'] for _ in range(3)])
+
+
+def test_letters_follow_the_seed_of_the_run():
+    """Runs of different seeds are independent samples, queries included; the same seed repeats (defect 19)."""
+    assert torch.equal(drawn_queries(1, 4), drawn_queries(1, 4))
+    assert not torch.equal(drawn_queries(1, 4), drawn_queries(2, 4))
+
+
+def test_ranks_take_turns_in_one_stream_of_letters():
+    """Defect 19: in the original ranks could draw the same texts."""
+    class Other(comms.SingleProcess):
+        """Rank 1 of two, after rank 0 has drawn."""
+        rank, size = 1, 2
+
+        def gather(self, value):
+            return [first_of_rank_0, value]
+
+    core.set_seed(1, 0)
+    first_of_rank_0 = torch.randint(2 ** 31, ()).item()
+    assert torch.equal(drawn_queries(1, 2, Other()), drawn_queries(1, 4)[1::2])
