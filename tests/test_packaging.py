@@ -25,7 +25,7 @@ def imported(patterns):
                 names |= {alias.name.partition('.')[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 names.add(node.module.partition('.')[0])
-    ours = {p.stem for p in [*ROOT.glob('*'), *ROOT.glob('tests/*'), *ROOT.glob('tests/**/*.py'), *ROOT.glob('benchmarks/*')]}
+    ours = {p.stem for pattern in ('*', 'tests/*', 'tests/**/*.py', 'benchmarks/*') for p in ROOT.glob(pattern)}
     return names - set(sys.stdlib_module_names) - ours
 
 
