@@ -1,0 +1,89 @@
+"""Learning curves of ten seeds against the original's ten (curves/): the means agree within their errors."""
+import concurrent.futures
+import contextlib
+import io
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+
+from compare import assert_close
+from golden_data import load_json, load_npz, require
+
+SEEDS = range(1, 11)
+STANDARD_ERRORS = 4
+SHARE = 0.97  # of the updates of each tag
+LEARNED = 2  # standard deviations over seeds by which the score must have risen
+
+
+def hparams_of_curves():
+    from lm_human_preferences.train_policy import HParams
+    overrides = load_json('curves', 'overrides.json')
+    for name in ('task.policy.initial_model', 'rewards.trained_model'):
+        overrides[name] = str(require('curves', overrides[name]))
+    hparams = HParams()
+    hparams.override_from_dict(overrides)
+    return hparams
+
+
+def one_seed(seed):
+    """{statistic: [its value at every update]} of one run; in a process of its own."""
+    import torch
+    from lm_human_preferences import train_policy
+    torch.set_num_threads(1)
+    hparams, steps = hparams_of_curves(), []
+    hparams.run.seed = seed
+
+    class Recording(train_policy.PPOTrainer):
+        def step(self):
+            steps.append(super().step())
+            return steps[-1]
+
+    train_policy.PPOTrainer = Recording
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        train_policy.train(hparams)
+    return {name: [stats[name] for stats in steps] for name in steps[0]}
+
+
+@pytest.fixture(scope='module')
+def curves():
+    """({tag: our (seeds, updates)}, {tag: the original's})."""
+    recorded = load_npz('curves', 'curves.npz')
+    context = multiprocessing.get_context('spawn')
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=context) as processes:
+        runs = list(processes.map(one_seed, SEEDS))
+    return {name: np.array([run[name] for run in runs], np.float64) for name in recorded}, recorded
+
+
+def standard_error(values):
+    return values.std(0, ddof=1) / np.sqrt(len(values))
+
+
+@pytest.mark.slow
+def test_means_agree(curves):
+    disagreeing = {}
+    for name, theirs in curves[1].items():
+        ours, theirs = curves[0][name], theirs.astype(np.float64)
+        assert ours.shape[1:] == theirs.shape[1:], name
+        allowed = STANDARD_ERRORS * np.hypot(standard_error(ours), standard_error(theirs))
+        # What does not vary over seeds, such as the number of episodes, may differ by rounding to float32.
+        agree = np.abs(ours.mean(0) - theirs.mean(0)) <= allowed + 1e-6 * np.abs(theirs.mean(0))
+        if agree.mean() < SHARE:
+            disagreeing[name] = agree.mean()
+    assert not disagreeing
+
+
+@pytest.mark.slow
+def test_the_task_is_learned(curves):
+    """The comparison means something: seeds differ, and the score rises far beyond what they differ by."""
+    for runs in curves:
+        score = runs['objective/score'].astype(np.float64)
+        assert score[:, -10:].mean() - score[:, :10].mean() > LEARNED * score[:, :10].mean(1).std()
+        assert len(np.unique(score[:, 0])) > 1
+
+
+@pytest.mark.slow
+def test_the_final_score_is_the_originals(curves):
+    last = [runs['objective/score'][:, -10:].mean() for runs in curves]
+    assert_close(last[0], last[1], rtol=0.03)
