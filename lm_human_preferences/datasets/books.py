@@ -7,16 +7,18 @@ from lm_human_preferences.utils import storage
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.logging import say
 
-URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/datasets/book_passages/{mode}.jsonl'
+PUBLIC = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
+URL = f'{PUBLIC}/datasets/book_passages/{{mode}}.jsonl'
+LABELS = f'{PUBLIC}/labels/descriptiveness/offline_5k.json'
 
 
 def books_generator(mode, seed=0, shuffle=False, labels=None):
     """Yield the passages of the part `mode`: train, valid or test.
 
-    The file was lost when the storage moved. Where it cannot be had, the queries in the label file `labels` stand in,
-    as lists of token ids, whatever the part. Raises StorageError where there is neither.
+    The file was lost when the storage moved. Where it cannot be had, the queries in the label file `labels` (None: the
+    published ones) stand in, as lists of token ids, whatever the part. Raises StorageError where there is neither.
     """
-    passages = list(_passages(URL.format(mode=mode), labels))
+    passages = list(_passages(URL.format(mode=mode), labels or LABELS))
     if shuffle:
         random.Random(seed).shuffle(passages)
     yield from passages
@@ -27,9 +29,10 @@ def _passages(url, labels):
     try:
         return read_jsonl(url)
     except storage.StorageError as e:
-        if labels is None:
-            raise storage.StorageError(f'{e}, or name a .jsonl file of your own as --task.query_dataset') from e
-        queries = _queries(labels)
+        try:
+            queries = _queries(labels)
+        except storage.StorageError as second:
+            raise storage.StorageError(f'{second}; or name a .jsonl file of texts as --task.query_dataset') from second
         say(f'The data set books is not to be had ({e}). Using the {len(queries)} queries of {labels} instead.')
         return queries
 
