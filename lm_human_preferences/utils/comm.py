@@ -6,17 +6,18 @@ MPI starts the ranks and carries small objects. Tensors go through one of three 
     torch       torch.distributed: NCCL on GPUs, Gloo on CPUs; the ranks find each other through MPI
     mpi         mpi4py on host memory: slow with GPUs, works wherever MPI does
 """
+import atexit
 import functools
-import importlib.util
 import os
 import socket
 
 import torch
 
+from lm_human_preferences.utils import network
 from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.gradients import Gradients, OverlappedGradients, buckets
 
-BUCKET_BYTES = 64 << 20  # gradients are averaged in buckets of about this size
-# How the launchers of MPICH, Open MPI and Slurm, and ours, say how many ranks they started.
+# How our launcher and those of MPICH, Open MPI and Slurm say how many ranks they started.
 SIZE_VARIABLES = ('LMHP_RANKS', 'PMI_SIZE', 'OMPI_COMM_WORLD_SIZE', 'SLURM_STEP_NUM_TASKS')
 
 
@@ -47,81 +48,16 @@ class SingleProcess:
         """Wait until every rank is here."""
 
 
-class Gradients:
-    """Averages gradients over the ranks of `comm` once they are all there."""
-
-    def __init__(self, parameters, comm):
-        self.parameters, self.comm = list(parameters), comm
-
-    def clear(self):
-        """Forget the gradients, before the first backward pass of an update."""
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    def expect_last(self):
-        """Say that nothing is added after the next backward pass: averaging may overlap with it."""
-
-    def wait(self):
-        """Return when every gradient is the mean over ranks."""
-        self.comm.mean_([parameter.grad for parameter in self.parameters])
-
-
-class OverlappedGradients(Gradients):
-    """Averages gradients in a few large buckets, each sent as soon as the last backward pass has filled it.
-
-    A parameter's `grad` is a view into its bucket, so nothing is copied. Buckets are filled, and sent on every rank,
-    in the order in which a backward pass reaches the parameters: the last ones first.
-    """
-
-    def __init__(self, parameters, comm, engine):
-        super().__init__(parameters, comm)
-        self.engine = engine
-        self.flats, self.bucket_of, self.handles = [], {}, []
-        self.sending, self.missing = False, []
-        for members in _buckets(self.parameters[::-1]):
-            flat = torch.zeros(sum(p.numel() for p in members), dtype=members[0].dtype, device=members[0].device)
-            for parameter, view in zip(members, flat.split([p.numel() for p in members])):
-                parameter.grad = view.view(parameter.shape)
-                self.bucket_of[parameter] = len(self.flats)
-                parameter.register_post_accumulate_grad_hook(self._arrived)
-            self.flats.append(flat)
-
-    def clear(self):
-        for flat in self.flats:
-            flat.zero_()
-
-    def expect_last(self):
-        self.sending, self.handles = True, []
-        self.missing = [0] * len(self.flats)
-        for bucket in self.bucket_of.values():
-            self.missing[bucket] += 1
-
-    def _arrived(self, parameter):
-        if self.sending:
-            self.missing[self.bucket_of[parameter]] -= 1
-            self._send_filled()
-
-    def _send_filled(self):
-        while len(self.handles) < len(self.flats) and self.missing[len(self.handles)] == 0:
-            self.handles.append(self.engine.start_sum_(self.flats[len(self.handles)]))
-
-    def wait(self):
-        self.missing = [0] * len(self.flats)  # a parameter that the loss did not reach has gradient zero
-        self._send_filled()
-        self.sending = False
-        for handle, flat in zip(self.handles, self.flats):
-            self.engine.wait(handle)
-            flat.div_(self.comm.size)
-
-
 class _HorovodEngine:
-    name = 'horovod'
-
-    def __init__(self, mpi_comm):
+    def __init__(self, world):
         import horovod.torch
-        self.hvd = horovod.torch
-        self.hvd.init(mpi_comm)
-        self.started = 0
+        self.hvd, self.started = horovod.torch, 0
+        os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')  # tensors come in large buckets already
+        if not torch.cuda.is_available():
+            # Every millisecond its thread would wait for the others', on a processor that has better things to do.
+            os.environ.setdefault('HOROVOD_CYCLE_TIME', '10')
+        self.hvd.init()
+        self.name = 'horovod (NCCL)' if torch.cuda.is_available() and self.hvd.nccl_built() else 'horovod (MPI)'
 
     def start_sum_(self, tensor):
         self.started += 1  # ranks recognise each other's tensors by name
@@ -135,17 +71,31 @@ class _HorovodEngine:
 
 
 class _TorchEngine:
-    name = 'torch'
-
-    def __init__(self, mpi_comm):
+    def __init__(self, world):
         import torch.distributed
         self.dist = torch.distributed
-        with socket.socket() as free:
-            free.bind(('', 0))
-            address = mpi_comm.bcast((socket.gethostname(), free.getsockname()[1]))
+        backend = 'nccl' if torch.cuda.is_available() else 'gloo'
+        self.name = f'torch ({backend})'
         self.dist.init_process_group(
-            'nccl' if torch.cuda.is_available() else 'gloo', init_method='tcp://{}:{}'.format(*address),
-            rank=mpi_comm.rank, world_size=mpi_comm.size)
+            backend, store=self._meet(world), rank=world.rank, world_size=world.size,
+            device_id=torch.device('cuda', torch.cuda.current_device()) if backend == 'nccl' else None)
+        atexit.register(self.dist.destroy_process_group)
+
+    def _meet(self, world):
+        """A store on rank 0 that all ranks are connected to; Gloo is told the interface of that connection."""
+        loopback = '127.0.0.1'
+        store = world.rank == 0 and self.dist.TCPStore(loopback, 0, is_master=True, wait_for_workers=False)
+        port, addresses = world.comm.bcast(store and (store.port, list(network.interfaces())))
+        theirs = ours = loopback
+        if world.local_size < world.size:
+            is_first_host = world.node.bcast(world.rank) == 0
+            found = world.comm.allgather(None if is_first_host else network.route(addresses, port))
+            if is_first_host:
+                ours = next(pair[0] for pair in found if pair)
+            else:
+                theirs, ours = found[world.rank]
+        os.environ.setdefault('GLOO_SOCKET_IFNAME', network.interfaces()[ours])
+        return store or self.dist.TCPStore(theirs, port, wait_for_workers=False)
 
     def start_sum_(self, tensor):
         return self.dist.all_reduce(tensor, async_op=True)
@@ -160,9 +110,9 @@ class _TorchEngine:
 class _MpiEngine:
     name = 'mpi'
 
-    def __init__(self, mpi_comm):
+    def __init__(self, world):
         from mpi4py import MPI
-        self.comm, self.in_place = mpi_comm, MPI.IN_PLACE
+        self.comm, self.in_place = world.comm, MPI.IN_PLACE
 
     def start_sum_(self, tensor):
         host = tensor.cpu()
@@ -171,8 +121,7 @@ class _MpiEngine:
     def wait(self, handle):
         request, host, tensor = handle
         request.Wait()
-        if host is not tensor:
-            tensor.copy_(host)
+        tensor.copy_(host)  # nothing happens where they are one
 
     def broadcast_(self, tensor):
         host = tensor.cpu()
@@ -190,32 +139,44 @@ class _MpiWorld(SingleProcess):
         if self.size != launched_size():
             raise UserError(f'{launched_size()} ranks were started, but each sees a world of {self.size}: they were '
                             'started by the mpiexec of another MPI; put the one of this environment first on PATH')
-        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self.local_rank, self.local_size = node.Get_rank(), node.Get_size()
-        self._take_device()
-        name = resolve(allreduce)
-        self.engine = {'horovod': _HorovodEngine, 'torch': _TorchEngine, 'mpi': _MpiEngine}[name](self.comm)
+        self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_rank, self.local_size = self.node.Get_rank(), self.node.Get_size()
+        if torch.cuda.device_count():
+            torch.cuda.set_device(self._gpu())
+        elif 'OMP_NUM_THREADS' not in os.environ:
+            torch.set_num_threads(self._threads())
+        everywhere = all(self.comm.allgather(allreduce == 'auto' and _has_horovod()))
+        engine = ('horovod' if everywhere else 'torch') if allreduce == 'auto' else allreduce
+        self.engine = {'horovod': _HorovodEngine, 'torch': _TorchEngine, 'mpi': _MpiEngine}[engine](self)
         if self.rank == 0:
-            print(f'{self.size} ranks, tensors averaged by {name}')
+            print(f'{self.size} ranks, averaging by {self.engine.name}')
 
-    def _take_device(self):
-        """Local rank r computes on visible GPU r, or on its share of the host's processors."""
-        gpus = torch.cuda.device_count()
-        if not gpus:
-            if 'OMP_NUM_THREADS' not in os.environ:
-                torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self.local_size))
-        elif gpus < self.local_size:
-            raise UserError(f'{self.local_size} ranks on {socket.gethostname()}, which has {gpus} visible GPUs: '
-                            f'take --mpi {gpus} per host, or make more visible in CUDA_VISIBLE_DEVICES')
-        else:
-            torch.cuda.set_device(self.local_rank)
+    def _gpu(self):
+        """Number of the first visible GPU that no rank before this one on this host takes; UserError if there is none.
+
+        So local rank r takes visible GPU r, or the one GPU that it alone sees, which is how Slurm may deal them out.
+        """
+        visible = [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
+        taken = []
+        for gpus in self.node.allgather(visible):
+            taken.append(next((gpu for gpu in gpus if gpu not in taken), None))
+        if None in taken:
+            raise UserError(f'{self.local_size} ranks on {socket.gethostname()}, which has {len(visible)} visible '
+                            f'GPU(s): take --mpi {len(visible)}, or make more visible by CUDA_VISIBLE_DEVICES')
+        return visible.index(taken[self.local_rank])
+
+    def _threads(self):
+        """This rank's share of the processors that it may use, of which MPI may have bound it to some."""
+        processors = os.sched_getaffinity(0)
+        return max(1, torch.get_num_threads() // self.node.allgather(processors).count(processors))
 
     def broadcast_(self, tensors):
+        self.barrier()  # which, unlike the engines, waits as long as it takes another rank to get here
         for tensor in tensors:
             self.engine.broadcast_(tensor.data)
 
     def mean_(self, tensors):
-        for bucket in _buckets(tensors):
+        for bucket in buckets(tensors):
             flat = torch.cat([t.data.flatten() for t in bucket])
             self.engine.wait(self.engine.start_sum_(flat))
             for tensor, mean in zip(bucket, flat.div_(self.size).split([t.numel() for t in bucket])):
@@ -235,16 +196,13 @@ class _MpiWorld(SingleProcess):
         self.comm.Barrier()
 
 
-def _buckets(tensors):
-    """Split a list of tensors into runs of about BUCKET_BYTES and of one type."""
-    buckets, room = [], 0
-    for tensor in tensors:
-        if room <= 0 or buckets[-1][0].dtype != tensor.dtype:
-            buckets.append([])
-            room = BUCKET_BYTES
-        buckets[-1].append(tensor)
-        room -= tensor.numel() * tensor.element_size()
-    return buckets
+def _has_horovod():
+    """Whether Horovod was built for this environment, with NCCL where there are GPUs."""
+    try:
+        import horovod.torch
+    except ImportError:
+        return False
+    return not torch.cuda.is_available() or bool(horovod.torch.nccl_built())
 
 
 def launched_size():
@@ -252,17 +210,7 @@ def launched_size():
     return next((int(os.environ[name]) for name in SIZE_VARIABLES if os.environ.get(name, '').isdecimal()), 1)
 
 
-def resolve(allreduce):
-    """The engine meant by `--run.allreduce`: `auto` is Horovod where it is installed, else torch.distributed."""
-    if allreduce == 'auto':
-        return 'horovod' if importlib.util.find_spec('horovod') else 'torch'
-    if allreduce == 'horovod' and not importlib.util.find_spec('horovod'):
-        raise UserError('--run.allreduce horovod: Horovod is not installed; compile it with `pipenv run horovod`, '
-                        'or take auto')
-    return allreduce
-
-
 @functools.cache
 def world(allreduce='auto'):
-    """The ranks that this process belongs to: those MPI started, or it alone."""
+    """The ranks that this process belongs to: those MPI started, or it alone. UserError where that cannot work."""
     return SingleProcess() if launched_size() == 1 else _MpiWorld(allreduce)

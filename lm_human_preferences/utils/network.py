@@ -1,0 +1,41 @@
+"""Addresses by which hosts find each other where their names are no help."""
+import fcntl
+import socket
+import struct
+
+from lm_human_preferences.utils.errors import UserError
+
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_PATIENCE = 5  # seconds for an address to answer
+
+
+def interfaces():
+    """This host's network interfaces that have an IPv4 address: {address: name}, the loopback among them."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack('256s', name.encode()))
+            except OSError:  # it has none
+                continue
+            found[socket.inet_ntoa(answer[20:24])] = name
+    return found
+
+
+def route(addresses, port):
+    """(the first of another host's `addresses` that answers at TCP `port`, this host's own address on the way there).
+
+    Addresses that this host has too, such as the loopback's or a container bridge's, lead nowhere. UserError if none
+    answers.
+    """
+    ours = interfaces()
+    for address in addresses:
+        if address in ours:
+            continue
+        try:
+            with socket.create_connection((address, port), timeout=_PATIENCE) as connection:
+                return address, connection.getsockname()[0]
+        except OSError:
+            continue
+    raise UserError(f'{socket.gethostname()} does not reach the first host of this run, TCP port {port} of '
+                    f'{" or ".join(addresses)}: open the network between them, or take --run.allreduce mpi')
