@@ -10,23 +10,17 @@ from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.errors import UserError
 
 
-class _Scorer:
+class _Scorer(nn.Module):
     """Scores query and response without the task's prefix and suffix: gain * reward + bias."""
 
     def __init__(self, model, encoding, *, scope):
+        super().__init__()
         self.scope = scope
         self.encoder = encoding.get_encoder()
         self.padding_token = self.encoder.padding_token
         self.model = model
         self.reward_gain = nn.Parameter(torch.ones(()))
         self.reward_bias = nn.Parameter(torch.zeros(()))
-
-    def _to_device(self, device):
-        """Move the parameters, which were loaded on the CPU, to where they are used."""
-        self.device = device or default_device()
-        self.model.to(self.device)
-        for norm in (self.reward_gain, self.reward_bias):
-            norm.data = norm.data.to(self.device)
 
     def tf_parameters(self):
         """Parameters under the variable names of the original's checkpoints."""
@@ -39,7 +33,8 @@ class _Scorer:
 
     def get_rewards_op(self, queries, responses):
         """Differentiable rewards (batch,) of `queries (batch, query_length)`, `responses (batch, response_length)`."""
-        tokens = torch.cat([queries.to(self.device), responses.to(self.device)], dim=1)
+        device = self.reward_gain.device
+        tokens = torch.cat([queries.to(device), responses.to(device)], dim=1)
         h = self.model.hidden(*self.model.mask_padding(tokens, self.padding_token))[:, -1]
         return self.reward_gain * self.model.heads['reward'](h) + self.reward_bias
 
@@ -53,11 +48,8 @@ class RewardModel(_Scorer):
     """The reward model that is trained (the original's rewards.RewardModelTrainer); starts from a language model."""
 
     def __init__(self, trained_model, *, scope='reward_model', device=None):
-        self.trained_model = trained_model
-        self.hparams = trained_model.hparams()
-        model = trained_model.build(scope=scope, scalar_heads=['reward'])
-        super().__init__(model, trained_model.encoding, scope=scope)
-        self._to_device(device)
+        super().__init__(trained_model.build(scope=scope, scalar_heads=['reward']), trained_model.encoding, scope=scope)
+        self.to(device or default_device())
         if not trained_model.is_random:
             for name in ('gain', 'bias'):
                 print(f'Param {scope}/reward_norm/{name} is missing from checkpoint {trained_model.source}')
@@ -93,23 +85,20 @@ class TrainedRewardModel(_Scorer):
     """
 
     def __init__(self, train_dir, encoding, *, scope='reward_model', device=None):
-        self.train_dir = train_dir if train_dir == 'test' else reward_model_dir(train_dir)
-        self.hparams = (trained_models.test_hparams() if train_dir == 'test'
-                        else trained_models.load_hparams(storage.join(self.train_dir, 'hparams.json')))
-        if self.hparams.n_vocab != encoding.n_vocab:
-            raise UserError(f'--rewards.trained_model {train_dir} knows {self.hparams.n_vocab} tokens, '
+        directory = None if train_dir == 'test' else reward_model_dir(train_dir)
+        hparams = (trained_models.load_hparams(storage.join(directory, 'hparams.json')) if directory
+                   else trained_models.test_hparams())
+        if hparams.n_vocab != encoding.n_vocab:
+            raise UserError(f'--rewards.trained_model {train_dir} knows {hparams.n_vocab} tokens, '
                             f'but encoding {encoding.name!r} of the policy has {encoding.n_vocab}')
-        super().__init__(Model(self.hparams, ['reward']), encoding, scope=scope)
-        if train_dir == 'test':
-            self.model.initialize()
+        super().__init__(Model(hparams, ['reward']), encoding, scope=scope)
+        if directory:
+            self._load(trained_models.open_bundle(directory))
         else:
-            self._load()
-        self._to_device(device)
-        for parameter in self.get_params():
-            parameter.requires_grad_(False)
+            self.model.initialize()
+        self.requires_grad_(False).to(device or default_device())
 
-    def _load(self):
-        bundle = trained_models.open_bundle(self.train_dir)
+    def _load(self, bundle):
         parameters = self.tf_parameters()
         source = {'reward_model' + name.removeprefix(self.scope): (name, p) for name, p in parameters.items()}
         missing = trained_models.load_parameters(bundle, source)
