@@ -91,6 +91,32 @@ def test_the_controller_chosen(folder):
     assert values == [0.3, pytest.approx(0.3 * (1 - 0.2 * 5 / 10))]
 
 
+class SpyController:
+    """Notes what it is told; its value changes with every update."""
+
+    def __init__(self):
+        self.value, self.told = 0.5, []
+
+    def update(self, current, n_steps):
+        self.told.append((current, n_steps))
+        self.value += 1
+
+
+@pytest.mark.parametrize('folder', FOLDERS)
+def test_steps_tell_the_controller_their_kl_and_use_its_coefficient(folder):
+    """The recorded runs stay so far below their target that any small KL would do."""
+    trainer = ppo_trainer(with_rewards(load_json(folder, 'configs.json')), comms.world())
+    task, trainer.kl_ctl = trainer.hparams.task, SpyController()
+    trainer.query_sampler = lambda: {'tokens': torch.arange(4 * task.query_length).reshape(4, -1) % 26}
+    trainer.hparams.ppo.batch_size = 4
+    trainer.score_fn = lambda queries, responses: (torch.ones(4), responses, {'score': torch.ones(4)})
+    stats = [trainer.step() for _ in range(3)]
+    assert trainer.kl_ctl.told == [(s['objective/kl'], 4) for s in stats]
+    assert [s['objective/kl_coef'] for s in stats] == [0.5, 1.5, 2.5]
+    for s in stats:
+        assert_close(s['objective/score_total'], 1 - s['objective/kl_coef'] * s['objective/kl'], atol=1e-6)
+
+
 def test_advantages_by_hand():
     """Two steps, gamma 0.5, lambda 0.5."""
     values, rewards = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])
