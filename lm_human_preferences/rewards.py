@@ -1,4 +1,6 @@
 """Reward models: a language model whose 'reward' head is read at the last token (the original's rewards.py)."""
+import os
+
 import numpy as np
 import torch
 from torch import nn
@@ -110,6 +112,24 @@ class TrainedRewardModel(_Scorer):
     def score(self, queries, responses):
         """Rewards (batch,) of `queries (batch, query_length)` and `responses (batch, response_length)`."""
         return self.get_rewards(queries, responses)
+
+
+def label_source(hparams):
+    """Source of the labels that stand in for the data set `books`; None if they are not needed or not known.
+
+    hparams: train_policy's. Those of a trained reward model are told by what its training left beside it.
+    """
+    if hparams.task.query_dataset != 'books':
+        return None
+    if hparams.rewards.train_new_model is not None:
+        return hparams.rewards.train_new_model.labels.source
+    run = hparams.rewards.trained_model.rstrip('/')
+    for directory in (run, os.path.dirname(run)):
+        try:
+            return storage.read_json(storage.join(directory, 'train_reward_hparams.json'))['labels']['source']
+        except (storage.StorageError, KeyError, TypeError):
+            continue
+    return None
 
 
 def reward_model_dir(path):

@@ -3,6 +3,7 @@ from lm_human_preferences import lm_tasks
 from lm_human_preferences.hparams.train_policy import HParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import label_source
 from lm_human_preferences.utils import comm as comms
 from lm_human_preferences.utils import hyperparams, storage
 from lm_human_preferences.utils.core import exact_div, set_seed
@@ -36,12 +37,11 @@ def sample_policy(save_dir, savescope='policy', temperature=None, seed=None, bat
     hyperparams.dump(trained_model.hparams(), name='model_hparams')
     set_seed(seed, comm.rank)
 
-    new_model = hparams.rewards.train_new_model
     policy = Policy(trained_model, scope=savescope, embed_queries=lm_tasks.query_formatter(hparams.task, encoder),
                     temperature=hparams.task.policy.temperature if temperature is None else temperature)
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task, encoder=encoder, comm=comm, batch_size=batch_size, mode='test',
-        labels=new_model and new_model.labels.source)
+        labels=label_source(hparams))
     wanted, printed = exact_div(nsamples, comm.size), 0
     while printed < wanted or nsamples == 0:
         queries = query_sampler()['tokens']

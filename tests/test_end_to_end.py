@@ -87,6 +87,26 @@ def test_train_policy_on_a_recorded_reward_model(name, tmp_path, passages, monke
         np.testing.assert_array_equal(value, recorded[variable])
 
 
+def test_queries_of_the_reward_models_labels_stand_in_for_lost_books(tmp_path, monkeypatch):
+    """As README has it: a reward model first, then a policy on it, when the passages are not to be had."""
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'cache'))
+    labels = tmp_path / 'labels.json'
+    labels.write_text(json.dumps([{'query': [i % 5, 26, 27], 'sample0': [1] * 4, 'sample1': [2] * 4, 'best': i % 2}
+                                  for i in range(64)]))
+    books = f'--mpi 1 --save_dir {tmp_path} --task.query_dataset books --task.end_text .'
+    first = invoke(f'train_reward test reward {books} --labels.source {labels} --labels.type best_of_2 '
+                   '--labels.num_train 64 --normalize_samples 8')
+    assert first.exit_code == 0, first.output
+    for trained in ('reward', 'reward/reward_model'):
+        result = invoke(f'train_policy test policy {books} --rewards.train_new_model off --rewards.trained_model '
+                        f'{tmp_path}/{trained} --ppo.total_episodes 64')
+        assert result.exit_code == 0, result.output
+    sampled = invoke(f'sample --save_dir {tmp_path}/policy --nsamples 8 --mpi 1', sample.cli)
+    assert sampled.exit_code == 0, sampled.output
+    assert {query for query, _ in responses(sampled.stdout)} == {f'{letter}.<unk>' for letter in 'abcde'}
+
+
 def responses(stdout):
     """(query, response) pairs that sample.py printed."""
     return [tuple(block.strip('\n').split('\n')) for block in stdout.split('=' * 80 + '\n')[1:]]
