@@ -1,7 +1,9 @@
 """What a fresh machine installs: everything that is imported, and nothing that ties the lock to one machine."""
 import ast
 import importlib.metadata
+import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -68,3 +70,8 @@ def test_ruff_is_content():
     command = [sys.executable, '-m', 'ruff', 'check', '--no-cache', '.']
     ruff = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ruff.returncode == 0, ruff.stdout
+
+
+@pytest.mark.skipif('CI' not in os.environ, reason='a user may do without Horovod')
+def test_ci_has_the_real_horovod():
+    assert importlib.util.find_spec('horovod'), 'tools/setup.sh --dev should have compiled it'

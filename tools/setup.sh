@@ -44,4 +44,13 @@ torch=$(.venv/bin/python -c 'import json; print("torch" + json.load(open("Pipfil
 .venv/bin/python -m pip install "$torch"
 # sync, not install: the lock's hash covers the machine's pip settings, so install would rewrite it elsewhere.
 .venv/bin/pipenv sync "$@"
+
+# The tests want Horovod too, where it can be had: compiling it takes some minutes.
+if [ "$*" = --dev ] && ! .venv/bin/python -c 'import horovod.torch' 2>/dev/null; then
+    if command -v g++ >/dev/null && command -v make >/dev/null; then
+        sh tools/horovod.sh || echo 'Horovod did not compile: its tests will be skipped.' >&2
+    else
+        echo 'No g++ and make: Horovod is left out, and its tests will be skipped.' >&2
+    fi
+fi
 echo 'Ready. For instance: .venv/bin/pipenv run ./launch.py --help'
