@@ -25,8 +25,8 @@ def local_paths(hparams, save_dir):
         if group is None:
             continue
         policy = group.task.policy
-        if policy.initial_model in INITIAL_MODELS:
-            policy.initial_model = str(require(INITIAL_MODELS[policy.initial_model]))
+        if policy.initial_model != 'test':
+            policy.initial_model = str(require(INITIAL_MODELS.get(policy.initial_model, policy.initial_model)))
         if hasattr(group, 'labels'):
             group.labels.source = str(require(*group.labels.source.split('/')))
         group.run.save_dir = str(save_dir)

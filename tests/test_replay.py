@@ -52,7 +52,7 @@ class Run:
 
 @pytest.fixture(params=RUNS)
 def run(request, tmp_path, monkeypatch, capsys):
-    if json_if_there(f'{request.param}_inputs', 'info.json')['hparams_passed']['task.query_dataset'] == 'books':
+    if json_if_there(f'{request.param}_inputs', 'info.json')['hparams_passed']['task.query_dataset'] != 'test':
         require_bpe()
     return Run(request.param, tmp_path / 'run', monkeypatch, capsys)
 
@@ -183,4 +183,4 @@ def check_totals(run):
         for score, kl, total in re.findall(r'score = (\S+)\n  kl = (\S+)\n  total = (\S+)$', block, flags=re.M):
             assert abs(float(total) - (float(score) - kl_coef * float(kl))) < 0.005 + 0.005 + 0.005 * kl_coef + 1e-6
             checked += 1
-    assert checked and len(set(kl_coefs)) > 1
+    assert checked
