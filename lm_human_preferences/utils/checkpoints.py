@@ -18,11 +18,12 @@ from lm_human_preferences.utils import storage, tf_bundle
 from lm_human_preferences.utils.errors import UserError
 
 NAME = r'model\.ckpt(?:-\d+)?'
+RESUME = '.resume.json'
 SUFFIX = r'\.(?:index|meta|resume\.json|data-\d{5}-of-\d{5})'
 FILE = re.compile(f'({NAME})({SUFFIX})')
 LEFTOVER = re.compile(rf'(?:checkpoint|{NAME}{SUFFIX})\.\d+\.part')
-LISTED = re.compile(r'^\s*(model_checkpoint_path|all_model_checkpoint_paths)\s*:\s*"([^"\n]*)"\s*$', re.M)
-SAFE_NAME = re.compile(r'[\w+=@-][\w.+=@ -]{0,200}', re.A)
+LISTED = re.compile(r'^\s*(model_checkpoint_path|all_model_checkpoint_paths)\s*:\s*'
+                    r'"(?:[^"\n]*[/\\])?([\w+=@-][\w.+=@ -]{0,200})"\s*$', re.M | re.A)
 MAX_CHECKPOINT_FILE = 1 << 20  # bytes
 
 
@@ -31,8 +32,7 @@ def parse_checkpoint_file(text):
 
     Of a path, such as a training machine's, only the base name counts: a checkpoint is always beside the file.
     """
-    listed = [(field, re.split(r'[/\\]', path)[-1]) for field, path in LISTED.findall(text)]
-    listed = [(field, name) for field, name in listed if SAFE_NAME.fullmatch(name)]
+    listed = LISTED.findall(text)
     newest = [name for field, name in listed if field == 'model_checkpoint_path'][:1]
     return [name for name in dict.fromkeys(name for _, name in listed) if name not in newest] + newest
 
@@ -77,9 +77,12 @@ def save(directory, name, tensors, *, state=None, max_to_keep=20):
     assert re.fullmatch(NAME, name), name
     prefix = os.path.join(directory, name)
     need = sum(getattr(tensor, 'nbytes', 8) for tensor in tensors.values()) + (1 << 20)
+    free = 'free space unknown'
     try:
         os.makedirs(directory, exist_ok=True)
-        if shutil.disk_usage(directory).free < need:
+        room = shutil.disk_usage(directory).free
+        free = f'{room >> 20} MiB are free'
+        if room < need:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         kept = _kept(directory)
         keep = ([other for other in kept if other != name] + [name])[-max_to_keep:]
@@ -89,17 +92,18 @@ def save(directory, name, tensors, *, state=None, max_to_keep=20):
         except BaseException:
             _delete(directory, {name} - set(kept))
             raise
-        _delete(directory, (set(kept) | _resumable(directory)) - set(keep))
+        # Only we write resume.json, so that one that is not listed is a killed run's.
+        resumable = {file.removesuffix(RESUME) for file in os.listdir(directory) if file.endswith(RESUME)}
+        _delete(directory, (resumable | set(kept)) - set(keep))
     except OSError as e:
-        raise UserError(f'cannot save {name} in {directory}: {e.strerror}; it needs {need >> 20} MiB, '
-                        f'{_free(directory)}') from e
+        raise UserError(f'cannot save {name} in {directory}: {e.strerror}; it needs {need >> 20} MiB, {free}') from e
     return prefix
 
 
 def _write(prefix, tensors, state):
     """Write the files of a checkpoint. Its resume.json names its index by digest, and that holds every checksum."""
-    paths = [f'{prefix}.resume.json'] if state is not None else []
-    with tf_bundle.replacing(*paths, *tf_bundle.paths(prefix)) as (*resume, data, index):
+    paths = [prefix + RESUME] if state is not None else []
+    with storage.replacing(*paths, *tf_bundle.paths(prefix)) as (*resume, data, index):
         table = tf_bundle.write_values(data, tensors)
         index.write(table)
         for file in resume:
@@ -109,14 +113,8 @@ def _write(prefix, tensors, state):
 def _commit(directory, keep):
     """Replace the `checkpoint` file; the text is tf.train.Saver's with save_relative_paths."""
     lines = [f'model_checkpoint_path: "{keep[-1]}"\n', *(f'all_model_checkpoint_paths: "{name}"\n' for name in keep)]
-    with tf_bundle.replacing(os.path.join(directory, 'checkpoint')) as (file,):
+    with storage.replacing(os.path.join(directory, 'checkpoint')) as (file,):
         file.write(''.join(lines).encode())
-
-
-def _resumable(directory):
-    """Names of the checkpoints with a resume.json: only we write those, so one that is not listed is a killed run's."""
-    suffix = '.resume.json'
-    return {file.removesuffix(suffix) for file in os.listdir(directory) if file.endswith(suffix)}
 
 
 def _delete(directory, names):
@@ -127,16 +125,9 @@ def _delete(directory, names):
             os.remove(os.path.join(directory, file))
 
 
-def _free(directory):
-    try:
-        return f'{shutil.disk_usage(directory).free >> 20} MiB are free'
-    except OSError:  # the directory could not be made
-        return 'free space unknown'
-
-
 def restore_state(prefix):
     """The `state` saved with the checkpoint `prefix`, None where there is none; UserError if it is damaged."""
-    path = f'{prefix}.resume.json'
+    path = prefix + RESUME
     try:
         with open(path, encoding='utf-8') as f:
             saved = json.load(f)
@@ -156,7 +147,7 @@ def write_json(path, value):
     """Write `value` to a local file, indented as the original did; all of it appears, or nothing."""
     try:
         os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-        with tf_bundle.replacing(path) as (file,):
+        with storage.replacing(path) as (file,):
             file.write(json.dumps(value, indent=2).encode())
     except OSError as e:
         raise UserError(f'cannot write {path}: {e.strerror}') from e

@@ -1,4 +1,4 @@
-"""The only place that opens remote paths: public Azure blobs become verified local files, downloaded once per machine.
+"""Files: whole or not there. Only here are remote paths opened: public Azure blobs become local files, fetched once.
 
 A path is a local path or one of
     az://ACCOUNT/CONTAINER/NAME
@@ -9,8 +9,8 @@ A blob is kept as $LMHP_CACHE/ACCOUNT/CONTAINER/NAME, where LMHP_CACHE is ~/.cac
 gs://gpt-2/encodings/main/vocab.bpe is openaipublic/gpt-2/encodings/main/vocab.bpe in there. A file put there by hand
 is used like a downloaded one. With LMHP_OFFLINE=1 there is nothing but what is there.
 
-What is in the cache is complete: a file is written under another name, checked against the server's size and MD5, and
-renamed. A download that was interrupted starts again from nothing. Every error is one line that names the URL.
+What is in the cache is complete: it had the server's size and MD5 before it got its name. A download that was
+interrupted starts again from nothing. Every error is one line that names the URL.
 """
 import concurrent.futures
 import contextlib
@@ -105,7 +105,10 @@ def exists(path):
     if not is_remote(path):
         return os.path.exists(path)
     blob = _Blob(path)
-    return os.path.exists(blob.cached) or (os.environ.get('LMHP_OFFLINE') != '1' and _stat(blob) is not None)
+    try:
+        return os.path.exists(blob.cached) or bool(_stat(blob))
+    except NotFound:
+        return False
 
 
 def read_text(path):
@@ -125,13 +128,40 @@ def read_json(path):
         raise StorageError(f'{path} is not JSON: {e}') from e
 
 
+@contextlib.contextmanager
+def replacing(*targets, by=None):
+    """Files, open for writing, that take the places of the local `targets`, in this order, once all are on the disk.
+
+    On an error nothing has changed, short of one between the renames. What a kill leaves is TARGET.BY.part, where `by`
+    is this process unless given.
+    """
+    parts = [f'{target}.{by or os.getpid()}.part' for target in targets]
+    try:
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(part, 'wb')) for part in parts]
+            yield files
+            for file in files:
+                file.flush()
+                os.fsync(file.fileno())
+        for part, target in zip(parts, targets, strict=True):
+            os.replace(part, target)
+        directory = os.open(os.path.dirname(targets[0]) or '.', os.O_RDONLY)
+        try:
+            os.fsync(directory)  # the names, too
+        finally:
+            os.close(directory)
+    except BaseException:
+        for part in parts:
+            with contextlib.suppress(OSError):
+                os.remove(part)
+        raise
+
+
 def _fetch(blob, show=True):
     """Bring a blob into the cache."""
     import filelock
     # Asked before locking: without a network, all processes find out at the same time.
     stat = _stat(blob)
-    if stat is None:
-        raise blob.error('there is no such file', NotFound)
     with _explained(blob):
         os.makedirs(os.path.dirname(blob.cached), exist_ok=True)
         with filelock.FileLock(blob.cached + '.lock') as lock:  # the kernel frees it when its holder dies
@@ -146,33 +176,26 @@ def _download(blob, stat, show):
     from tqdm import tqdm
     if shutil.disk_usage(os.path.dirname(blob.cached)).free < stat.size:
         raise blob.error(f'no room for its {stat.size / 2 ** 20:.0f} MiB in the cache, which LMHP_CACHE moves')
-    # The lock may not reach other machines that share the disk; the name keeps them apart.
-    part, digest = f'{blob.cached}.{os.uname().nodename}.part', hashlib.md5(usedforsecurity=False)
-    try:
-        with (_context(blob.account, blob.container, os.getpid()).BlobFile(blob.az, 'rb', file_size=stat.size,
-                                                                           version=stat.version) as source,
-              open(part, 'wb') as file,
-              tqdm(total=stat.size, desc=f'fetching {blob.url}', unit='B', unit_scale=True, disable=not show) as bar):
-            while block := source.read(BLOCK):
-                digest.update(block)
-                bar.update(file.write(block))
-            if file.tell() != stat.size or digest.hexdigest() != (stat.md5 or digest.hexdigest()):
-                raise blob.error(f'damaged on the way, {file.tell()} of {stat.size} bytes and MD5 {digest.hexdigest()}')
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, blob.cached)
-    finally:
-        if os.path.exists(part):
-            os.remove(part)
+    digest = hashlib.md5(usedforsecurity=False)
+    # The lock may not reach other machines that share the disk; the name of the part keeps them apart.
+    blobs = _context(blob.account, blob.container, os.getpid())
+    with (blobs.BlobFile(blob.az, 'rb', file_size=stat.size, version=stat.version) as source,
+          replacing(blob.cached, by=os.uname().nodename) as (file,),
+          tqdm(total=stat.size, desc=f'fetching {blob.url}', unit='B', unit_scale=True, disable=not show) as bar):
+        while block := source.read(BLOCK):
+            digest.update(block)
+            bar.update(file.write(block))
+        if file.tell() != stat.size or digest.hexdigest() != (stat.md5 or digest.hexdigest()):
+            raise blob.error(f'damaged on the way, {file.tell()} of {stat.size} bytes and MD5 {digest.hexdigest()}')
 
 
 def _stat(blob):
-    """Size, MD5 and version of a blob, None where there is none: always the first question to a server.
+    """Size, MD5 and version of a blob, or NotFound: always the first question to a server.
 
     One deadline covers name look-up, connection, encryption and all retries; for want of one in each, in a thread.
     """
     if os.environ.get('LMHP_OFFLINE') == '1':
-        raise blob.error('not in the cache, and LMHP_OFFLINE=1')
+        raise blob.error('not in the cache, and LMHP_OFFLINE=1', NotFound)
     until, reason = _silent.get(blob.account, (0, ''))
     if time.monotonic() < until:
         raise blob.error(reason)
@@ -181,13 +204,14 @@ def _stat(blob):
     def ask():
         try:
             answer.set_result(_context(blob.account, blob.container, os.getpid()).stat(blob.az))
-        except FileNotFoundError:
-            answer.set_result(None)
         except BaseException as e:
             answer.set_exception(e)
     threading.Thread(target=ask, daemon=True).start()
     with _explained(blob):
-        return answer.result(FIRST_ANSWER)
+        try:
+            return answer.result(FIRST_ANSWER)
+        except FileNotFoundError:
+            raise blob.error('there is no such file', NotFound) from None
 
 
 @contextlib.contextmanager
@@ -197,8 +221,6 @@ def _explained(blob):
     import urllib3
     try:
         yield
-    except StorageError:
-        raise
     except (OSError, KeyError, blobfile.Error, urllib3.exceptions.HTTPError) as e:
         said = re.sub(r'^request failed with exception (\w+\(.*?\): )?', '', getattr(e, 'message', str(e)))
         reason = {TimeoutError: f'no answer within {FIRST_ANSWER} s, is there a network?',

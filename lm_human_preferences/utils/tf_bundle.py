@@ -6,7 +6,6 @@ The format is that of TensorFlow 1.13: protobuf/tensor_bundle.proto and util/ten
 """
 import collections
 import collections.abc
-import contextlib
 import itertools
 import math
 import mmap
@@ -15,6 +14,7 @@ import struct
 
 import numpy as np
 
+from lm_human_preferences.utils import storage
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.tf_table import MAX_SIZE, Table, encode_table, masked_crc, read_varint, varint
 
@@ -24,8 +24,7 @@ DTYPES = {number: np.dtype(code).newbyteorder('<') for number, code in {
     17: 'u2', 18: 'c16', 19: 'f2', 22: 'u4', 23: 'u8'}.items()}
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 MAX_RANK, MAX_ELEMENTS = 32, 1 << 58  # what every version of numpy takes
-VARINT, BYTES, FIXED32 = 0, 2, 5  # wire types of protocol buffers
-FIXED_SIZES = {1: 8, FIXED32: 4}
+VARINT, BYTES, FIXED32 = 0, 2, 5  # wire types of protocol buffers; these messages have no others
 
 # `sliced` is true of a partitioned variable, which is kept in pieces under other keys
 _Entry = collections.namedtuple('_Entry', 'dtype shape shard offset size crc sliced')
@@ -41,13 +40,13 @@ def _fields(message):
     while position < len(message):
         tag, position = read_varint(message, position)
         kind = tag & 7
-        if kind in (VARINT, BYTES):
-            value, position = read_varint(message, position)
+        if kind not in (VARINT, BYTES, FIXED32):
+            raise ValueError('a field is of no known kind')
+        value, position = read_varint(message, position) if kind != FIXED32 else (4, position)
         if kind != VARINT:
-            size = value if kind == BYTES else FIXED_SIZES.get(kind, len(message))
-            value, position = message[position:position + size], position + size
+            value, position = message[position:position + value], position + value
         if position > len(message):
-            raise ValueError('a field is truncated or of no known kind')
+            raise ValueError('a field is truncated')
         if tag >> 3 <= 7:
             yield (tag >> 3, kind), value
 
@@ -72,9 +71,9 @@ def _parse_header(message):
 def _parse_entry(message):
     """The _Entry of a BundleEntryProto."""
     fields = dict(_fields(message))
-    dimensions = [value for tag, value in itertools.islice(_fields(fields.get((2, BYTES), b'')), MAX_RANK + 1)
-                  if tag == (2, BYTES)]
-    shape = tuple(dict(_fields(dimension)).get((1, VARINT), 0) for dimension in dimensions)
+    dimensions = [dict(_fields(value)) for tag, value in itertools.islice(
+        _fields(fields.get((2, BYTES), b'')), MAX_RANK + 1) if tag == (2, BYTES)]
+    shape = tuple(dimension.get((1, VARINT), 0) for dimension in dimensions)
     dtype, shard, offset, size = (fields.get((number, VARINT), 0) for number in (1, 3, 4, 5))
     crc = int.from_bytes(fields.get((6, FIXED32), b''), 'little')
     return _Entry(dtype, shape, shard, offset, size, crc, (7, BYTES) in fields)
@@ -175,39 +174,6 @@ class Bundle(collections.abc.Mapping):
         return values.view(dtype).reshape(entry.shape)
 
 
-@contextlib.contextmanager
-def replacing(*targets):
-    """Files, open for writing, that take the places of `targets`, in this order, once all are on the disk.
-
-    On an error nothing has changed, short of one between the renames. What a kill leaves is TARGET.<process id>.part.
-    """
-    parts = [f'{target}.{os.getpid()}.part' for target in targets]
-    try:
-        with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(open(part, 'wb')) for part in parts]
-            yield files
-            for file in files:
-                file.flush()
-                os.fsync(file.fileno())
-        for part, target in zip(parts, targets, strict=True):
-            os.replace(part, target)
-        _sync_directory(os.path.dirname(targets[0]))
-    except BaseException:
-        for part in parts:
-            with contextlib.suppress(OSError):
-                os.remove(part)
-        raise
-
-
-def _sync_directory(directory):
-    """Have the names in `directory` on the disk."""
-    descriptor = os.open(directory or '.', os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def paths(prefix):
     """The two files of a checkpoint that we write, in the order in which they appear."""
     return f'{prefix}.data-00000-of-00001', f'{prefix}.index'
@@ -241,5 +207,5 @@ def write_bundle(prefix, tensors):
 
     tensors: {name: array or torch tensor}, see `write_values`.
     """
-    with replacing(*paths(prefix)) as (data, index):
+    with storage.replacing(*paths(prefix)) as (data, index):
         index.write(write_values(data, tensors))
