@@ -9,9 +9,8 @@ import re
 import types
 
 from lm_human_preferences.utils.errors import UserError
-from lm_human_preferences.utils.hyperparams import describe, group_class, members
+from lm_human_preferences.utils.hyperparams import describe, group_class, members, parse
 
-_BOOLS = {'t': True, 'true': True, 'f': False, 'false': False}
 _SWITCHES = {'on': 'on', 't': 'on', 'true': 'on', 'off': 'off', 'f': 'off', 'false': 'off', 'none': 'off', '': 'off'}
 
 
@@ -95,7 +94,7 @@ def convert(key, field, text):
     """The value of option `key` given as `text`; UserError names the option, the text and the expected type."""
     try:
         value = _read(field.type, text)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise UserError(f'--{key} must be {describe(field.type)}, got {text!r}') from None
     least = field.metadata['at_least']
     if None not in (least, value) and value < least:
@@ -104,35 +103,27 @@ def convert(key, field, text):
 
 
 def _read(ty, text):
+    """The value that hyperparams.parse makes of `text`, after what is tolerated here: case, quotes, 1e3 as an int."""
     allowed, plain = members(ty), _unquote(text)
-    if group_class(ty) or bool in allowed:
-        words = _SWITCHES if group_class(ty) else _BOOLS
-        if plain.lower() not in words:
-            raise ValueError(text)
-        return words[plain.lower()]
     if str in allowed:
         if text == 'None' and types.NoneType not in allowed:
             raise ValueError(text)
         return None if text == 'None' else plain
-    if types.NoneType in allowed and plain.lower() in ('none', ''):
-        return None
-    return _number(int if int in allowed else float, plain)
+    if group_class(ty):
+        return parse(ty, _SWITCHES.get(plain.lower(), text))
+    try:
+        return parse(ty, plain.lower())
+    except ValueError:
+        number = _literal(plain)
+        if bool in allowed or not isinstance(number, (int, float)) or int in allowed and number % 1 != 0:
+            raise
+        return parse(ty, int(number) if int in allowed else number)
 
 
 def _unquote(text):
     """`text` without quotes around it: they were needed to keep 'off' or '5' a string."""
     literal = _literal(text) if text[:1] in ('"', "'") else None
     return literal if isinstance(literal, str) else text
-
-
-def _number(ty, text):
-    try:
-        return ty(text)
-    except ValueError:
-        value = _literal(text)
-        if not isinstance(value, (int, float)) or ty is int and value % 1 != 0:
-            raise
-        return ty(value)
 
 
 def _literal(text):
