@@ -1,5 +1,8 @@
 """Reading TensorBoard files back."""
+import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+CLOCK = ('elapsed/fps', 'elapsed/time')
 
 
 def events_of(directory):
@@ -7,3 +10,13 @@ def events_of(directory):
     accumulator = EventAccumulator(str(directory), size_guidance={'scalars': 0, 'tensors': 0}).Reload()
     return {tag: [(event.step, event.value) for event in accumulator.Scalars(tag)]
             for tag in accumulator.Tags()['scalars']}
+
+
+def assert_events(directory, recorded, *, rtol):
+    """Every recorded event is in `directory`/FOLDER: {folder: [[tag, step, value], ...]}; the last ones were lost."""
+    for folder, expected in recorded.items():
+        ours = events_of(directory / folder)
+        for tag, step, value in expected:
+            assert step in dict(ours[tag]), (tag, step)
+            if tag not in CLOCK:
+                np.testing.assert_allclose(dict(ours[tag])[step], value, rtol=rtol, atol=1e-6, err_msg=f'{tag} {step}')

@@ -6,7 +6,7 @@ import pytest
 
 from compare import assert_close, assert_equal, assert_stats, tokens
 from console import assert_lines
-from events import events_of
+from events import CLOCK, assert_events, events_of
 from golden_data import found, golden, json_if_there, load_json, load_npz, require, require_bpe, under
 from lm_human_preferences import train_policy
 from lm_human_preferences.utils import checkpoints
@@ -16,7 +16,6 @@ from replay import Replay, check_batches, check_normalization, episodes_of_norma
 from trainers import assert_checkpoint, assert_parameters
 
 RUNS = [path.removesuffix('_inputs/trace.npz') for path in found('*_inputs/trace.npz')]
-CLOCK = ('elapsed/fps', 'elapsed/time')
 LATER_RTOL = 1e-3  # errors add up over steps
 
 
@@ -128,6 +127,8 @@ def check_events(run):
         assert_equal(steps, recorded['recorded_step'])
         if name not in CLOCK:
             assert_close(ours, values, rtol=LATER_RTOL, atol=1e-6, name=name)
+    written = json_if_there(f'{run.name}_inputs', 'tb_events.json', default={})
+    assert_events(run.save_dir / 'tb', written, rtol=LATER_RTOL)
 
 
 def check_files(run):
@@ -154,15 +155,16 @@ def newest(directory, kind):
 
 
 def check_saved_values(run):
-    """Where the set has the original's run directory: both checkpoints, with reference policy and Adam's moments."""
+    """Where the set has the original's run directory: all checkpoints, with reference policy and Adam's moments."""
     if not golden(run.name).exists():
         return
-    for kind in ('policy', 'reward'):
-        recorded = newest(golden(run.name), kind)
+    for index in found(f'{run.name}/*/checkpoints/*.index'):
+        name = index.removeprefix(f'{run.name}/').removesuffix('.index')
+        recorded = Bundle(str(golden(run.name, name)))
         # The reference policy of the reward training was random where the initial model is, and is not in the trace.
-        random = [name for name in recorded if kind == 'reward' and name.startswith('ref_policy/')
-                  and run.hparams.task.policy.initial_model == 'test']
-        assert_checkpoint(newest(run.save_dir, kind), recorded, rtol=LATER_RTOL,
+        random = [variable for variable in recorded if variable.startswith('ref_policy/')
+                  and name.startswith('reward_model/') and run.hparams.task.policy.initial_model == 'test']
+        assert_checkpoint(Bundle(str(run.save_dir / name)), recorded, rtol=LATER_RTOL,
                           without=['start_time', 'last_time', *random])
     for name in ('policy/hparams.json', 'policy/encoding', 'reward_model/hparams.json', 'reward_model/encoding',
                  'policy/checkpoints/checkpoint', 'reward_model/checkpoints/checkpoint'):

@@ -4,7 +4,7 @@ import pytest
 
 from compare import assert_close, assert_equal
 from console import assert_lines
-from events import events_of
+from events import assert_events, events_of
 from golden_data import golden, json_if_there, load_json, load_npz, require, under
 from lm_human_preferences import train_reward
 from lm_human_preferences.utils import checkpoints
@@ -105,6 +105,8 @@ def test_saved_directory(trained):
     assert ours == local_paths(hparams_of(train_reward.HParams, hparams), trained.save_dir)
     recorded, bundle = Bundle(str(saved / 'reward_model' / 'checkpoints' / 'model.ckpt')), trained.saved()
     assert_checkpoint(bundle, recorded)
+    written = json_if_there(trained.folder, f'{saved.name}.tb_events.json', default={})
+    assert_events(trained.save_dir / 'tb', written, rtol=1e-4)
 
 
 def test_training_moves_the_parameters():
