@@ -6,7 +6,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import label_source
 from lm_human_preferences.utils import comm as comms
 from lm_human_preferences.utils import hyperparams, storage
-from lm_human_preferences.utils.core import exact_div, set_seed
+from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.errors import UserError
 
 
@@ -42,13 +42,14 @@ def sample_policy(save_dir, savescope='policy', temperature=None, seed=None, bat
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task, encoder=encoder, comm=comm, batch_size=batch_size, mode='test',
         labels=label_source(hparams))
-    wanted, printed = exact_div(nsamples, comm.size), 0
-    while printed < wanted or nsamples == 0:
+    left = nsamples
+    while left > 0 or nsamples == 0:
         queries = query_sampler()['tokens']
         responses = policy.respond(queries, length=hparams.task.response_length)['responses']
-        shown = min(batch_size, wanted - printed) if nsamples else batch_size
-        for query, response in zip(queries[:shown].tolist(), responses[:shown].tolist(), strict=True):
+        ours = list(zip(queries.tolist(), responses.tolist(), strict=True))
+        batch = [sample for samples in zip(*comm.gather(ours)) for sample in samples]  # in the data set's order
+        for query, response in batch[:left] if nsamples else batch:
             print('=' * 80)
             print(encoder.decode(query).replace('\n', '⏎'))
             print(encoder.decode(response).replace('\n', '⏎'), flush=True)
-        printed += batch_size
+        left -= len(batch)

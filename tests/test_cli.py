@@ -15,7 +15,6 @@ from lm_human_preferences.hparams import train_policy, train_reward
 from lm_human_preferences.utils import hyperparams, storage
 from lm_human_preferences.utils import launch as jobs
 from lm_human_preferences.utils.combos import bind, combos, labels
-from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.hyperparams import group_class
 from test_experiments import CLASSES, EXPERIMENTS, resolved
 
@@ -262,9 +261,11 @@ def test_one_rank_runs_here(job, monkeypatch, mpi, count):
 
 @pytest.mark.parametrize('mpi, count, ranks', [(2, 0, 2), (None, 8, 8)])
 def test_several_ranks(job, monkeypatch, mpi, count, ranks):
+    launched = []
+    monkeypatch.setattr(jobs.ranks, 'launch', lambda *args: launched.append(args))
     gpus(monkeypatch, count)
-    with pytest.raises(UserError, match=f'^{ranks} ranks are not available in this version: add --mpi 1$'):
-        jobs.run('fakejob:train', {}, mpi)
+    jobs.run('fakejob:train', {'hparams': 3}, mpi)
+    assert launched == [('fakejob:train', {'hparams': 3}, ranks)]
     assert not job
 
 

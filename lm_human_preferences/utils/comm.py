@@ -16,9 +16,7 @@ import torch
 from lm_human_preferences.utils import network
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.gradients import Gradients, OverlappedGradients, buckets
-
-# How our launcher and those of MPICH, Open MPI and Slurm say how many ranks they started.
-SIZE_VARIABLES = ('LMHP_RANKS', 'PMI_SIZE', 'OMPI_COMM_WORLD_SIZE', 'SLURM_STEP_NUM_TASKS')
+from lm_human_preferences.utils.ranks import launched_size
 
 
 class SingleProcess:
@@ -205,12 +203,13 @@ def _has_horovod():
     return not torch.cuda.is_available() or bool(horovod.torch.nccl_built())
 
 
-def launched_size():
-    """How many ranks the launcher of this process says it started; 1 outside of MPI."""
-    return next((int(os.environ[name]) for name in SIZE_VARIABLES if os.environ.get(name, '').isdecimal()), 1)
-
-
 @functools.cache
 def world(allreduce='auto'):
     """The ranks that this process belongs to: those MPI started, or it alone. UserError where that cannot work."""
     return SingleProcess() if launched_size() == 1 else _MpiWorld(allreduce)
+
+
+def abort(status):
+    """End all ranks, wherever they are and whatever they wait for; mpiexec returns `status`."""
+    from mpi4py import MPI
+    MPI.COMM_WORLD.Abort(status)

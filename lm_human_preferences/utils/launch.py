@@ -1,7 +1,6 @@
 """The commands: click options from hyperparameter classes, experiments resolved with them, jobs started."""
 import dataclasses
 import functools
-import importlib
 import os
 import sys
 import types
@@ -9,7 +8,7 @@ from typing import Optional
 
 import click
 
-from lm_human_preferences.utils import hyperparams, storage
+from lm_human_preferences.utils import hyperparams, rank, ranks, storage
 from lm_human_preferences.utils.arguments import convert, did_you_mean, normalise
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.hyperparams import group_class, members, option
@@ -20,6 +19,7 @@ class Program(click.Group):
 
     def main(self, args=None, **extra):
         args = list(sys.argv[1:] if args is None else args)
+        rank.speak_only_if_first()
         try:
             super().main(args or ['--help'], **{**extra, 'standalone_mode': False})
         except (UserError, click.ClickException) as e:
@@ -88,7 +88,8 @@ def _click_option(key, field):
 
 def note(message):
     """A line to the user that is no part of the output."""
-    click.echo(message, err=True)
+    if not ranks.launched_rank():  # every rank that mpiexec or srun starts has the same to say
+        click.echo(message, err=True)
 
 
 def validated(hparams):
@@ -116,11 +117,16 @@ def run(job, arguments, mpi):
     """Call `job`, 'module:function', with keyword `arguments`, in `mpi` ranks (None: as many as there are GPUs)."""
     if 'VISIBLE_DEVICES' in os.environ:  # what the original read instead
         os.environ.setdefault('CUDA_VISIBLE_DEVICES', os.environ['VISIBLE_DEVICES'])
-    ranks = mpi or max(1, _visible_gpus())
-    if ranks > 1:
-        raise UserError(f'{ranks} ranks are not available in this version: add --mpi 1')
-    module, function = job.split(':')
-    getattr(importlib.import_module(module), function)(**arguments)
+    launched = ranks.launched_size()
+    if launched > 1 and mpi not in (None, launched):
+        raise UserError(f'--mpi {mpi}, but {launched} ranks were started by mpiexec or srun: leave --mpi out')
+    size = launched if launched > 1 else mpi or max(1, _visible_gpus())
+    if launched > 1:
+        rank.run(job, arguments)
+    elif size > 1:
+        ranks.launch(job, arguments, size)
+    else:
+        rank.function(job)(**arguments)
 
 
 def _visible_gpus():

@@ -1,0 +1,121 @@
+"""One rank of a job: mpiexec runs this module with the directory that utils/ranks.py has prepared.
+
+Where the user's own mpiexec or srun has started launch.py itself, that calls `run` instead.
+"""
+import contextlib
+import importlib
+import json
+import os
+import select
+import shutil
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from lm_human_preferences.utils import ranks
+from lm_human_preferences.utils.errors import UserError
+
+FIRST_WORD = 2  # seconds that rank 0 has to name what went wrong on all ranks before the others do
+
+
+class _Launcher:
+    """The process that prepared `directory`, and hears what becomes of this rank."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        path = os.path.join(directory, f'rank-{ranks.launched_rank()}')
+        self.pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # fails where nobody listens
+        os.set_blocking(self.pipe, True)
+        self.tell(process=os.getpid())
+
+    def tell(self, **words):
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.pipe, json.dumps(words).encode() + b'\n')
+
+
+def main(directory):
+    """Do the job that `directory` describes."""
+    launcher = _Launcher(directory)
+    with _all_or_none(launcher):
+        job = json.loads(Path(directory, 'job.json').read_text(encoding='utf-8'))
+        if job['on_terminal']:
+            sys.stderr.isatty = lambda: True  # mpiexec is between this rank and the terminal
+        _call(job['job'], job['arguments'])
+    launcher.tell(done=True)
+
+
+def run(job, arguments):
+    """Do `job` (see launch.run) in this process, which somebody's mpiexec or srun started as a rank."""
+    with _all_or_none():
+        _call(job, arguments)
+
+
+def function(job):
+    """What 'module:function' names."""
+    module, name = job.split(':')
+    return getattr(importlib.import_module(module), name)
+
+
+def speak_only_if_first():
+    """Let rank 0 write to standard output, line by line, and no other."""
+    if ranks.launched_rank():
+        sys.stdout = open(os.devnull, 'w', encoding='utf-8')
+    elif ranks.launched_size() > 1:
+        sys.stdout.reconfigure(line_buffering=True)
+
+
+def _call(job, arguments):
+    from lm_human_preferences.utils import comm
+    call, hparams = function(job), arguments.get('hparams')
+    if isinstance(hparams, dict):
+        arguments['hparams'] = importlib.import_module(call.__module__).HParams()
+        arguments['hparams'].override_from_nested_dict(hparams)
+    call(**arguments, comm=comm.world(arguments['hparams'].run.allreduce if hparams else 'auto'))
+
+
+@contextlib.contextmanager
+def _all_or_none(launcher=None):
+    """Whatever ends this rank in between ends all ranks."""
+    speak_only_if_first()
+    threading.Thread(target=_watch, args=(os.getppid(), launcher), daemon=True).start()
+    try:
+        yield
+    except BaseException as e:
+        _fail(e, launcher)
+
+
+def _watch(parent, launcher):
+    """End this rank, whatever it is waiting for, when mpiexec or the launcher is gone."""
+    heard = select.poll()
+    if launcher:
+        heard.register(launcher.pipe, 0)
+    while os.getppid() == parent:
+        if heard.poll(1000):
+            shutil.rmtree(launcher.directory, ignore_errors=True)
+            os._exit(1)
+    if launcher:
+        launcher.tell(error="mpiexec's process that started this rank was killed", mistake=False)
+    os._exit(1)
+
+
+def _fail(error, launcher):
+    """Let the user know of `error`, once, and end all ranks."""
+    mistake, rank = isinstance(error, UserError), ranks.launched_rank()
+    text = ' '.join(str(error).splitlines()) if mistake else ''.join(traceback.format_exception(error))
+    if launcher:
+        launcher.tell(error=text, mistake=mistake)
+        time.sleep(60)  # the launcher ends all ranks
+    elif not isinstance(error, KeyboardInterrupt):
+        time.sleep(FIRST_WORD if rank else 0)
+        print(f'error: {text}' if mistake else f'{text}error: rank {rank} failed', file=sys.stderr)
+    try:
+        from lm_human_preferences.utils import comm
+        comm.abort(2 if mistake else 130 if isinstance(error, KeyboardInterrupt) else 1)
+    finally:
+        os._exit(1)
+
+
+if __name__ == '__main__':
+    main(sys.argv[1])
