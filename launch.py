@@ -17,48 +17,33 @@ import click
 
 from lm_human_preferences.hparams import train_policy, train_reward
 from lm_human_preferences.utils import launch
-from lm_human_preferences.utils.combos import bind, bind_nested, combos
+from lm_human_preferences.utils.combos import bind, bind_all, bind_nested, combos
 
-PUBLIC = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
+LABELS = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
 
 books_task = combos(
-    bind('query_length', 64),
-    bind('query_dataset', 'books'),
-    bind('response_length', 24),
-    bind('start_text', '.'),  # a query begins after the end of a sentence
-    bind('end_text', '.'),  # and ends with a whole one
-    bind('truncate_token', 13),  # '.': so does a response,
-    bind('truncate_after', 16),  # of 16 tokens at least
-    bind('policy.temperature', 0.7),
-    bind('policy.initial_model', '124M'),
+    bind_all(query_length=64, query_dataset='books', response_length=24),
+    bind_all(start_text='.', end_text='.'),  # a query begins after the end of a sentence and ends with a whole one
+    bind_all(truncate_token=13, truncate_after=16),  # so does a response, of 16 tokens at least: 13 is '.'
+    bind_all('policy', temperature=0.7, initial_model='124M'),
 )
 
 
-def summarize_task(dataset, temperature, *texts):
+def summarize_task(temperature, **texts):
     return combos(
-        *texts,
-        bind('query_dataset', dataset),
-        bind('query_length', 500),
-        bind('response_length', 75),
-        bind('start_text', None),
-        bind('truncate_after', 55),
-        bind('truncate_token', 198),  # '\n'
-        bind('policy.temperature', temperature),
-        bind('policy.initial_model', '124M'),
+        bind_all(**texts, query_length=500, response_length=75),
+        bind_all(start_text=None, truncate_after=55, truncate_token=198),  # '\n'
+        bind_all('policy', temperature=temperature, initial_model='124M'),
     )
 
 
-ask_for_summary = bind('query_suffix', '\n\nTL;DR:')
 cnndm_task = summarize_task(
-    'cnndm', 0.5, bind('query_prefix', 'Article:\n\n'), ask_for_summary, bind('end_text', '\n'))
-tldr_task = summarize_task('tldr', 0.7, ask_for_summary)
+    0.5, query_prefix='Article:\n\n', query_suffix='\n\nTL;DR:', end_text='\n', query_dataset='cnndm')
+tldr_task = summarize_task(0.7, query_suffix='\n\nTL;DR:', query_dataset='tldr')
 
 # 27 letters, two tiny layers, made-up queries and labels.
 test_task = combos(
-    bind('query_length', 3),
-    bind('query_dataset', 'test'),
-    bind('response_length', 4),
-    bind('start_text', None),
+    bind_all(query_length=3, query_dataset='test', response_length=4, start_text=None),
     bind('policy.initial_model', 'test'),
 )
 
@@ -68,9 +53,7 @@ def reward_experiment(task, *settings):
     return combos(
         bind_nested('task', task),
         bind('labels.type', 'best_of_4'),
-        bind('normalize_after', True),
-        bind('normalize_before', True),
-        bind('normalize_samples', 256),
+        bind_all(normalize_after=True, normalize_before=True, normalize_samples=256),
         *settings,
         bind('run.seed', 1),
     )
@@ -79,22 +62,16 @@ def reward_experiment(task, *settings):
 def books_reward(labels):
     return reward_experiment(
         books_task,
-        bind('batch_size', 32),
-        bind('lr', 5e-5),
-        bind('rollout_batch_size', 512),
-        bind('labels.source', f'{PUBLIC}/labels/{labels}/offline_5k.json'),
-        bind('labels.num_train', 4_992),
+        bind_all(batch_size=32, lr=5e-5, rollout_batch_size=512),
+        bind_all('labels', source=f'{LABELS}/{labels}/offline_5k.json', num_train=4_992),
     )
 
 
 def summarize_reward(task, labels):
     return reward_experiment(
         task,
-        bind('labels.source', f'{PUBLIC}/labels/{labels}/online_45k.json'),
-        bind('labels.num_train', 46_000),
-        bind('batch_size', 2 * 8),
-        bind('lr', 2.5e-5),
-        bind('rollout_batch_size', 128),
+        bind_all('labels', source=f'{LABELS}/{labels}/online_45k.json', num_train=46_000),
+        bind_all(batch_size=2 * 8, lr=2.5e-5, rollout_batch_size=128),
     )
 
 
@@ -104,12 +81,7 @@ reward_experiments = {
     'cnndm': summarize_reward(cnndm_task, 'cnndm'),
     'tldr': summarize_reward(tldr_task, 'tldr'),
     'test': reward_experiment(
-        test_task,
-        bind('labels.source', 'test'),
-        bind('labels.num_train', 1024),
-        bind('batch_size', 32),
-        bind('lr', 1e-3),
-    ),
+        test_task, bind_all('labels', source='test', num_train=1024), bind_all(batch_size=32, lr=1e-3)),
 }
 
 
@@ -120,12 +92,11 @@ def new_reward_model(experiment):
     )
 
 
-def adaptive_kl_policy(experiment, task, *ppo):
+def adaptive_kl_policy(experiment, task, **ppo):
     return combos(
         bind_nested('task', task),
-        *ppo,
-        bind('rewards.kl_coef', 0.15),
-        bind('rewards.adaptive_kl', 'on'),
+        bind_all('ppo', **ppo),
+        bind_all('rewards', kl_coef=0.15, adaptive_kl='on'),
         bind('rewards.adaptive_kl.target', 6.0),
         new_reward_model(experiment),
         bind('run.seed', 1),
@@ -136,23 +107,20 @@ def summarize_policy(experiment, task, kl_coef):
     return combos(
         bind_nested('task', task),
         new_reward_model(experiment),
-        bind('ppo.total_episodes', 1_000_000),
-        bind('ppo.lr', 2e-6),
+        bind_all('ppo', total_episodes=1_000_000, lr=2e-6),
         bind('rewards.kl_coef', kl_coef),
-        bind('ppo.batch_size', 32),
-        bind('ppo.whiten_rewards', False),
+        bind_all('ppo', batch_size=32, whiten_rewards=False),
         bind('run.seed', 1),
     )
 
 
-books_ppo = bind('ppo.lr', 1e-5), bind('ppo.total_episodes', 1_000_000), bind('ppo.batch_size', 512)
-test_ppo = bind('ppo.lr', 1e-2), bind('ppo.total_episodes', 100 * 64), bind('ppo.batch_size', 64)
+books_ppo = dict(lr=1e-5, total_episodes=1_000_000, batch_size=512)
 policy_experiments = {
-    'sentiment': adaptive_kl_policy('sentiment', books_task, *books_ppo),
-    'descriptiveness': adaptive_kl_policy('descriptiveness', books_task, *books_ppo),
+    'sentiment': adaptive_kl_policy('sentiment', books_task, **books_ppo),
+    'descriptiveness': adaptive_kl_policy('descriptiveness', books_task, **books_ppo),
     'cnndm': summarize_policy('cnndm', cnndm_task, kl_coef=0.01),
     'tldr': summarize_policy('tldr', tldr_task, kl_coef=0.03),  # 0.01 is too low
-    'test': adaptive_kl_policy('test', test_task, *test_ppo),
+    'test': adaptive_kl_policy('test', test_task, lr=1e-2, total_episodes=100 * 64, batch_size=64),
 }
 
 

@@ -23,6 +23,11 @@ def bind(var, val, descriptor=''):
     return [((var, val, extra),)]
 
 
+def bind_all(prefix='', /, **values):
+    """One trial that sets the variables `prefix.name` for names and values."""
+    return combos(*[bind(f'{prefix}.{name}' if prefix else name, value) for name, value in values.items()])
+
+
 def label(descriptor):
     """One trial that sets nothing and only adds to the job's name."""
     return bind(None, None, descriptor)
