@@ -24,7 +24,6 @@ FILE = re.compile(f'({NAME})({SUFFIX})')
 LEFTOVER = re.compile(rf'(?:checkpoint|{NAME}{SUFFIX})\.\d+\.part')
 LISTED = re.compile(r'^\s*(model_checkpoint_path|all_model_checkpoint_paths)\s*:\s*'
                     r'"(?:[^"\n]*[/\\])?([\w+=@-][\w.+=@ -]{0,200})"\s*$', re.M | re.A)
-MAX_CHECKPOINT_FILE = 1 << 20  # bytes
 
 
 def parse_checkpoint_file(text):
@@ -48,7 +47,7 @@ def _kept(directory):
     path = os.path.join(directory, 'checkpoint')
     try:
         with open(path, encoding='utf-8', errors='replace') as f:
-            names = parse_checkpoint_file(f.read(MAX_CHECKPOINT_FILE))
+            names = parse_checkpoint_file(f.read())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as e:
@@ -128,19 +127,14 @@ def _delete(directory, names):
 def restore_state(prefix):
     """The `state` saved with the checkpoint `prefix`, None where there is none; UserError if it is damaged."""
     path = prefix + RESUME
-    try:
-        with open(path, encoding='utf-8') as f:
-            saved = json.load(f)
-        with open(f'{prefix}.index', 'rb') as f:
-            index = f.read()
-        digest, state = saved['index_sha256'], saved['state']
-    except FileNotFoundError:
+    if not os.path.exists(path):
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
-        raise UserError(f'{path} is damaged: {e}') from e
-    if digest != hashlib.sha256(index).hexdigest():
+    saved = storage.read_json(path)
+    with open(f'{prefix}.index', 'rb') as f:
+        digest = hashlib.sha256(f.read()).hexdigest()
+    if not isinstance(saved, dict) or saved.get('index_sha256') != digest:
         raise UserError(f'{path} does not belong to {prefix}.index: one of them is damaged')
-    return state
+    return saved['state']
 
 
 def write_json(path, value):

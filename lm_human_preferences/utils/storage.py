@@ -106,7 +106,7 @@ def exists(path):
         return os.path.exists(path)
     blob = _Blob(path)
     try:
-        return os.path.exists(blob.cached) or bool(_stat(blob))
+        return os.path.exists(blob.cached) or os.environ.get('LMHP_OFFLINE') != '1' and bool(_stat(blob))
     except NotFound:
         return False
 
@@ -195,7 +195,7 @@ def _stat(blob):
     One deadline covers name look-up, connection, encryption and all retries; for want of one in each, in a thread.
     """
     if os.environ.get('LMHP_OFFLINE') == '1':
-        raise blob.error('not in the cache, and LMHP_OFFLINE=1', NotFound)
+        raise blob.error('not in the cache, and LMHP_OFFLINE=1')
     until, reason = _silent.get(blob.account, (0, ''))
     if time.monotonic() < until:
         raise blob.error(reason)

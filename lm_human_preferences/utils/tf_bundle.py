@@ -7,7 +7,6 @@ The format is that of TensorFlow 1.13: protobuf/tensor_bundle.proto and util/ten
 import collections
 import collections.abc
 import itertools
-import math
 import mmap
 import os
 import struct
@@ -23,7 +22,7 @@ DTYPES = {number: np.dtype(code).newbyteorder('<') for number, code in {
     1: 'f4', 2: 'f8', 3: 'i4', 4: 'u1', 5: 'i2', 6: 'i1', 8: 'c8', 9: 'i8', 10: '?',
     17: 'u2', 18: 'c16', 19: 'f2', 22: 'u4', 23: 'u8'}.items()}
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
-MAX_RANK, MAX_ELEMENTS = 32, 1 << 58  # what every version of numpy takes
+MAX_RANK = 64  # of numpy
 VARINT, BYTES, FIXED32 = 0, 2, 5  # wire types of protocol buffers; these messages have no others
 
 # `sliced` is true of a partitioned variable, which is kept in pieces under other keys
@@ -58,16 +57,6 @@ def _field(number, value):
     return varint(number << 3) + varint(value) if value else b''
 
 
-def _parse_header(message):
-    """The number of shards that a BundleHeaderProto tells."""
-    header = dict(_fields(message))
-    if header.get((2, VARINT), 0) != 0:
-        raise ValueError('its values are big-endian')
-    if dict(_fields(header.get((3, BYTES), b''))).get((2, VARINT), 0) > 1:
-        raise ValueError('it needs a newer version of TensorFlow')
-    return header.get((1, VARINT), 0)
-
-
 def _parse_entry(message):
     """The _Entry of a BundleEntryProto."""
     fields = dict(_fields(message))
@@ -77,12 +66,6 @@ def _parse_entry(message):
     dtype, shard, offset, size = (fields.get((number, VARINT), 0) for number in (1, 3, 4, 5))
     crc = int.from_bytes(fields.get((6, FIXED32), b''), 'little')
     return _Entry(dtype, shape, shard, offset, size, crc, (7, BYTES) in fields)
-
-
-def _fits(entry, dtype):
-    """Whether the size of an entry is that of its shape, and numpy can have an array of this shape."""
-    return (len(entry.shape) <= MAX_RANK and math.prod(size or 1 for size in entry.shape) < MAX_ELEMENTS
-            and math.prod(entry.shape) * dtype.itemsize == entry.size)
 
 
 def _open(path):
@@ -98,13 +81,12 @@ def _open(path):
 class Bundle(collections.abc.Mapping):
     """The tensors of the checkpoint `prefix`: {name: read-only array that maps the file}; nothing is copied.
 
-    The index is read and verified at once, a shard opened when a tensor in it is asked for; `verify` checks the CRC of
-    a tensor whenever it is taken. Raises BundleError; KeyError for a name that is not there.
+    The index is read and verified at once, a shard opened when a tensor in it is asked for, the CRC of a tensor checked
+    whenever it is taken. Raises BundleError; KeyError for a name that is not there.
     """
 
-    def __init__(self, prefix, verify=True):
+    def __init__(self, prefix):
         self.prefix = os.fspath(prefix)
-        self._verify = verify
         self._shards = {}
         self._index = f'{self.prefix}.index'
         with _open(self._index) as f:
@@ -113,7 +95,7 @@ class Bundle(collections.abc.Mapping):
             rows = dict(table.rows())
             if b'' not in rows:
                 raise ValueError('it has no header')
-            self._n_shards = _parse_header(rows.pop(b''))
+            self._n_shards = dict(_fields(rows.pop(b''))).get((1, VARINT), 0)  # of a BundleHeaderProto
             # the keys of pieces of partitioned variables begin with a zero
             self._entries = {key.decode(): _parse_entry(row) for key, row in rows.items() if not key.startswith(b'\0')}
         except ValueError as e:
@@ -162,16 +144,18 @@ class Bundle(collections.abc.Mapping):
         entry, dtype = self._entries[name], self.dtype(name)
         if entry.sliced:
             raise BundleError(f'{self._index}: {name!r} is a partitioned variable, which is not supported')
-        if not _fits(entry, dtype):
-            raise BundleError(f'{self._index} is damaged: {name!r} has {entry.size} bytes, which do not make {dtype} '
-                              f'{entry.shape}')
         path, data, end = self._shard_path(entry.shard), self._shard(entry.shard), entry.offset + entry.size
         if end > len(data):
             raise BundleError(f'{path} is truncated: {name!r} ends at byte {end}, the file at {len(data)}')
-        values = np.frombuffer(data, np.uint8)[entry.offset:end]
-        if self._verify and masked_crc(values) != entry.crc:
+        content = np.frombuffer(data, np.uint8)[entry.offset:end]
+        try:
+            values = content.view(dtype).reshape(entry.shape)
+        except ValueError as e:
+            raise BundleError(f'{self._index} is damaged: {name!r} has {entry.size} bytes, which do not make {dtype} '
+                              f'{entry.shape}') from e
+        if masked_crc(content) != entry.crc:
             raise BundleError(f'{path} is damaged: the checksum of {name!r} does not match')
-        return values.view(dtype).reshape(entry.shape)
+        return values
 
 
 def paths(prefix):
