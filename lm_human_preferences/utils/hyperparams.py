@@ -60,21 +60,23 @@ class HParams:
         A field of a group that is off is an AttributeError; groups that are on keep their values (the original
         made those around the one switched on anew).
         """
-        values, implied = {}, set()
+        groups = {key: group_class(self._field(key, separator).type) for key in flat_dict}
+        inner = {}
         for key, value in flat_dict.items():
-            group = group_class(self._field(key, separator).type)
-            if group and value in ('on', 'off'):
-                value = group() if value == 'on' else None
-            values[key] = value
-            if group and value is not None:
-                parts = key.split(separator)
-                implied |= {separator.join(parts[:i]) for i in range(1, len(parts))}
-        for key in sorted(values.keys() | implied):  # sorted: a group comes before its fields
-            owner, name = self._owner(key, separator)
-            if key in values:
-                setattr(owner, name, values[key])
-            elif getattr(owner, name) is None:
-                setattr(owner, name, group_class(self._field(key, separator).type)())
+            name, nested, rest = key.partition(separator)
+            if nested:
+                inner.setdefault(name, {})[rest] = value
+                continue
+            if groups[key] and value in ('on', 'off'):
+                value = groups[key]() if value == 'on' else None
+            setattr(self, name, value)
+        for name, values in inner.items():
+            on = any(groups[name + separator + key] and value not in ('off', None) for key, value in values.items())
+            if on and name not in flat_dict and getattr(self, name) is None:
+                setattr(self, name, group_class(self._field(name).type)())
+            if getattr(self, name) is None:
+                raise AttributeError(f'{name} is None: it has no field {next(iter(values))!r}')
+            getattr(self, name).override_from_dict(values, separator)
 
     def override_from_nested_dict(self, nested_dict):
         """Override from {'x': {'y': 1}}; an object switches its group on."""
@@ -107,16 +109,6 @@ class HParams:
             return fields(type(self), separator)[key]
         except KeyError:
             raise UnknownFieldError(f'{type(self).__module__}.{type(self).__name__} has no field {key!r}') from None
-
-    def _owner(self, key, separator):
-        """The group that holds field `key`, and the field's own name."""
-        *path, name = key.split(separator)
-        owner = self
-        for part in path:
-            owner = getattr(owner, part, None)
-        if not isinstance(owner, HParams):
-            raise AttributeError(f'{separator.join(path)} is {owner}: it has no field {name!r}')
-        return owner, name
 
 
 @lru_cache

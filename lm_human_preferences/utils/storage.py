@@ -90,13 +90,11 @@ def local_copy(path):
 
 def local_copies(paths):
     """[local_copy(path) for path in paths], over several connections and with one progress bar."""
-    from tqdm import tqdm
-    missing = {path: blob for path in filter(is_remote, paths) if not os.path.exists((blob := _Blob(path)).cached)}
+    from tqdm.contrib.concurrent import thread_map
+    missing = [blob for path in filter(is_remote, paths) if not os.path.exists((blob := _Blob(path)).cached)]
     if missing:
-        with (concurrent.futures.ThreadPoolExecutor(THREADS) as pool,
-              tqdm(total=len(missing), desc=f'fetching {next(iter(missing))} ...', unit='file', leave=False) as bar):
-            for _ in pool.map(functools.partial(_fetch, show=False), missing.values()):
-                bar.update()
+        thread_map(functools.partial(_fetch, show=False), missing, max_workers=THREADS, unit='file', leave=False,
+                   desc=f'fetching {missing[0].url} ...')
     return [local_copy(path) for path in paths]
 
 
