@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from golden_data import found, golden
 from lm_human_preferences.utils import tf_bundle, tf_table
-from lm_human_preferences.utils.tf_bundle import Bundle, BundleError, write_bundle
+from lm_human_preferences.utils.checkpoints import write_bundle
+from lm_human_preferences.utils.tf_bundle import Bundle, BundleError
 from lm_human_preferences.utils.tf_table import Table, encode_block, encode_table, varint
 
 MIB = 1 << 20

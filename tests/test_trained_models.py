@@ -13,8 +13,9 @@ from golden_data import require, require_bpe
 from lm_human_preferences.language import encodings, trained_models
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.utils import checkpoints
+from lm_human_preferences.utils.checkpoints import write_bundle
 from lm_human_preferences.utils.errors import UserError
-from lm_human_preferences.utils.tf_bundle import Bundle, write_bundle
+from lm_human_preferences.utils.tf_bundle import Bundle
 
 SIZES = dict(n_vocab=27, n_ctx=8, n_embd=4, n_head=2, n_layer=1)
 TOKENS = torch.tensor([[3, 1, 4, 1, 5]])

@@ -33,11 +33,12 @@ def normalise(args, fields, arguments, positionals=()):
         name, equals, value = word[2:].partition('=')
         key, negated = _known(name, fields, arguments, may_negate=not equals)
         given[key] = value if equals else 'False' if negated else _next_value(key, fields.get(key), words)
-    for key in (*arguments, *positionals):
-        if key not in given and by_position:
-            given[key] = _positional(key, fields.get(key), by_position.pop(0))
+    for key in [key for key in (*arguments, *positionals) if key not in given]:
+        if not by_position or key in fields and not _suits(key, fields[key], by_position[0]):
+            break
+        given[key] = by_position.pop(0)
     if by_position:
-        raise _unexpected(by_position[0])
+        raise UserError(f'unexpected argument {by_position[0]!r}: options are given as --name value')
     missing = [shown for key, shown in arguments.items() if key not in given]
     if missing:
         raise UserError(f'{" and ".join(missing)} missing: --help shows an example')
@@ -76,18 +77,12 @@ def _next_value(key, field, words):
     raise UserError(f'--{key} needs a value')
 
 
-def _positional(key, field, word):
-    """`word`, if it can be what its position means."""
+def _suits(key, field, word):
     try:
-        if field is not None:
-            convert(key, field, word)
-        return word
+        convert(key, field, word)
+        return True
     except UserError:
-        raise _unexpected(word) from None
-
-
-def _unexpected(word):
-    return UserError(f'unexpected argument {word!r}: options are given as --name value')
+        return False
 
 
 def convert(key, field, text):

@@ -86,7 +86,7 @@ def save(directory, name, tensors, *, state=None, max_to_keep=20):
         kept = _kept(directory)
         keep = ([other for other in kept if other != name] + [name])[-max_to_keep:]
         try:
-            _write(prefix, tensors, state)
+            write_bundle(prefix, tensors, state)
             _commit(directory, keep)
         except BaseException:
             _delete(directory, {name} - set(kept))
@@ -99,10 +99,13 @@ def save(directory, name, tensors, *, state=None, max_to_keep=20):
     return prefix
 
 
-def _write(prefix, tensors, state):
-    """Write the files of a checkpoint. Its resume.json names its index by digest, and that holds every checksum."""
-    paths = [prefix + RESUME] if state is not None else []
-    with storage.replacing(*paths, *tf_bundle.paths(prefix)) as (*resume, data, index):
+def write_bundle(prefix, tensors, state=None):
+    """Write the checkpoint `prefix` byte for byte as tf.train.Saver does, and `state` beside it; all of it, or nothing.
+
+    The resume.json names the index by digest, and that holds the checksum of every tensor.
+    """
+    paths = [f'{prefix}{RESUME}'] if state is not None else []
+    with storage.replacing(*paths, f'{prefix}.data-00000-of-00001', f'{prefix}.index') as (*resume, data, index):
         table = tf_bundle.write_values(data, tensors)
         index.write(table)
         for file in resume:

@@ -13,7 +13,6 @@ import struct
 
 import numpy as np
 
-from lm_human_preferences.utils import storage
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.tf_table import MAX_SIZE, Table, encode_table, masked_crc, read_varint, varint
 
@@ -158,11 +157,6 @@ class Bundle(collections.abc.Mapping):
         return values
 
 
-def paths(prefix):
-    """The two files of a checkpoint that we write, in the order in which they appear."""
-    return f'{prefix}.data-00000-of-00001', f'{prefix}.index'
-
-
 def write_values(file, tensors):
     """Write the values of {name: array or torch tensor} to `file`, one after the other; returns the bytes of the index.
 
@@ -184,12 +178,3 @@ def write_values(file, tensors):
                      + _field(5, values.nbytes) + crc))
         offset += values.nbytes
     return encode_table(rows)
-
-
-def write_bundle(prefix, tensors):
-    """Write the checkpoint `prefix` byte for byte as tf.train.Saver does; all of it appears, or nothing.
-
-    tensors: {name: array or torch tensor}, see `write_values`.
-    """
-    with storage.replacing(*paths(prefix)) as (data, index):
-        index.write(write_values(data, tensors))
