@@ -1,11 +1,17 @@
-"""Several ranks as threads of one process: what each rank computes, without the machinery that starts ranks."""
+"""Several ranks as threads of one process: what each rank computes, without the machinery that starts ranks.
+
+Under `mpiexec`, tests/on_mpi.py sets WORLD, and the same tests run on the ranks of MPI.
+"""
 import threading
 
 import numpy as np
+import pytest
 
 from lm_human_preferences.utils import comm as comms
+from lm_human_preferences.utils.gradients import OverlappedGradients
 
 PATIENCE = 60  # seconds until a rank that waits for the others gives up
+WORLD = None
 
 
 class ThreadComm(comms.SingleProcess):
@@ -32,6 +38,16 @@ class ThreadComm(comms.SingleProcess):
         for tensor, *others in zip(tensors, *everyone, strict=True):
             tensor.copy_(sum(others) / self.size)
 
+    def average_gradients(self, parameters):
+        return OverlappedGradients(parameters, self.size, self)
+
+    def start_sum_(self, tensor):
+        everyone = self.gather(tensor.clone())
+        tensor.copy_(sum(everyone))
+
+    def wait(self, handle):
+        """The sum is there already."""
+
     def broadcast_(self, tensors):
         for tensor, first in zip(tensors, self.gather([t.detach().clone() for t in tensors])[0], strict=True):
             tensor.data.copy_(first)
@@ -41,7 +57,10 @@ class ThreadComm(comms.SingleProcess):
 
 
 def on_ranks(size, work):
-    """[work(comm) of every rank]; the first error of any rank is raised here."""
+    """[work(comm) of every rank that is in this process]; the first error of any of them is raised here."""
+    if WORLD:
+        need(size)
+        return [work(WORLD)]
     if size == 1:
         return [work(comms.SingleProcess())]
     slots, barrier = [None] * size, threading.Barrier(size, timeout=PATIENCE)
@@ -64,8 +83,26 @@ def on_ranks(size, work):
     return results
 
 
+def need(size):
+    """Skip a test of `size` ranks where there are others."""
+    if WORLD and WORLD.size != size:
+        pytest.skip(f'is about {size} ranks, not {WORLD.size}')
+
+
+def ranks_here(size):
+    """Which of `size` ranks are in this process."""
+    return [WORLD.rank] if WORLD else range(size)
+
+
+def same_for_all(value):
+    """`value` of rank 0."""
+    return WORLD.gather(value)[0] if WORLD else value
+
+
 def give_each_thread_its_own_numpy_random(monkeypatch):
     """Ranks are processes with a generator each; threads would share numpy's."""
+    if WORLD:
+        return
     local = threading.local()
 
     def generator():

@@ -13,7 +13,7 @@ from lm_human_preferences import lm_tasks, train_policy, train_reward
 from lm_human_preferences.language import sample
 from lm_human_preferences.language.model import as_tf
 from lm_human_preferences.language.trained_models import TrainedModel
-from ranks import give_each_thread_its_own_numpy_random, on_ranks, rank_prefix
+from ranks import give_each_thread_its_own_numpy_random, need, on_ranks, rank_prefix, ranks_here
 from trainers import snapshot
 
 INITIAL_MODELS = {'golden': 'train_model', 'tiny-main': 'tiny_main_model'}  # what the recordings call them
@@ -115,8 +115,9 @@ class Replay:
         self.left = [deque(row for queries, responses in rank for row in zip(tokens(queries), tokens(responses),
                                                                              strict=True)) for rank in episodes]
         self.size = len(episodes)
+        need(self.size)
         self.now = threading.local()  # the batch of each rank, and how much of it was answered
-        self.reward_trainers, self.ppo_trainers = [None] * self.size, [None] * self.size
+        self.reward_trainers, self.ppo_trainers = {}, {}  # by rank, those in this process
         if self.size > 1:
             give_each_thread_its_own_numpy_random(monkeypatch)
         monkeypatch.setattr(lm_tasks, 'make_query_sampler', self.make_query_sampler)
@@ -157,7 +158,7 @@ class Replay:
     def run(self, train, hparams):
         """train(hparams, comm) on every rank; all recorded episodes must be used."""
         on_ranks(self.size, lambda comm: train(copy.deepcopy(hparams), comm))
-        assert not any(self.left), 'fewer episodes used than recorded'
+        assert not any(self.left[rank] for rank in ranks_here(self.size)), 'fewer episodes used than recorded'
 
 
 def episodes_of_normalizations(arrays, size):
@@ -168,19 +169,19 @@ def episodes_of_normalizations(arrays, size):
 
 def check_batches(trainers, recorded, stats, permutation):
     """Order, learning rate and statistics of all batches; `recorded` per rank, the others of all ranks together."""
-    for trainer, arrays in zip(trainers, recorded, strict=True):
+    for rank, trainer in trainers.items():
+        arrays = recorded[rank]
         indices, lr, ours = zip(*trainer.batches, strict=True)
         assert_equal(np.stack(indices), arrays['indices'], name='indices')
+        assert_equal(np.concatenate(indices), permutation[rank::len(recorded)], name='permutation')
         assert_close(lr, arrays['lr'], rtol=1e-12, name='lr')
         assert_stats({name: [s[name] for s in ours] for name in ours[0]}, stats)
-    order = np.stack([[indices for indices, _, _ in trainer.batches] for trainer in trainers], axis=-1)
-    assert_equal(order.ravel(), permutation, name='permutation')
 
 
 def check_normalization(trainers, recorded):
     """Sampled rewards, their scale over all ranks, targets, gain and bias."""
-    for trainer, arrays in zip(trainers, recorded, strict=True):
-        cases = numbered(arrays, 'normalize')
+    for rank, trainer in trainers.items():
+        cases = numbered(recorded[rank], 'normalize')
         for ours, case in zip(trainer.scales, cases, strict=True):
             assert set(ours) == set(case) - {'queries', 'responses'}
             for name, value in ours.items():

@@ -15,6 +15,7 @@ from lm_human_preferences.datasets import books, cnndm
 from lm_human_preferences.language import datasets, encodings
 from lm_human_preferences.utils import storage
 from lm_human_preferences.utils.errors import UserError
+from ranks import on_ranks
 
 SETTINGS = json_if_there('datasets', 'settings.json')
 TEXTS = json_if_there('datasets', 'generators.json', default={})
@@ -22,6 +23,16 @@ TEXTS = json_if_there('datasets', 'generators.json', default={})
 
 def name_of(setting):
     return f'{setting["id"]}/{setting["mode"]}'
+
+
+# (what was recorded, over how many ranks)
+SHARDED = sorted({(key.rpartition('/')[0], int(key.rpartition('of')[2]))
+                  for key in npz_keys('datasets', 'sequences.npz')})
+SETTING = {name_of(setting): setting for setting in SETTINGS}
+
+
+def of_rank(name, comm):
+    return load_npz('datasets', 'sequences.npz')[f'{name}/rank{comm.rank}of{comm.size}']
 
 
 @pytest.fixture
@@ -89,15 +100,16 @@ def recorded_sequences(setting, **options):
         shuffle=setting['shuffle'], start_token=setting['start_token'], end_token=setting['end_token'], **options)
 
 
-@pytest.mark.parametrize('setting', SETTINGS, ids=name_of)
-def test_sequences_are_the_recorded_ones(setting, recorded_files):
-    recorded = {key: array for key, array in load_npz('datasets', 'sequences.npz').items()
-                if key.startswith(name_of(setting) + '/')}
-    assert recorded
-    for key, expected in recorded.items():
-        rank, size = map(int, key.rpartition('/rank')[2].split('of'))
-        ours = take(max(len(expected), 1), recorded_sequences(setting, comm=rank_of(rank, size)))
+@pytest.mark.parametrize(('name', 'size'), [case for case in SHARDED if case[0] in SETTING])
+def test_sequences_are_the_recorded_ones(name, size, recorded_files):
+    setting = SETTING[name]
+
+    def work(comm):
+        expected = of_rank(name, comm)
+        ours = take(max(len(expected), 1), recorded_sequences(setting, comm=comm))
         np.testing.assert_array_equal(np.reshape(ours, (-1, setting['sequence_length'])), expected)
+
+    on_ranks(size, work)
 
 
 @pytest.mark.parametrize('setting', SETTINGS, ids=name_of)
@@ -107,18 +119,21 @@ def test_epochs_are_as_long_as_recorded(setting, recorded_files):
     assert list(recorded_sequences(setting, repeat_count=2)) == once + once
 
 
-@pytest.mark.parametrize('key', [key for key in npz_keys('datasets', 'sequences.npz') if 'query_sampler' in key])
-def test_batches_of_queries_are_the_recorded_ones(key, recorded_files):
+@pytest.mark.parametrize(('name', 'size'), [case for case in SHARDED if case[0].startswith('query_sampler_')])
+def test_batches_of_queries_are_the_recorded_ones(name, size, recorded_files):
     require_bpe()
-    expected = load_npz('datasets', 'sequences.npz')[key]
-    dataset = key.split('/')[0].removeprefix('query_sampler_')
-    rank, size = map(int, key.rpartition('/rank')[2].split('of'))
-    setting = next(s for s in SETTINGS if s['dataset'] == dataset and s['sequence_length'] == expected.shape[2])
-    hparams = lm_tasks.TaskHParams(query_dataset=dataset, query_length=expected.shape[2],
-                                   start_text=setting['start_text'], end_text=setting['end_text'])
-    sampler = lm_tasks.make_query_sampler(hparams=hparams, encoder=encodings.Main.get_encoder(),
-                                          batch_size=expected.shape[1], comm=rank_of(rank, size))
-    np.testing.assert_array_equal([sampler()['tokens'].numpy() for _ in expected], expected)
+    dataset = name.split('/')[0].removeprefix('query_sampler_')
+
+    def work(comm):
+        expected = of_rank(name, comm)
+        setting = next(s for s in SETTINGS if s['dataset'] == dataset and s['sequence_length'] == expected.shape[2])
+        hparams = lm_tasks.TaskHParams(query_dataset=dataset, query_length=expected.shape[2],
+                                       start_text=setting['start_text'], end_text=setting['end_text'])
+        sampler = lm_tasks.make_query_sampler(hparams=hparams, encoder=encodings.Main.get_encoder(),
+                                              batch_size=expected.shape[1], comm=comm)
+        np.testing.assert_array_equal([sampler()['tokens'].numpy() for _ in expected], expected)
+
+    on_ranks(size, work)
 
 
 def test_articles_are_cleaned_as_recorded():

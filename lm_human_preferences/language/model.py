@@ -64,8 +64,8 @@ class ScalarHead(nn.Module):
         self.b = nn.Parameter(torch.empty(()))
 
     def forward(self, h):
-        """`h (..., n_embd)` -> `(...)`, in float32."""
-        return h.float() @ self.w + self.b
+        """`h (..., n_embd)` -> `(...)`, in the type of its own parameters."""
+        return h.to(self.w.dtype) @ self.w + self.b
 
     def regularizer(self):
         """The L2 penalty that is 1 on average for a fresh head of the original (it never trained with it)."""

@@ -15,7 +15,7 @@ import torch
 
 from lm_human_preferences.utils import network
 from lm_human_preferences.utils.errors import UserError
-from lm_human_preferences.utils.gradients import Gradients, OverlappedGradients, buckets
+from lm_human_preferences.utils.gradients import Gradients, OverlappedGradients, in_buckets
 from lm_human_preferences.utils.ranks import launched_size
 
 
@@ -32,7 +32,7 @@ class SingleProcess:
 
     def average_gradients(self, parameters):
         """A `Gradients` for `parameters`, which averages what backward passes leave in them."""
-        return Gradients(parameters, self)
+        return Gradients(parameters)
 
     def mean(self, stats):
         """The mean over ranks of each of `stats`, a dict of numbers."""
@@ -170,18 +170,16 @@ class _MpiWorld(SingleProcess):
 
     def broadcast_(self, tensors):
         self.barrier()  # which, unlike the engines, waits as long as it takes another rank to get here
-        for tensor in tensors:
-            self.engine.broadcast_(tensor.data)
+        in_buckets(self.engine.broadcast_, tensors)
 
     def mean_(self, tensors):
-        for bucket in buckets(tensors):
-            flat = torch.cat([t.data.flatten() for t in bucket])
+        def average(flat):
             self.engine.wait(self.engine.start_sum_(flat))
-            for tensor, mean in zip(bucket, flat.div_(self.size).split([t.numel() for t in bucket])):
-                tensor.data.copy_(mean.view(tensor.shape))
+            flat.div_(self.size)
+        in_buckets(average, tensors)
 
     def average_gradients(self, parameters):
-        return OverlappedGradients(parameters, self, self.engine)
+        return OverlappedGradients(parameters, self.size, self.engine)
 
     def mean(self, stats):
         every = self.comm.allgather(stats)

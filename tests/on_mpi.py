@@ -1,0 +1,62 @@
+"""pytest on the ranks of MPI: `mpiexec -n 2 python tests/on_mpi.py ENGINE TEST...`, with tests that use ranks.on_ranks.
+
+After every update of the parameters, all ranks must have the same ones, to the bit. Each rank prints how many tests of
+which functions passed; that where one failed, what pytest said.
+"""
+import collections
+import contextlib
+import hashlib
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import ranks  # noqa: E402
+from lm_human_preferences.utils import comm  # noqa: E402
+from lm_human_preferences.utils.optimizer import Adam  # noqa: E402
+
+
+class Passed:
+    """A plugin that counts the tests of each function that passed."""
+
+    def __init__(self):
+        self.counts = collections.Counter()
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == 'call' and report.passed:
+            file, name = report.nodeid.partition('[')[0].split('::')
+            self.counts[f'{Path(file).stem}::{name}'] += 1
+
+
+def compare_parameters_after_updates():
+    update = Adam.update
+
+    def compared(adam, lr):
+        update(adam, lr)
+        digest = hashlib.sha256()
+        for parameter in adam.parameters.values():
+            digest.update(parameter.detach().contiguous().numpy())
+        assert len(set(ranks.WORLD.gather(digest.digest()))) == 1, 'parameters differ between ranks'
+    Adam.update = compared
+
+
+def main(engine, *tests):
+    ranks.WORLD = comm.world(engine)
+    compare_parameters_after_updates()
+    passed, said = Passed(), io.StringIO()
+    with contextlib.redirect_stdout(said):
+        status = pytest.main(['-x', '-q', '-p', 'no:cacheprovider', *tests], plugins=[passed])
+    if status:
+        print(f'rank {ranks.WORLD.rank}:\n{said.getvalue()}', flush=True)
+        os._exit(1)  # the others may wait for this rank: without MPI's farewell, mpiexec ends them
+    everyone = ranks.WORLD.gather(dict(sorted(passed.counts.items())))
+    if ranks.WORLD.rank == 0:
+        print(*everyone, sep='\n', flush=True)
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])
