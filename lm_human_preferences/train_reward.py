@@ -131,6 +131,7 @@ class RewardModelTrainer:
 def train(hparams: HParams, comm=None):
     """Train a reward model and save it to SAVE_DIR/reward_model; the whole of `./launch.py train_reward`."""
     comm = comm or comms.world(hparams.run.allreduce)
+    hparams.check_ranks(comm.size)
     checkpoints.check_directory(hparams.run.save_dir)
     hyperparams.dump(hparams)
     set_seed(hparams.run.seed, comm.rank)

@@ -269,6 +269,12 @@ def test_several_ranks(job, monkeypatch, mpi, count, ranks):
     assert not job
 
 
+def test_batches_that_ranks_cannot_share_start_nothing(monkeypatch):
+    monkeypatch.setattr(jobs.ranks, 'launch', lambda *args: pytest.fail('started'))
+    assert error_of(invoke('train_policy test nm --mpi 3')) == (
+        '--ppo.batch_size 64 is not a multiple of --mpi 3: take 63 or 66')
+
+
 @pytest.mark.parametrize('environment, visible', [
     ({'VISIBLE_DEVICES': '1,2'}, '1,2'), ({'VISIBLE_DEVICES': '1', 'CUDA_VISIBLE_DEVICES': ''}, ''), ({}, None)])
 def test_visible_devices(job, monkeypatch, environment, visible):

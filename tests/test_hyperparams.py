@@ -269,6 +269,35 @@ def test_prefix_of_nested_messages():
                                  '--rewards.train_new_model.batch_size 32: take 32 or 64')
 
 
+def shared(hparams, *settings):
+    hparams.override_from_str(','.join(settings))
+    return hparams
+
+
+@pytest.mark.parametrize('hparams, ranks, message', [
+    (shared(policy_hparams(), 'ppo.batch_size=512'), 3, '--ppo.batch_size 512 is not a multiple of --mpi 3: '
+     'take 510 or 513'),
+    (shared(policy_hparams(), 'ppo.batch_size=512', 'ppo.nminibatches=4'), 6, '--ppo.batch_size 512 is not a multiple '
+     'of --mpi 6 x --ppo.nminibatches 4 = 24: take 504 or 528'),
+    (shared(policy_hparams(), 'ppo.batch_size=2'), 4, '--ppo.batch_size 2 is not a multiple of --mpi 4: take 4'),
+    (shared(reward_hparams(), 'batch_size=32'), 5, '--batch_size 32 is not a multiple of --mpi 5: take 30 or 35'),
+    (shared(reward_hparams(), 'batch_size=32', 'rollout_batch_size=36'), 8, '--rollout_batch_size 36 is not a '
+     'multiple of --mpi 8: take 32 or 40'),
+    (shared(policy_hparams(**{'rewards.trained_model': None, 'rewards.train_new_model': 'on'}), 'ppo.batch_size=512',
+            'rewards.train_new_model.batch_size=33'), 2, '--rewards.train_new_model.batch_size 33 is not a multiple of '
+     '--mpi 2: take 32 or 34')])
+def test_batches_that_ranks_cannot_share(hparams, ranks, message):
+    hparams.check_ranks(1)
+    with pytest.raises(UserError) as caught:
+        hparams.check_ranks(ranks)
+    assert str(caught.value) == message
+
+
+def test_batches_that_ranks_can_share():
+    shared(reward_hparams(), 'batch_size=40', 'rollout_batch_size=512').check_ranks(8)
+    shared(policy_hparams(), 'ppo.batch_size=512', 'ppo.nminibatches=4').check_ranks(8)
+
+
 def test_num_train_left_out_means_all():
     hparams = reward_hparams()
     hparams.validate()

@@ -13,6 +13,7 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.utils import comm as comms
+from lm_human_preferences.utils.errors import UserError
 from ranks import give_each_thread_its_own_numpy_random, need, on_ranks
 
 SIZES = (2, 3, 4)
@@ -164,3 +165,26 @@ def test_micro_batches_of_policy_training(micro_batch_size, whiten_rewards):
     assert set(parts.stats) == set(whole.stats)
     for name, values in whole.stats.items():
         np.testing.assert_allclose(parts.stats[name], values, rtol=RTOL, err_msg=name)
+
+
+class Three(comms.SingleProcess):
+    size = 3
+
+
+@pytest.mark.parametrize('module, settings', [
+    (train_policy, {'ppo.batch_size': 64, 'rewards.trained_model': '/nowhere'}), (train_reward, {'batch_size': 64})])
+def test_batches_that_ranks_cannot_share_are_refused_before_anything_loads(module, settings):
+    hparams = module.HParams()
+    hparams.override_from_dict({'task.policy.initial_model': '/nowhere', **settings})
+    with pytest.raises(UserError, match=r'batch_size 64 is not a multiple of --mpi 3: take 63 or 66$'):
+        module.train(hparams, Three())
+
+
+@pytest.mark.parametrize('batch_size, ranks, whiten, warned', [
+    (64, 8, True, ''), (64, 16, False, ''),
+    (64, 16, True, 'WARNING: each rank whitens over the 4 responses of its own minibatch: take --ppo.batch_size 128 or '
+                   'more, fewer ranks, or --ppo.whiten_rewards false\n')])
+def test_small_shares_are_warned_of(batch_size, ranks, whiten, warned, capsys):
+    """Not refused: the original ran them."""
+    train_policy.warn_of_small_shares(train_policy.PpoHParams(batch_size=batch_size, whiten_rewards=whiten), ranks)
+    assert capsys.readouterr().out == warned

@@ -9,7 +9,7 @@ from lm_human_preferences.utils import hyperparams, storage
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.hyperparams import option
 
-_LEAST_TO_WHITEN = 8
+LEAST_TO_WHITEN = 8  # responses of a minibatch
 _NEW = 'rewards.train_new_model'
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
 _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
@@ -75,11 +75,18 @@ class HParams(hyperparams.HParams):
     def validate(self, *, prefix=''):
         super().validate(prefix=prefix)
         batch, parts = self.ppo.batch_size, self.ppo.nminibatches
-        batch_name, parts_name = f'--{prefix}ppo.batch_size', f'--{prefix}ppo.nminibatches'
-        hyperparams.check_multiple(batch, batch_name, parts, parts_name)
-        if self.ppo.whiten_rewards and batch // parts < _LEAST_TO_WHITEN:
+        batch_name = f'--{prefix}ppo.batch_size'
+        hyperparams.check_multiple(batch, batch_name, {f'--{prefix}ppo.nminibatches': parts})
+        if self.ppo.whiten_rewards and batch // parts < LEAST_TO_WHITEN:
             raise AssertionError(f'{batch_name} {batch} in {parts} minibatches is too few for whitening: take '
-                                 f'{_LEAST_TO_WHITEN * parts} or more, or --{prefix}ppo.whiten_rewards false')
+                                 f'{LEAST_TO_WHITEN * parts} or more, or --{prefix}ppo.whiten_rewards false')
+
+    def check_ranks(self, ranks):
+        """UserError unless so many ranks can share the batches equally."""
+        hyperparams.check_multiple(self.ppo.batch_size, '--ppo.batch_size',
+                                   {'--mpi': ranks, '--ppo.nminibatches': self.ppo.nminibatches})
+        if self.rewards.train_new_model is not None:
+            self.rewards.train_new_model.check_ranks(ranks, prefix=f'{_NEW}.')
 
 
 def complete(settings, hparams, experiment):

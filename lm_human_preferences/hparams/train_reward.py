@@ -57,4 +57,9 @@ class HParams(hyperparams.HParams):
         super().validate(prefix=prefix)
         if self.labels.num_train is not None:
             hyperparams.check_multiple(self.labels.num_train, f'--{prefix}labels.num_train',
-                                       self.batch_size, f'--{prefix}batch_size')
+                                       {f'--{prefix}batch_size': self.batch_size})
+
+    def check_ranks(self, ranks, *, prefix=''):
+        """UserError unless so many ranks can share the batches equally."""
+        for name in ('batch_size', 'rollout_batch_size'):
+            hyperparams.check_multiple(getattr(self, name), f'--{prefix}{name}', {'--mpi': ranks})

@@ -1,6 +1,7 @@
 """Hyperparameters: nested dataclasses that are overridden by dotted names (the original's utils/hyperparams.py)."""
 import dataclasses
 import json
+import math
 import types
 import typing
 from functools import lru_cache
@@ -137,12 +138,15 @@ def describe(ty):
     return ' or '.join('on or off' if group_class(t) else _WORDS.get(t, t.__name__) for t in members(ty))
 
 
-def check_multiple(total, total_name, part, part_name):
-    """ValueError unless `part` divides `total`; the message names the nearest totals that it divides."""
+def check_multiple(total, name, factors):
+    """UserError unless the product of `factors` {name: number} divides `total`; it names the nearest that fit."""
+    factors = {factor: number for factor, number in factors.items() if number != 1}
+    part = math.prod(factors.values())
     below = total - total % part
     if below != total:
+        parts = ' x '.join(f'{factor} {number}' for factor, number in factors.items())
         near = f'{below} or {below + part}' if below > 0 else below + part
-        raise ValueError(f'{total_name} {total} is not a multiple of {part_name} {part}: take {near}')
+        raise UserError(f'{name} {total} is not a multiple of {parts}{f" = {part}" * (len(factors) > 1)}: take {near}')
 
 
 def dump(hparams, *, name='hparams', out=None):

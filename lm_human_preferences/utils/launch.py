@@ -124,6 +124,8 @@ def run(job, arguments, mpi):
     if launched > 1:
         rank.run(job, arguments)
     elif size > 1:
+        if hasattr(arguments.get('hparams'), 'check_ranks'):
+            arguments['hparams'].check_ranks(size)
         ranks.launch(job, arguments, size)
     else:
         rank.function(job)(**arguments)
