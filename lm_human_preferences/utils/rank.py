@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from pathlib import Path
 
 from lm_human_preferences.utils import ranks
@@ -59,9 +60,10 @@ def function(job):
 
 
 def speak_only_if_first():
-    """Let rank 0 write to standard output, line by line, and no other."""
+    """Let rank 0 write to standard output, line by line, and warn, and no other."""
     if ranks.launched_rank():
         sys.stdout = open(os.devnull, 'w', encoding='utf-8')
+        warnings.simplefilter('ignore')
     elif ranks.launched_size() > 1:
         sys.stdout.reconfigure(line_buffering=True)
 
@@ -96,7 +98,7 @@ def _watch(parent, launcher):
             shutil.rmtree(launcher.directory, ignore_errors=True)
             os._exit(1)
     if launcher:
-        launcher.tell(error="mpiexec's process that started this rank was killed", mistake=False)
+        launcher.tell(error="mpiexec's process that started this rank was killed\n", mistake=False)
     os._exit(1)
 
 

@@ -69,7 +69,7 @@ def find_mpiexec():
     own = Path(sys.executable).with_name('mpiexec')
     path = str(own) if own.exists() else shutil.which('mpiexec')
     if path is None:
-        raise UserError('there is no mpiexec to start ranks with: `pip install mpich`, or take --mpi 1')
+        raise UserError('there is no mpiexec to start ranks with: `sh tools/setup.sh` installs one, or take --mpi 1')
     version = subprocess.run([path, '--version'], capture_output=True, text=True, check=False)
     return path, 'open-mpi' in version.stdout.lower()
 
@@ -114,6 +114,7 @@ class _Ranks:
         self.said = [b''] * size
         self.alive = {}  # rank -> number of its process
         self.failure = None  # (rank, what it said) of the first that failed
+        self.mid_line = False  # what was passed on to standard error ends in one, such as a progress bar
         for rank in range(size):
             path = os.path.join(directory, f'rank-{rank}')
             os.mkfifo(path, 0o600)
@@ -149,6 +150,8 @@ class _Ranks:
             else:
                 key.data.buffer.write(data)
                 key.data.buffer.flush()
+                if key.data is sys.stderr and data:
+                    self.mid_line = not data.endswith(b'\n')
         return bool(ready)
 
     def _hear(self, rank, data):
@@ -175,6 +178,8 @@ class _Ranks:
                 os.kill(process, signal.SIGKILL)
         while self.alive and self._listen(PATIENCE):
             pass
+        if self.mid_line:
+            print(file=sys.stderr)
 
     def _end_mpiexec(self):
         if self.failure and 'error' not in self.failure[1]:  # then it ends by itself, and its status says why
@@ -194,12 +199,13 @@ class _Ranks:
         if words.get('mistake'):
             raise UserError(words['error'])
         if 'error' in words:
-            message = f'{words["error"]}\nerror: rank {rank} failed, so all {len(self.said)} were ended'
+            message = f'{words["error"]}error: rank {rank} failed, so all {len(self.said)} were ended'
         elif self.status is not None and self.status < 0:
-            message = f'error: mpiexec was killed ({_signal_name(-self.status)})'
+            message = f'error: mpiexec was ended by {_signal_name(-self.status)}'
         elif self.failure:
-            message = (f'error: rank {rank}, process {words["process"]}, was killed ({_signal_name(self.status)}): '
-                       'by somebody, or because there was no memory left')
+            message = f'error: rank {rank}, process {words["process"]}, was ended by {_signal_name(self.status)}'
+            if message.endswith('SIGKILL'):
+                message += ': there was no memory left, or somebody did it'
         elif self.status:
             message = f'error: mpiexec ended with status {self.status}'
         else:

@@ -1,0 +1,138 @@
+"""Ranks and launchers that are ended in the midst of training: nothing hangs, nothing stays, no checkpoint is torn.
+
+Where and when comes from a seed, LMHP_TEST_SEED or a new one each time; it is printed with a failure.
+"""
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from launched import FOREVER, Launch, eventually, job, start_job
+from lm_human_preferences.utils import checkpoints
+from lm_human_preferences.utils.tf_bundle import Bundle
+
+pytestmark = pytest.mark.slow
+END = 10  # seconds in which everything has to end
+KILLED = 'error: rank {}, process {}, was ended by SIGKILL: there was no memory left, or somebody did it'
+
+
+@pytest.fixture(autouse=True)
+def chance(request):
+    seed = os.environ.get('LMHP_TEST_SEED', str(random.randrange(10 ** 6)))
+    print(f'LMHP_TEST_SEED={seed}')
+    return random.Random(f'{seed} {request.node.name}')
+
+
+def train_for_a_while(directory, chance):
+    """Two ranks that are somewhere between the first and the thirtieth step, or in the checkpoint after it."""
+    launch = Launch(directory, '--mpi=2', *FOREVER)
+    launch.reach(chance.randrange(1, 30))
+    time.sleep(chance.random() / 10)
+    return launch
+
+
+def assert_checkpoint_is_intact(launch):
+    """The last one, and every checksum in it."""
+    bundle = Bundle(checkpoints.latest(launch.run / 'policy' / 'checkpoints'))
+    assert {name: bundle[name].shape for name in bundle}['policy/model/wte'] == (27, 7)
+
+
+def assert_ended(launch, since, status):
+    assert launch.wait(END) == status
+    launch.assert_nothing_left(since + END - time.monotonic())
+
+
+@pytest.mark.parametrize('attempt', range(20))
+def test_killed_rank(tmp_path, chance, attempt):
+    launch = train_for_a_while(tmp_path, chance)
+    rank = chance.randrange(2)
+    process = launch.ranks()[rank]
+    os.kill(process, signal.SIGKILL)
+    assert_ended(launch, time.monotonic(), status=1)
+    assert launch.errors() == KILLED.format(rank, process)
+    assert_checkpoint_is_intact(launch)
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('attempt', range(10))
+def test_signal_to_the_launcher(tmp_path, chance, number, attempt):
+    launch = train_for_a_while(tmp_path, chance)
+    launch.process.send_signal(number)
+    assert_ended(launch, time.monotonic(), status=128 + number)
+    assert launch.errors() == ''
+    assert_checkpoint_is_intact(launch)
+
+
+def test_four_launches_at_once(tmp_path):
+    launches = [Launch(tmp_path / str(i), '--mpi=2', '--ppo.total_episodes=256') for i in range(4)]
+    for launch in launches:
+        assert launch.wait(4 * 60) == 0, launch.errors()
+        launch.assert_nothing_left(END)
+        assert_checkpoint_is_intact(launch)
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """Two ranks, one of which waits for the other for ever."""
+    launch = start_job(tmp_path, 'wait')
+    eventually(lambda: 'for ever' in launch.output() or launch.process.poll() is not None)
+    assert launch.process.poll() is None, launch.errors()
+    return launch
+
+
+def parent_of(process):
+    return int(Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[1])
+
+
+def test_hangup(waiting):
+    waiting.process.send_signal(signal.SIGHUP)
+    assert_ended(waiting, time.monotonic(), status=128 + signal.SIGHUP)
+
+
+def test_signals_in_a_row(waiting):
+    """An impatient user does not disturb the launcher's tidying up."""
+    since = time.monotonic()
+    for _ in range(20):
+        waiting.process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    assert_ended(waiting, since, status=130)
+
+
+def test_killed_launcher(waiting):
+    waiting.process.kill()
+    assert_ended(waiting, time.monotonic(), status=-signal.SIGKILL)
+
+
+def test_killed_mpiexec(waiting):
+    mpiexec, = Path(f'/proc/{waiting.process.pid}/task/{waiting.process.pid}/children').read_text().split()
+    os.kill(int(mpiexec), signal.SIGKILL)
+    assert_ended(waiting, time.monotonic(), status=1)
+    assert waiting.errors() == 'error: mpiexec was ended by SIGKILL'
+
+
+def test_killed_parent_of_the_ranks(waiting):
+    """mpiexec and its ranks do not notice by themselves."""
+    os.kill(parent_of(waiting.ranks()[0]), signal.SIGKILL)
+    assert_ended(waiting, time.monotonic(), status=1)
+    assert 'was killed' in waiting.errors()
+
+
+def test_stopped_rank(waiting):
+    """A rank that does not answer is ended as well."""
+    os.kill(waiting.ranks()[1], signal.SIGSTOP)
+    waiting.process.send_signal(signal.SIGTERM)
+    assert_ended(waiting, time.monotonic(), status=143)
+
+
+def test_out_of_memory(tmp_path):
+    failed = job(tmp_path, 'run_out_of_memory')
+    assert failed.errors().splitlines()[-2:] == ['MemoryError', 'error: rank 1 failed, so all 2 were ended']
+
+
+def test_error_of_all_ranks_is_shown_once(tmp_path):
+    failed = job(tmp_path, 'fail_all')
+    assert failed.errors().count('nobody can count\n') == 1
+    assert failed.process.returncode == 1

@@ -1,0 +1,97 @@
+"""Jobs of several ranks, started by the command line in processes of their own and watched from outside."""
+import functools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PATIENCE = 60  # seconds for what has to happen at some time
+FOREVER = ('--ppo.total_episodes=64_000_000', '--run.save_interval=1')  # a checkpoint after every step
+
+
+def eventually(found, seconds=PATIENCE):
+    """What `found()` returns as soon as it is true; AssertionError when it stays false for so many seconds."""
+    until = time.monotonic() + seconds
+    while not (result := found()):
+        assert time.monotonic() < until, f'not within {seconds} seconds: {found}'
+        time.sleep(0.02)
+    return result
+
+
+class Launch:
+    """`./launch.py train_policy test run WORDS`, or another command, whose files are all in `directory`.
+
+    Every process that it starts inherits a mark in its environment, and is found by it wherever its parents go.
+    """
+
+    def __init__(self, directory, *words, command=('launch.py', 'train_policy', 'test', 'run'), started_by=(), **env):
+        self.run = directory / 'run'
+        self.temporary = directory / 'tmp'
+        self.temporary.mkdir(parents=True)
+        self.stdout, self.stderr = directory / 'stdout', directory / 'stderr'
+        self.mark = f'LAUNCHED_BY_TEST={uuid.uuid4()}'
+        save_dir = [f'--save_dir={directory}'] if command[0] == 'launch.py' else []
+        environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'TMPDIR': str(self.temporary), **env,
+                       **dict([self.mark.split('=')])}
+        self.process = subprocess.Popen(
+            [*started_by, sys.executable, REPOSITORY / command[0], *command[1:], *save_dir, *words], env=environment,
+            stdout=self.stdout.open('wb'), stderr=self.stderr.open('wb'), cwd=directory,
+            preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL))  # background jobs ignore it
+
+    def output(self):
+        return self.stdout.read_text()
+
+    def errors(self):
+        """What it wrote to standard error, without progress bars."""
+        return re.sub(r'.*\r|(reward model|policy):.*', '', self.stderr.read_text()).strip()
+
+    def wait(self, seconds=PATIENCE):
+        """The exit status."""
+        return self.process.wait(seconds)
+
+    def reach(self, step):
+        """Return when PPO step `step` is done."""
+        eventually(lambda: f'[ppo_step {step}]' in self.output() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.errors()
+
+    def processes(self):
+        """{process: its environment} of all that live, the launcher as well."""
+        found = {}
+        for path in Path('/proc').glob('[0-9]*/environ'):
+            try:
+                variables = path.read_bytes().decode(errors='replace').split('\0')
+            except OSError:
+                continue
+            if self.mark in variables:
+                found[int(path.parent.name)] = dict(v.partition('=')[::2] for v in variables)
+        return found
+
+    def ranks(self):
+        """The processes of the ranks, in their order."""
+        numbered = {env.get('PMI_RANK', env.get('OMPI_COMM_WORLD_RANK')): process
+                    for process, env in self.processes().items()}
+        return [numbered[rank] for rank in sorted(numbered.keys() - {None})]
+
+    def assert_nothing_left(self, seconds):
+        """All processes end within so many seconds, and the folder of their job is gone."""
+        eventually(lambda: not self.processes(), seconds)
+        assert not list(self.temporary.glob('lmhp-*'))
+
+
+def job(directory, name, **settings):
+    """A Launch of one of rank_jobs that has ended."""
+    launch = start_job(directory, name, **settings)
+    launch.wait()
+    launch.assert_nothing_left(10)
+    return launch
+
+
+def start_job(directory, name, **settings):
+    """A Launch of one of rank_jobs."""
+    return Launch(directory, command=('tests/rank_jobs.py', name), PYTHONPATH=f'{REPOSITORY}:{REPOSITORY}/tests',
+                  **settings)
