@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from lm_human_preferences import lm_tasks, ppo, train_reward
-from lm_human_preferences.hparams.train_policy import (
-    LEAST_TO_WHITEN, AdaptiveKLParams, HParams, PpoHParams, RewardHParams)
+from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams, PpoHParams, RewardHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import TrainedRewardModel, label_source
@@ -249,8 +248,6 @@ def train(hparams: HParams, comm=None):
     """Fine-tune a policy and save it to SAVE_DIR/policy; the whole of `./launch.py train_policy`."""
     comm = comm or comms.world(hparams.run.allreduce)
     hparams.check_ranks(comm.size)
-    if comm.rank == 0:
-        warn_of_small_shares(hparams.ppo, comm.size)
     checkpoints.check_directory(hparams.run.save_dir)
     with tempfile.TemporaryDirectory() as scratch:  # for the reward model of a run that is not saved
         if hparams.rewards.train_new_model is not None:
@@ -274,14 +271,6 @@ def train(hparams: HParams, comm=None):
                              train_reward.as_numpy(trainer.tf_variables(score_model)))
 
     run_updates(trainer, save, comm)
-
-
-def warn_of_small_shares(ppo, ranks):
-    """Say so where whitening, which is per rank, has fewer responses than one rank alone would be allowed."""
-    rows = ppo.batch_size // (ppo.nminibatches * ranks)
-    if ppo.whiten_rewards and rows < LEAST_TO_WHITEN:
-        say(f'WARNING: each rank whitens over the {rows} responses of its own minibatch: take --ppo.batch_size '
-            f'{LEAST_TO_WHITEN * ppo.nminibatches * ranks} or more, fewer ranks, or --ppo.whiten_rewards false')
 
 
 def run_updates(trainer, save, comm):

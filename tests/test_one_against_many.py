@@ -180,11 +180,15 @@ def test_batches_that_ranks_cannot_share_are_refused_before_anything_loads(modul
         module.train(hparams, Three())
 
 
-@pytest.mark.parametrize('batch_size, ranks, whiten, warned', [
-    (64, 8, True, ''), (64, 16, False, ''),
-    (64, 16, True, 'WARNING: each rank whitens over the 4 responses of its own minibatch: take --ppo.batch_size 128 or '
-                   'more, fewer ranks, or --ppo.whiten_rewards false\n')])
-def test_small_shares_are_warned_of(batch_size, ranks, whiten, warned, capsys):
-    """Not refused: the original ran them."""
-    train_policy.warn_of_small_shares(train_policy.PpoHParams(batch_size=batch_size, whiten_rewards=whiten), ranks)
-    assert capsys.readouterr().out == warned
+@pytest.mark.parametrize('whiten, refused', [(True, True), (False, False)])
+def test_whitening_needs_eight_responses_on_each_rank(whiten, refused):
+    hparams = train_policy.HParams()
+    hparams.override_from_dict({'ppo.batch_size': 64, 'ppo.nminibatches': 2, 'ppo.whiten_rewards': whiten})
+    hparams.check_ranks(4)
+    if not refused:
+        return hparams.check_ranks(8)
+    with pytest.raises(UserError) as caught:
+        hparams.check_ranks(8)
+    assert str(caught.value) == (
+        '--ppo.batch_size 64 in 16 minibatches (--mpi 8) is too few for whitening: take 128 or more, fewer ranks, '
+        'or --ppo.whiten_rewards false')

@@ -9,7 +9,7 @@ from lm_human_preferences.utils import hyperparams, storage
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.hyperparams import option
 
-LEAST_TO_WHITEN = 8  # responses of a minibatch
+_LEAST_TO_WHITEN = 8  # responses of a minibatch
 _NEW = 'rewards.train_new_model'
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
 _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
@@ -74,19 +74,27 @@ class HParams(hyperparams.HParams):
 
     def validate(self, *, prefix=''):
         super().validate(prefix=prefix)
-        batch, parts = self.ppo.batch_size, self.ppo.nminibatches
-        batch_name = f'--{prefix}ppo.batch_size'
-        hyperparams.check_multiple(batch, batch_name, {f'--{prefix}ppo.nminibatches': parts})
-        if self.ppo.whiten_rewards and batch // parts < LEAST_TO_WHITEN:
-            raise AssertionError(f'{batch_name} {batch} in {parts} minibatches is too few for whitening: take '
-                                 f'{LEAST_TO_WHITEN * parts} or more, or --{prefix}ppo.whiten_rewards false')
+        name = f'--{prefix}ppo.batch_size'
+        hyperparams.check_multiple(self.ppo.batch_size, name, {f'--{prefix}ppo.nminibatches': self.ppo.nminibatches})
+        if problem := self._too_few_to_whiten(name, f'{self.ppo.nminibatches} minibatches', self.ppo.nminibatches):
+            raise AssertionError(f'{problem}, or --{prefix}ppo.whiten_rewards false')
 
     def check_ranks(self, ranks):
-        """UserError unless so many ranks can share the batches equally."""
+        """UserError unless so many ranks can share the batches equally, and each can whiten its minibatches."""
+        parts = self.ppo.nminibatches * ranks
         hyperparams.check_multiple(self.ppo.batch_size, '--ppo.batch_size',
                                    {'--mpi': ranks, '--ppo.nminibatches': self.ppo.nminibatches})
+        if problem := self._too_few_to_whiten('--ppo.batch_size', f'{parts} minibatches (--mpi {ranks})', parts):
+            raise UserError(f'{problem}, fewer ranks, or --ppo.whiten_rewards false')
         if self.rewards.train_new_model is not None:
             self.rewards.train_new_model.check_ranks(ranks, prefix=f'{_NEW}.')
+
+    def _too_few_to_whiten(self, name, parts_name, parts):
+        """What is wrong where a batch in so many parts is too small to whiten, else None."""
+        if self.ppo.whiten_rewards and self.ppo.batch_size // parts < _LEAST_TO_WHITEN:
+            return (f'{name} {self.ppo.batch_size} in {parts_name} is too few for whitening: take '
+                    f'{_LEAST_TO_WHITEN * parts} or more')
+        return None
 
 
 def complete(settings, hparams, experiment):
