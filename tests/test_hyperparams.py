@@ -279,7 +279,8 @@ def shared(hparams, *settings):
      'take 510 or 513'),
     (shared(policy_hparams(), 'ppo.batch_size=512', 'ppo.nminibatches=4'), 6, '--ppo.batch_size 512 is not a multiple '
      'of --mpi 6 x --ppo.nminibatches 4 = 24: take 504 or 528'),
-    (shared(policy_hparams(), 'ppo.batch_size=2'), 4, '--ppo.batch_size 2 is not a multiple of --mpi 4: take 4'),
+    (shared(policy_hparams(), 'ppo.batch_size=2', 'ppo.whiten_rewards=false'), 4, '--ppo.batch_size 2 is not a '
+     'multiple of --mpi 4: take 4'),
     (shared(reward_hparams(), 'batch_size=32'), 5, '--batch_size 32 is not a multiple of --mpi 5: take 30 or 35'),
     (shared(reward_hparams(), 'batch_size=32', 'rollout_batch_size=36'), 8, '--rollout_batch_size 36 is not a '
      'multiple of --mpi 8: take 32 or 40'),
