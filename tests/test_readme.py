@@ -2,6 +2,7 @@
 import dataclasses
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -80,7 +81,7 @@ def commands(tmp_path_factory):
 
 def test_commands_name_what_is_there(commands):
     assert {program for run, program, *_ in commands} == {
-        './launch.py', './sample.py', 'pytest', 'tensorboard', 'ruff', 'python'}
+        './launch.py', './sample.py', 'mpiexec', 'pytest', 'tensorboard', 'ruff', 'python'}
     assert all(run == 'run' for run, *_ in commands)
     assert [args for _, program, *args in commands if program == 'python'] == [['tools/lock.py']]
     assert (ROOT / 'tools/lock.py').exists() and (ROOT / 'tools/setup.sh').exists()
@@ -88,6 +89,8 @@ def test_commands_name_what_is_there(commands):
 
 def test_launch_commands_are_understood(commands):
     launches = [args for _, program, *args in commands if program == './launch.py']
+    for line in re.findall(r'^    .*\b(?:mpiexec|srun) .*$', README, re.MULTILINE):
+        launches.append(shlex.split(line.partition('./launch.py ')[2]))
     assert {tuple(args[:2]) for args in launches} >= {
         ('train_policy', 'test'), ('train_policy', 'descriptiveness'), ('train_reward', 'descriptiveness')}
     for args in launches:
@@ -109,5 +112,5 @@ def test_sample_commands_are_understood(commands):
 
 def test_variables_are_documented():
     source = '\n'.join(p.read_text(encoding='utf-8') for p in (ROOT / 'lm_human_preferences').rglob('*.py'))
-    used = set(re.findall(r'\benviron\b.*?(LMHP_\w+)', source))
+    used = set(re.findall(r'\benviron\b.*?(LMHP_\w+)', source)) - {'LMHP_RANKS'}  # set by the launcher, not by users
     assert used and used | {'LMHP_GOLDEN'} == set(re.findall(r'LMHP_\w+', README))
