@@ -1,5 +1,6 @@
 """What ranks say to each other: on threads here, and on each engine through tests/test_engines.py."""
 import os
+import sys
 import time
 import types
 import weakref
@@ -215,3 +216,9 @@ def test_processors_are_shared(monkeypatch, processors, threads):
     world = object.__new__(comms._MpiWorld)
     world.node = types.SimpleNamespace(allgather=lambda ours: processors)
     assert world._threads() == threads
+
+
+def test_horovod_that_is_not_there_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'horovod.torch', None)
+    with pytest.raises(UserError, match='^--run.allreduce horovod: Horovod is not installed; compile it by '):
+        comms._HorovodEngine(None)

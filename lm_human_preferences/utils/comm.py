@@ -48,7 +48,11 @@ class SingleProcess:
 
 class _HorovodEngine:
     def __init__(self, world):
-        import horovod.torch
+        try:
+            import horovod.torch
+        except ImportError as e:
+            raise UserError('--run.allreduce horovod: Horovod is not installed; compile it by `sh tools/horovod.sh`, '
+                            'or take auto') from e
         self.hvd, self.started = horovod.torch, 0
         os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')  # tensors come in large buckets already
         if not torch.cuda.is_available():
