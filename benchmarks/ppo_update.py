@@ -63,13 +63,13 @@ def hparams_of(episodes):
 class Ours:
     """The trainer that `./launch.py train_policy` uses."""
 
-    def __init__(self, size, hparams, queries):
+    def __init__(self, size, hparams, queries, world):
         trained_model = RandomModel(size)
         scorer = RewardModel(trained_model)
         scorer.score = scorer.get_rewards
         self.trainer = train_policy.PPOTrainer(
             policy=Policy(trained_model, temperature=0.7), ref_policy=Policy(trained_model, temperature=0.7),
-            query_sampler=lambda: {'tokens': queries}, hparams=hparams, comm=comm.world(),
+            query_sampler=lambda: {'tokens': queries}, hparams=hparams, comm=world,
             score_fn=train_policy.make_score_fn(hparams.task, scorer))
         self.trainer.global_step = 1  # step 0 would print
 
@@ -151,7 +151,7 @@ def main():
     assert encodings.Main.n_vocab == VOCABULARY
     hparams = hparams_of(args.episodes)
     queries = torch.randint(VOCABULARY, (args.episodes, QUERY_LENGTH))
-    runs = {'ours': Ours(args.size, hparams, queries), 'plain': Plain(args.size, hparams, queries)}
+    runs = {'ours': Ours(args.size, hparams, queries, comm.world()), 'plain': Plain(args.size, hparams, queries)}
     seconds = {name: [] for name in runs}
     for repeat in range(args.repeats + 1):
         for name, run in runs.items():

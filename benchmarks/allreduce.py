@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""The mean over ranks of all gradients of GPT-2 124M, each engine beside a plain Gloo all-reduce.
+
+    pipenv run python benchmarks/allreduce.py [--ranks 2] [--rounds 5]
+
+The plain one is one `torch.distributed.all_reduce` of a single vector of 124 million float32 zeros, and its division.
+The engines average the model's own parameters in their buckets, as after a backward pass with which nothing overlapped.
+Each is measured in processes of its own, round after round, so that what else the machine does hits them alike.
+"""
+import argparse
+import json
+import statistics
+import sys
+import time
+
+import torch
+
+from on_ranks import measure
+
+from lm_human_preferences.language import model
+from lm_human_preferences.utils import comm
+
+ENGINES = ('horovod', 'torch', 'mpi')
+REPEATS = 7
+
+
+def parameters_of_124m():
+    """Zeros in the shapes of GPT-2 124M with its value head."""
+    with torch.device('meta'):
+        sizes = model.HParams(n_vocab=50257, n_ctx=1024, n_embd=768, n_head=12, n_layer=12)
+        network = model.Model(sizes, ['value'])
+    return [torch.nn.Parameter(torch.zeros(p.shape)) for p in network.parameters()]
+
+
+def engine_mean(name):
+    """Function that averages all gradients once."""
+    return comm.world(name).average_gradients(parameters_of_124m()).wait
+
+
+def plain_mean():
+    """The same with nothing of ours but the rendezvous."""
+    import torch.distributed
+    world = comm.world('torch')
+    flat = torch.zeros(sum(p.numel() for p in parameters_of_124m()))
+
+    def mean():
+        torch.distributed.all_reduce(flat)
+        flat.div_(world.size)
+    return mean
+
+
+def measure_here(name):
+    """Print the seconds of each of REPEATS means, as JSON; the first, which warms up, is left out."""
+    mean = plain_mean() if name == 'plain' else engine_mean(name)
+    barrier, seconds = comm.world('torch' if name == 'plain' else name).barrier, []
+    for _ in range(REPEATS + 1):
+        barrier()
+        started = time.perf_counter()
+        mean()
+        seconds.append(time.perf_counter() - started)
+    if comm.world('torch' if name == 'plain' else name).rank == 0:
+        print(json.dumps(seconds[1:]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--ranks', type=int, default=2)
+    parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--measure', help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        return measure_here(args.measure)
+    seconds = {name: [] for name in ('plain', *ENGINES)}
+    for _ in range(args.rounds):
+        for name, found in seconds.items():
+            found += measure(args.ranks, __file__, '--measure', name)
+    plain = statistics.median(seconds['plain']), min(seconds['plain'])
+    for name, found in seconds.items():
+        median, best = statistics.median(found), min(found)
+        print(f'{name:8} median {median:.3f} s ({median / plain[0]:.2f} of plain), '
+              f'best {best:.3f} s ({best / plain[1]:.2f} of plain)')
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""Starting a benchmark's measurements in processes of their own, on several ranks of MPI or on none."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from lm_human_preferences.utils import ranks  # noqa: E402
+
+
+def start(size, *command):
+    """Start `python COMMAND...` on `size` ranks, with one thread each unless OMP_NUM_THREADS says otherwise."""
+    mpiexec, is_open_mpi = ranks.find_mpiexec()
+    variables = {'OMP_NUM_THREADS': '1', **ranks.environment(tempfile.gettempdir(), size, is_open_mpi)}
+    launcher = [mpiexec, *ranks.options(is_open_mpi, size, os.cpu_count())] if size > 1 else []
+    return subprocess.Popen([*launcher, sys.executable, *map(str, command)], env=variables, stdout=subprocess.PIPE,
+                            text=True)
+
+
+def result_of(process):
+    """What a started process printed last, which is JSON."""
+    output, _ = process.communicate()
+    if process.returncode:
+        sys.exit(f'{process.args} ended with status {process.returncode}')
+    return json.loads(output.splitlines()[-1])
+
+
+def measure(size, *command):
+    """What `python COMMAND...` on `size` ranks found."""
+    return result_of(start(size, *command))
