@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lm_human_preferences.utils import comm as comms
-from lm_human_preferences.utils import gradients
+from lm_human_preferences.utils import gradients, network
 from lm_human_preferences.utils.errors import UserError
 from ranks import on_ranks
 
@@ -222,3 +222,23 @@ def test_horovod_that_is_not_there_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, 'horovod.torch', None)
     with pytest.raises(UserError, match='^--run.allreduce horovod: Horovod is not installed; compile it by '):
         comms._HorovodEngine(None)
+
+
+def test_interfaces():
+    assert network.interfaces()['127.0.0.1'].startswith('lo')
+
+
+def test_route_takes_the_first_address_that_answers(monkeypatch):
+    monkeypatch.setattr(network, 'interfaces', lambda: {'127.0.0.2': 'bridge'})
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        port = server.getsockname()[1]
+        assert network.route(['127.0.0.2', '127.0.0.3', '127.0.0.1'], port) == ('127.0.0.1', '127.0.0.1')
+
+
+def test_no_route():
+    """Addresses that this host has itself are not another's."""
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UserError, match=f'does not reach the first host of this run, TCP port {port} of 127.0.0.1: '
+                                            'open the network between them, or take --run.allreduce mpi$'):
+            network.route(['127.0.0.1'], port)
