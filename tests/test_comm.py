@@ -1,6 +1,7 @@
 """What ranks say to each other: on threads here, and on each engine through tests/test_engines.py."""
 import os
 import sys
+import socket
 import time
 import types
 import weakref
