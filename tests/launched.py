@@ -11,6 +11,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PATIENCE = 60  # seconds for what has to happen at some time
+ROOT_MAY = {'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'}  # Open MPI's mpiexec, too
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.save_interval=1')  # a checkpoint after every step
 
 
@@ -29,18 +30,20 @@ class Launch:
     Every process that it starts inherits a mark in its environment, and is found by it wherever its parents go.
     """
 
-    def __init__(self, directory, *words, command=('launch.py', 'train_policy', 'test', 'run'), started_by=(), **env):
+    def __init__(self, directory, *words, command=('launch.py', 'train_policy', 'test', 'run'), started_by=(),
+                 stdout=None, stderr=None, **env):
         self.run = directory / 'run'
         self.temporary = directory / 'tmp'
         self.temporary.mkdir(parents=True)
         self.stdout, self.stderr = directory / 'stdout', directory / 'stderr'
+        self.shared_memory = set()
         self.mark = f'LAUNCHED_BY_TEST={uuid.uuid4()}'
         save_dir = [f'--save_dir={directory}'] if command[0] == 'launch.py' else []
-        environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'TMPDIR': str(self.temporary), **env,
+        environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'TMPDIR': str(self.temporary), **ROOT_MAY, **env,
                        **dict([self.mark.split('=')])}
         self.process = subprocess.Popen(
             [*started_by, sys.executable, REPOSITORY / command[0], *command[1:], *save_dir, *words], env=environment,
-            stdout=self.stdout.open('wb'), stderr=self.stderr.open('wb'), cwd=directory,
+            stdout=stdout or self.stdout.open('wb'), stderr=stderr or self.stderr.open('wb'), cwd=directory,
             preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL))  # background jobs ignore it
 
     def output(self):
@@ -77,10 +80,16 @@ class Launch:
                     for process, env in self.processes().items()}
         return [numbered[rank] for rank in sorted(numbered.keys() - {None})]
 
+    def remember_shared_memory(self):
+        """Note which files the ranks now share memory through."""
+        mapped = ''.join(Path(f'/proc/{process}/maps').read_text() for process in self.ranks())
+        self.shared_memory |= set(re.findall(r'/dev/shm/[^ \n]+$', mapped, re.MULTILINE))
+
     def assert_nothing_left(self, seconds):
-        """All processes end within so many seconds, and the folder of their job is gone."""
+        """All processes end within so many seconds; the folder of their job and the shared memory are gone."""
         eventually(lambda: not self.processes(), seconds)
         assert not list(self.temporary.glob('lmhp-*'))
+        assert not [path for path in self.shared_memory if Path(path).exists()]
 
 
 def job(directory, name, **settings):

@@ -1,15 +1,14 @@
 """Small jobs of several ranks, on which launching is tested: `python tests/rank_jobs.py JOB`, which starts two."""
-import sys
 import time
 import warnings
 
-from lm_human_preferences.utils import launch
+from lm_human_preferences.utils import launch, logging
 from lm_human_preferences.utils.errors import UserError
 
 
 def wait(comm):
     """Rank 0 does not stop by itself; the others wait for it."""
-    print(f'{comm.size} ranks are waiting', end=' for ever\n')
+    print(f'{comm.size} ranks wait for ever')
     while comm.rank == 0:
         time.sleep(1)
     comm.barrier()
@@ -38,19 +37,25 @@ def find_a_mistake(comm):
 
 
 def talk(comm):
-    """All ranks print."""
-    print(f'rank {comm.rank} speaks')
-    comm.barrier()
-    print(f'ranks {comm.gather(comm.rank)} spoke', file=sys.stderr if comm.rank == 0 else sys.stdout)
+    """All ranks print and warn."""
+    print(f'rank {comm.rank} of {comm.gather(comm.rank)} speaks')
     warnings.warn('everybody warns', stacklevel=1)
 
 
-def main():
-    jobs = [name for name, value in globals().items() if getattr(value, '__module__', None) == '__main__']
-    launch.Program(commands=[
-        launch.Command(name, lambda settings, name=name: launch.run(f'rank_jobs:{name}', {}, settings.get('mpi', 2)),
-                       launch.hyperparams.fields(launch.RankHParams)) for name in jobs]).main()
+def draw(comm):
+    """A full progress bar, and a line above it."""
+    bar = logging.progress(range(3), comm=comm, desc='bar')
+    for i in bar:
+        logging.say(f'line {i}')
+
+
+JOBS = wait, fail, fail_all, run_out_of_memory, find_a_mistake, talk, draw
+
+
+def command(name):
+    return launch.Command(name, lambda settings: launch.run(f'rank_jobs:{name}', {}, settings.get('mpi', 2)),
+                          launch.hyperparams.fields(launch.RankHParams))
 
 
 if __name__ == '__main__':
-    main()
+    launch.Program(commands=[command(job.__name__) for job in JOBS]).main()

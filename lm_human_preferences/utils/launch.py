@@ -88,8 +88,7 @@ def _click_option(key, field):
 
 def note(message):
     """A line to the user that is no part of the output."""
-    if not ranks.launched_rank():  # every rank that mpiexec or srun starts has the same to say
-        click.echo(message, err=True)
+    click.echo(message, err=True)
 
 
 def validated(hparams):

@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from pathlib import Path
 
 from lm_human_preferences.utils import ranks
 from lm_human_preferences.utils.errors import UserError
 
+ECHO = 0.5  # seconds in which a launcher learns that a rank has died, if this is what made others fail
 FIRST_WORD = 2  # seconds that rank 0 has to name what went wrong on all ranks before the others do
 
 
@@ -41,9 +41,11 @@ def main(directory):
     launcher = _Launcher(directory)
     with _all_or_none(launcher):
         job = json.loads(Path(directory, 'job.json').read_text(encoding='utf-8'))
-        if job['on_terminal']:
-            sys.stderr.isatty = lambda: True  # mpiexec is between this rank and the terminal
-        _call(job['job'], job['arguments'])
+        if job['columns']:  # of the terminal to which mpiexec passes on what this rank prints
+            os.environ['TQDM_NCOLS'] = str(job['columns'] - 1)
+            sys.stderr.isatty = lambda: True
+            os.dup2(2, 1)  # lines and progress bars stay in order
+        _call(job['job'], job['arguments'], launcher)
     launcher.tell(done=True)
 
 
@@ -60,21 +62,23 @@ def function(job):
 
 
 def speak_only_if_first():
-    """Let rank 0 write to standard output, line by line, and warn, and no other."""
+    """Let rank 0 write to the console, to standard output line by line, and no other."""
     if ranks.launched_rank():
-        sys.stdout = open(os.devnull, 'w', encoding='utf-8')
-        warnings.simplefilter('ignore')
+        sys.stdout = sys.stderr = open(os.devnull, 'w', encoding='utf-8')
     elif ranks.launched_size() > 1:
         sys.stdout.reconfigure(line_buffering=True)
 
 
-def _call(job, arguments):
+def _call(job, arguments, launcher=None):
     from lm_human_preferences.utils import comm
     call, hparams = function(job), arguments.get('hparams')
     if isinstance(hparams, dict):
         arguments['hparams'] = importlib.import_module(call.__module__).HParams()
         arguments['hparams'].override_from_nested_dict(hparams)
-    call(**arguments, comm=comm.world(arguments['hparams'].run.allreduce if hparams else 'auto'))
+    world = comm.world(arguments['hparams'].run.allreduce if hparams else 'auto')
+    if launcher:
+        launcher.tell(shared_memory=_shared_memory())
+    call(**arguments, comm=world)
 
 
 @contextlib.contextmanager
@@ -93,28 +97,39 @@ def _watch(parent, launcher):
     heard = select.poll()
     if launcher:
         heard.register(launcher.pipe, 0)
-    while os.getppid() == parent:
-        if heard.poll(1000):
-            shutil.rmtree(launcher.directory, ignore_errors=True)
-            os._exit(1)
-    if launcher:
+    while os.getppid() == parent and not heard.poll(1000):
+        pass
+    for path in _shared_memory():
+        Path(path).unlink(missing_ok=True)
+    if launcher and os.getppid() == parent:
+        shutil.rmtree(launcher.directory, ignore_errors=True)
+    elif launcher:
         launcher.tell(error="mpiexec's process that started this rank was killed\n", mistake=False)
     os._exit(1)
 
 
+def _shared_memory():
+    """The files through which ranks share memory: killed ranks leave them behind."""
+    mapped = [line.split(maxsplit=5)[-1] for line in Path('/proc/self/maps').read_text().splitlines()]
+    return [path for path in sorted(set(mapped)) if path.startswith('/dev/shm/') and not path.endswith('(deleted)')]
+
+
 def _fail(error, launcher):
     """Let the user know of `error`, once, and end all ranks."""
-    mistake, rank = isinstance(error, UserError), ranks.launched_rank()
+    mistake, interrupted = isinstance(error, UserError), isinstance(error, KeyboardInterrupt)
     text = ' '.join(str(error).splitlines()) if mistake else ''.join(traceback.format_exception(error))
+    if not mistake:
+        time.sleep(ECHO)
     if launcher:
         launcher.tell(error=text, mistake=mistake)
         time.sleep(60)  # the launcher ends all ranks
-    elif not isinstance(error, KeyboardInterrupt):
-        time.sleep(FIRST_WORD if rank else 0)
-        print(f'error: {text}' if mistake else f'{text}error: rank {rank} failed', file=sys.stderr)
+    elif not interrupted:
+        time.sleep(FIRST_WORD if ranks.launched_rank() else 0)
+        message = f'error: {text}' if mistake else f'{text}error: rank {ranks.launched_rank()} failed'
+        print(message, file=sys.__stderr__)
     try:
         from lm_human_preferences.utils import comm
-        comm.abort(2 if mistake else 130 if isinstance(error, KeyboardInterrupt) else 1)
+        comm.abort(2 if mistake else 130 if interrupted else 1)
     finally:
         os._exit(1)
 

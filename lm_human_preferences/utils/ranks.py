@@ -16,14 +16,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.errors import UserError
 
 # How our launcher and those of Open MPI, MPICH and Slurm tell a process how many ranks there are, and which it is.
 SIZE_VARIABLES = ('LMHP_RANKS', 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'SLURM_STEP_NUM_TASKS')
 RANK_VARIABLES = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'SLURM_PROCID')
-PATIENCE = 3  # seconds that mpiexec has to end its ranks
-LAST_WORDS = 1  # seconds that what was printed before the end has to arrive
+PATIENCE = 2  # seconds that mpiexec has to end its ranks, and what was printed before to arrive
 
 
 def launched_size():
@@ -48,10 +46,10 @@ def launch(job, arguments, size):
     mpiexec, is_open_mpi = find_mpiexec()
     with (tempfile.TemporaryDirectory(prefix='lmhp-', ignore_cleanup_errors=True) as directory,
           _signals_caught() as signals):
-        Path(directory, 'job.json').write_text(json.dumps({
-            'job': job, 'on_terminal': sys.stderr.isatty(),
-            'arguments': {name: value.to_nested_dict() if isinstance(value, hyperparams.HParams) else value
-                          for name, value in arguments.items()}}), encoding='utf-8')
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() and sys.stderr.isatty() else None
+        Path(directory, 'job.json').write_text(json.dumps(
+            {'job': job, 'arguments': arguments, 'columns': columns},
+            default=lambda hparams: hparams.to_nested_dict()), encoding='utf-8')
         ranks = _Ranks(directory, size)
         ranks.start([mpiexec, *options(is_open_mpi, size, os.cpu_count()), sys.executable, '-P', '-m',
                      'lm_human_preferences.utils.rank', directory], environment(directory, size, is_open_mpi))
@@ -85,9 +83,8 @@ def options(is_open_mpi, size, processors):
 def environment(directory, size, is_open_mpi):
     """Variables of the ranks. Their temporary files are in `directory`, and go with it."""
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get('PYTHONPATH')])]
-    variables = {**os.environ, 'LMHP_RANKS': str(size), 'TMPDIR': directory, 'PYTHONPATH': os.pathsep.join(paths),
-                 'COLUMNS': str(shutil.get_terminal_size().columns)}
-    if is_open_mpi and os.geteuid() == 0:
+    variables = {**os.environ, 'LMHP_RANKS': str(size), 'TMPDIR': directory, 'PYTHONPATH': os.pathsep.join(paths)}
+    if is_open_mpi and os.geteuid() == 0 and 'OMPI_ALLOW_RUN_AS_ROOT' not in os.environ:
         print('note: this is root, so Open MPI is told that it may run as root', file=sys.stderr)
         variables.update(OMPI_ALLOW_RUN_AS_ROOT='1', OMPI_ALLOW_RUN_AS_ROOT_CONFIRM='1')
     return variables
@@ -95,7 +92,7 @@ def environment(directory, size, is_open_mpi):
 
 @contextlib.contextmanager
 def _signals_caught():
-    """Gather the signals that ask this process to end in a list, save those that it ignores."""
+    """A list of the signals that have asked this process to end; it does so when it is done with its ranks."""
     caught = []
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     before = {n: signal.signal(n, lambda number, frame: caught.append(number)) for n in numbers}
@@ -103,7 +100,7 @@ def _signals_caught():
         yield caught
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if caught else handler)  # an impatient user changes nothing
 
 
 class _Ranks:
@@ -111,32 +108,34 @@ class _Ranks:
 
     def __init__(self, directory, size):
         self.selector = selectors.DefaultSelector()
-        self.said = [b''] * size
-        self.alive = {}  # rank -> number of its process
-        self.failure = None  # (rank, what it said) of the first that failed
+        self.unread = [b''] * size
+        self.words = [{} for _ in range(size)]  # what each rank has said of itself, by name
+        self.alive = set()
+        self.failure = None  # number of the first rank that failed
         self.mid_line = False  # what was passed on to standard error ends in one, such as a progress bar
         for rank in range(size):
             path = os.path.join(directory, f'rank-{rank}')
             os.mkfifo(path, 0o600)
-            self._read(os.open(path, os.O_RDONLY | os.O_NONBLOCK), rank)
-
-    def _read(self, stream, of):
-        self.selector.register(stream, selectors.EVENT_READ, of)
+            self.selector.register(os.open(path, os.O_RDONLY | os.O_NONBLOCK), selectors.EVENT_READ, rank)
 
     def start(self, command, variables):
         """Start mpiexec, in a session of its own: the terminal's Ctrl-C is for the launcher only."""
         self.mpiexec = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, start_new_session=True)
-        self._read(self.mpiexec.stdout, sys.stdout)
-        self._read(self.mpiexec.stderr, sys.stderr)
+        self.selector.register(self.mpiexec.stdout, selectors.EVENT_READ, sys.stdout)
+        self.selector.register(self.mpiexec.stderr, selectors.EVENT_READ, sys.stderr)
 
     def follow(self, signals):
         """Pass on what the ranks print until all have ended, one has failed, or a signal has come."""
-        while self.mpiexec.poll() is None and not self.failure and not signals:
+        while self.mpiexec.poll() is None and self.failure is None and not signals:
             self._listen(0.2)
-        until = time.monotonic() + LAST_WORDS
-        while not signals and time.monotonic() < until and self._listen(0.2):
+        until = time.monotonic() + PATIENCE
+        while not signals and time.monotonic() < until and (self._listen(0.2) or self._is_ending()):
             pass
+
+    def _is_ending(self):
+        """A rank was killed, so mpiexec ends by itself, and its status will say why."""
+        return self.failure is not None and 'error' not in self.words[self.failure] and self.mpiexec.poll() is None
 
     def _listen(self, seconds):
         """Take what is said within so many seconds; False if nothing is."""
@@ -155,68 +154,58 @@ class _Ranks:
         return bool(ready)
 
     def _hear(self, rank, data):
-        self.said[rank] += data
-        *lines, _ = self.said[rank].split(b'\n')
-        words = {name: value for line in lines for name, value in json.loads(line).items()}
-        if data:
-            self.alive[rank] = words['process']
-        else:
-            del self.alive[rank]
-        if 'error' in words or not data and 'done' not in words:
-            self.failure = self.failure or (rank, words)
+        *lines, self.unread[rank] = (self.unread[rank] + data).split(b'\n')
+        for line in lines:
+            self.words[rank].update(json.loads(line))
+        self.alive = self.alive | {rank} if data else self.alive - {rank}
+        if self.failure is None and ('error' in self.words[rank] or not data and 'done' not in self.words[rank]):
+            self.failure = rank
 
     def end(self):
         """End mpiexec, and the ranks that it leaves behind."""
         for key in list(self.selector.get_map().values()):
             if not isinstance(key.data, int):  # what mpiexec says of being ended is no news
                 self.selector.unregister(key.fileobj)
-        self._end_mpiexec()
-        while self.alive and self._listen(0.2):
-            pass
-        for process in self.alive.values():
+        self.status = self.mpiexec.poll()
+        self.mpiexec.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.mpiexec.wait(PATIENCE)
+        self.mpiexec.kill()
+        self.mpiexec.wait()
+        for rank in self.alive:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+                os.kill(self.words[rank]['process'], signal.SIGKILL)
         while self.alive and self._listen(PATIENCE):
             pass
+        for path in {path for words in self.words for path in words.get('shared_memory', ())}:
+            Path(path).unlink(missing_ok=True)
         if self.mid_line:
             print(file=sys.stderr)
 
-    def _end_mpiexec(self):
-        if self.failure and 'error' not in self.failure[1]:  # then it ends by itself, and its status says why
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.mpiexec.wait(PATIENCE)
-        self.status = self.mpiexec.poll()
-        self.mpiexec.terminate()
-        try:
-            self.mpiexec.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.mpiexec.kill()
-            self.mpiexec.wait()
-
     def report(self):
-        """Tell the user why the job did not end well, if it did not; UserError or status 1."""
-        rank, words = self.failure or (None, {})
+        """Say why the job did not end well, if it did not; UserError or status 1."""
+        words = {} if self.failure is None else self.words[self.failure]
         if words.get('mistake'):
             raise UserError(words['error'])
         if 'error' in words:
-            message = f'{words["error"]}error: rank {rank} failed, so all {len(self.said)} were ended'
-        elif self.status is not None and self.status < 0:
-            message = f'error: mpiexec was ended by {_signal_name(-self.status)}'
-        elif self.failure:
-            message = f'error: rank {rank}, process {words["process"]}, was ended by {_signal_name(self.status)}'
-            if message.endswith('SIGKILL'):
-                message += ': there was no memory left, or somebody did it'
+            reason = f'rank {self.failure} failed, so all {len(self.words)} were ended'
+        elif (self.status or 0) < 0:
+            reason = f'mpiexec was ended by {_signal_name(-self.status)}'
+        elif self.failure is not None:
+            reason = f'rank {self.failure}, process {words.get("process")}, was ended by {_signal_name(self.status)}'
         elif self.status:
-            message = f'error: mpiexec ended with status {self.status}'
+            reason = f'mpiexec ended with status {self.status}'
         else:
             return
-        print(message, file=sys.stderr)
+        print(f'{words.get("error", "")}error: {reason}', file=sys.stderr)
         sys.exit(1)
 
 
 def _signal_name(status):
     """The signal that ended a process, of which Open MPI's mpiexec returns 128 + N, MPICH's N."""
+    number = status or 0
     try:
-        return signal.Signals(status - 128 if status > 128 else status).name
-    except (TypeError, ValueError):
+        name = signal.Signals(number - 128 if number > 128 else number).name
+    except ValueError:
         return f'status {status}'
+    return f'{name}: there was no memory left, or somebody did it' if name == 'SIGKILL' else name
