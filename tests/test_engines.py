@@ -50,7 +50,8 @@ def passed_on_ranks(size, engine, tests, directory):
 
 
 @pytest.mark.parametrize('engine', ENGINES)
-@pytest.mark.parametrize('size', (2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)))
+@pytest.mark.slow
+@pytest.mark.parametrize('size', (2, 3, 4))
 def test_engine(size, engine, tmp_path):
     tests = WHAT_RANKS_COMPUTE + (RECORDED if size == 2 else [])
     passed = passed_on_ranks(size, engine, tests, tmp_path)
