@@ -92,25 +92,38 @@ class PPOTrainer:
         """One step of Algorithm 1's inner loop on ppo.batch_size episodes; returns the logged statistics."""
         started = time.time()
         queries = self.query_sampler()['tokens'].to(self.policy.device)
-        rollouts = self.policy.respond(queries, length=self.hparams.task.response_length)
-        ref_logprobs = self.ref_policy.analyze_responses(queries, rollouts['responses'])['logprobs']
-        scores, postprocessed_responses, score_stats = self.score_fn(queries, rollouts['responses'])
-        rewards, non_score_reward, kl_coef = self.compute_rewards(scores, rollouts['logprobs'], ref_logprobs)
+        parts = [self.sample(part) for part in queries.split(self.hparams.ppo.micro_batch_size or len(queries))]
+        rollouts, sampled, score_stats = ({name: torch.cat([part[name] for part in kind]) for name in kind[0]}
+                                          for kind in zip(*parts))
+        logprobs, ref_logprobs, scores = rollouts['logprobs'], sampled['ref_logprobs'], sampled['scores']
+        rewards, non_score_reward, kl_coef = self.compute_rewards(scores, logprobs, ref_logprobs)
 
-        train_stats = self.train({**rollouts, 'queries': queries, 'rewards': rewards})
+        train_stats = self.train({**rollouts, 'rewards': rewards})
 
         stats = self.record_step_stats(
-            kl_coef=kl_coef, logprobs=rollouts['logprobs'], ref_logprobs=ref_logprobs, scores=scores,
+            kl_coef=kl_coef, logprobs=logprobs, ref_logprobs=ref_logprobs, scores=scores,
             non_score_reward=non_score_reward, score_stats=score_stats, train_stats=train_stats)
         self.kl_ctl.update(stats['objective/kl'], self.hparams.ppo.batch_size)
         self.warn_of_penalties(rollouts['responses'])
-        self.print_samples(queries, postprocessed_responses, scores, rollouts['logprobs'] - ref_logprobs, kl_coef)
+        self.print_samples(queries, sampled['postprocessed'], scores, logprobs - ref_logprobs, kl_coef)
         if self.comm.rank == 0:
             step_time = time.time() - started
             say(f'[ppo_step {self.global_step}] step_time={step_time:.2f}s, '
                 f'eps/s={self.hparams.ppo.batch_size / step_time:.2f}')
         self.global_step += 1
         return stats
+
+    def sample(self, queries):
+        """Answers to `queries (batch, query_length)` and what is thought of them.
+
+        Returns three dicts of tensors of `batch` rows: the rollouts but for their rewards; log-probabilities of the
+        reference, scores and what was scored; what the score function wants logged.
+        """
+        rollouts = self.policy.respond(queries, length=self.hparams.task.response_length)
+        ref_logprobs = self.ref_policy.analyze_responses(queries, rollouts['responses'])['logprobs']
+        scores, postprocessed, score_stats = self.score_fn(queries, rollouts['responses'])
+        return ({**rollouts, 'queries': queries},
+                {'ref_logprobs': ref_logprobs, 'scores': scores, 'postprocessed': postprocessed}, score_stats)
 
     def compute_rewards(self, scores, logprobs, ref_logprobs):
         """(rewards, KL penalty, coefficient used), see ppo.compute_rewards."""

@@ -112,14 +112,14 @@ class RewardModelTrainer:
 
     def sampled_mean_std(self, n_samples):
         """Mean and deviation of the rewards of `n_samples` over all ranks, rounded up to whole batches."""
-        batches = [self.reward_model.get_rewards(*self.sample_policy_batch())
-                   for _ in range(ceil_div(n_samples, self.hparams.rollout_batch_size))]
+        batches = [self.sampled_rewards() for _ in range(ceil_div(n_samples, self.hparams.rollout_batch_size))]
         return mean_and_std(np.concatenate(self.comm.gather(torch.cat(batches).cpu().numpy())))
 
-    def sample_policy_batch(self):
-        """(queries, responses) of the initial policy, rollout_batch_size / ranks of them."""
-        queries = self.query_sampler()['tokens']
-        return queries, self.policy.respond(queries, length=self.hparams.task.response_length)['responses']
+    def sampled_rewards(self):
+        """Rewards (batch,) of responses of the initial policy, rollout_batch_size / ranks of them."""
+        queries, length = self.query_sampler()['tokens'], self.hparams.task.response_length
+        return torch.cat([self.reward_model.get_rewards(part, self.policy.respond(part, length=length)['responses'])
+                          for part in queries.split(self.hparams.micro_batch_size or len(queries))])
 
     def tf_variables(self):
         """Everything that the original's checkpoint of this run holds, tensors by variable name."""

@@ -9,6 +9,7 @@ import torch
 
 from compare import assert_norm_close
 from lm_human_preferences import train_policy, train_reward
+from lm_human_preferences.language.model import Model
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
@@ -165,6 +166,57 @@ def test_micro_batches_of_policy_training(micro_batch_size, whiten_rewards):
     assert set(parts.stats) == set(whole.stats)
     for name, values in whole.stats.items():
         np.testing.assert_allclose(parts.stats[name], values, rtol=RTOL, err_msg=name)
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """How many rows each pass through a model had."""
+    seen, hidden = [], Model.hidden
+
+    def counted(self, tokens, *args):
+        seen.append(len(tokens))
+        return hidden(self, tokens, *args)
+    monkeypatch.setattr(Model, 'hidden', counted)
+    return seen
+
+
+TASK = {'task.query_length': QUERY_LENGTH, 'task.response_length': RESPONSE_LENGTH, 'task.query_dataset': 'test',
+        'task.start_text': None, 'task.policy.initial_model': 'test', 'run.seed': 1}
+
+
+@pytest.mark.parametrize('size, expected', [(None, {BATCH}), (5, {5, BATCH % 5})])
+def test_no_more_rows_at_a_time(rows, size, expected):
+    """What does not fit into memory at once need not: neither sampling, nor scoring, nor learning."""
+    hparams = train_policy.HParams()
+    hparams.override_from_dict({**TASK, 'ppo.batch_size': BATCH, 'ppo.total_episodes': BATCH,
+                                'ppo.micro_batch_size': size, 'rewards.trained_model': 'test'})
+    train_policy.train(hparams)
+    assert set(rows) == expected
+    rows.clear()
+    hparams = train_reward.HParams()
+    hparams.override_from_dict({
+        **TASK, 'labels.type': 'best_of_4', 'labels.source': 'test', 'labels.num_train': BATCH, 'batch_size': BATCH,
+        'rollout_batch_size': BATCH, 'normalize_samples': BATCH, 'normalize_before': True, 'normalize_after': True,
+        'micro_batch_size': size})
+    train_reward.train(hparams)
+    assert set(rows) == expected
+
+
+def test_samples_in_parts_go_together():
+    """A step on parts of the batch joins them in their order."""
+    trainer, seen = ppo_trainer(comms.SingleProcess(), torch.float32, **{'ppo.micro_batch_size': 5}), {}
+    trainer.query_sampler = lambda: {'tokens': tokens(torch.Generator().manual_seed(5), BATCH, QUERY_LENGTH) % LETTERS}
+    trainer.score_fn = lambda queries, responses: (1.0 * responses[:, 0], responses, {'first': 1.0 * responses[:, 0]})
+    trainer.train = lambda rollouts: seen.update(rollouts) or {'x': [torch.zeros(())]}
+    trainer.record_step_stats = lambda **given: seen.update(given) or {'objective/kl': 0.0}
+    trainer.step()
+    assert torch.equal(seen['queries'], trainer.query_sampler()['tokens'])
+    assert torch.equal(seen['scores'], 1.0 * seen['responses'][:, 0])
+    assert torch.equal(seen['score_stats']['first'], seen['scores'])
+    analyzed = trainer.policy.analyze_responses(seen['queries'], seen['responses'])
+    torch.testing.assert_close(seen['logprobs'], analyzed['logprobs'])
+    torch.testing.assert_close(seen['values'], analyzed['values'])
+    torch.testing.assert_close(seen['ref_logprobs'], analyzed['logprobs'])
 
 
 class Three(comms.SingleProcess):
