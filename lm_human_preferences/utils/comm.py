@@ -96,7 +96,9 @@ class _TorchEngine:
                 ours = next(pair[0] for pair in found if pair)
             else:
                 theirs, ours = found[world.rank]
-        os.environ.setdefault('GLOO_SOCKET_IFNAME', network.interfaces()[ours])
+        interface = network.interfaces().get(ours)
+        if interface:  # else it goes by the name of the host
+            os.environ.setdefault('GLOO_SOCKET_IFNAME', interface)
         return store or self.dist.TCPStore(theirs, port, wait_for_workers=False)
 
     def start_sum_(self, tensor):
