@@ -202,11 +202,12 @@ def test_each_rank_takes_a_gpu_of_its_own(monkeypatch, visible, taken):
     assert [ranks_of_a_host(monkeypatch, visible, rank)._gpu() for rank in range(len(visible))] == taken
 
 
-def test_more_ranks_than_gpus_are_refused(monkeypatch):
-    for rank in range(3):
+@pytest.mark.parametrize('visible', [[['a', 'b']] * 3, [['a', 'b'], ['b', 'a'], []]])
+def test_more_ranks_than_gpus_are_refused(monkeypatch, visible):
+    for rank in range(2):
         with pytest.raises(UserError, match=r'^3 ranks on \S+, which has 2 visible GPU\(s\): take --mpi 2, or make '
                                             r'more visible by CUDA_VISIBLE_DEVICES$'):
-            ranks_of_a_host(monkeypatch, [['a', 'b']] * 3, rank)._gpu()
+            ranks_of_a_host(monkeypatch, visible, rank)._gpu()
 
 
 @pytest.mark.parametrize('processors, threads', [

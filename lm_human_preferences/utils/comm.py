@@ -145,7 +145,7 @@ class _MpiWorld(SingleProcess):
                             'started by the mpiexec of another MPI; put the one of this environment first on PATH')
         self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = self.node.Get_rank(), self.node.Get_size()
-        if torch.cuda.device_count():
+        if any(self.node.allgather(torch.cuda.device_count())):
             torch.cuda.set_device(self._gpu())
         elif 'OMP_NUM_THREADS' not in os.environ:
             torch.set_num_threads(self._threads())
