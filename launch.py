@@ -47,6 +47,12 @@ test_task = combos(
     bind('policy.initial_model', 'test'),
 )
 
+# Short film reviews from a grammar of ours, a language model that has read them, a known reward to judge them.
+mock_task = combos(
+    bind_all(query_length=5, query_dataset='reviews', response_length=3, start_text=None, end_text='was'),
+    bind('policy.initial_model', 'reviews'),
+)
+
 
 def reward_experiment(task, *settings):
     """The best of four responses; the reward normalised before and after training."""
@@ -82,6 +88,8 @@ reward_experiments = {
     'tldr': summarize_reward(tldr_task, 'tldr'),
     'test': reward_experiment(
         test_task, bind_all('labels', source='test', num_train=1024), bind_all(batch_size=32, lr=1e-3)),
+    'mock_sentiment': reward_experiment(
+        mock_task, bind_all('labels', source='mock', num_train=4096), bind_all(batch_size=32, lr=1e-3)),
 }
 
 
@@ -92,12 +100,12 @@ def new_reward_model(experiment):
     )
 
 
-def adaptive_kl_policy(experiment, task, **ppo):
+def adaptive_kl_policy(experiment, task, kl_target=6.0, **ppo):
     return combos(
         bind_nested('task', task),
         bind_all('ppo', **ppo),
         bind_all('rewards', kl_coef=0.15, adaptive_kl='on'),
-        bind('rewards.adaptive_kl.target', 6.0),
+        bind('rewards.adaptive_kl.target', kl_target),
         new_reward_model(experiment),
         bind('run.seed', 1),
     )
@@ -115,12 +123,16 @@ def summarize_policy(experiment, task, kl_coef):
 
 
 books_ppo = dict(lr=1e-5, total_episodes=1_000_000, batch_size=512)
+mock_ppo = dict(lr=1e-3, total_episodes=100 * 256, batch_size=256)
 policy_experiments = {
     'sentiment': adaptive_kl_policy('sentiment', books_task, **books_ppo),
     'descriptiveness': adaptive_kl_policy('descriptiveness', books_task, **books_ppo),
     'cnndm': summarize_policy('cnndm', cnndm_task, kl_coef=0.01),
     'tldr': summarize_policy('tldr', tldr_task, kl_coef=0.03),  # 0.01 is too low
     'test': adaptive_kl_policy('test', test_task, lr=1e-2, total_episodes=100 * 64, batch_size=64),
+    'mock_sentiment': combos(
+        adaptive_kl_policy('mock_sentiment', mock_task, kl_target=2.5, **mock_ppo),
+        bind('rewards.adaptive_kl.horizon', 1000)),
 }
 
 

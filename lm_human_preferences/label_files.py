@@ -120,5 +120,10 @@ def generate_labels(schemas, count, n_vocab):
     labels = {field: torch.randint(n_vocab, (count, *schema.shape), generator=generator)
               for field, schema in schemas.items() if schema.shape}
     liking = torch.stack([-v.float().mean(1) / n_vocab for k, v in labels.items() if k.startswith('sample')], dim=1)
+    return answered(labels, liking, schemas)
+
+
+def answered(questions, liking, schemas):
+    """Labels of somebody who likes the samples that much: `questions` {field: (count, length)}, `liking (count, n)`."""
     answers = {'best': liking.argmax(1), 'score': liking[:, 0], 'difference': liking[:, -1] - liking[:, 0]}
-    return {**labels, **{field: answers[field] for field, schema in schemas.items() if not schema.shape}}
+    return {**questions, **{field: answers[field] for field, schema in schemas.items() if not schema.shape}}

@@ -7,6 +7,7 @@ from torch import nn
 
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.model import Model
+from lm_human_preferences.mock_rewards import MockRewardModel
 from lm_human_preferences.utils import storage
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.errors import UserError
@@ -112,6 +113,11 @@ class TrainedRewardModel(_Scorer):
     def score(self, queries, responses):
         """Rewards (batch,) of `queries (batch, query_length)` and `responses (batch, response_length)`."""
         return self.get_rewards(queries, responses)
+
+
+def get_reward_model(name, encoding):
+    """What scores responses: the known reward for 'mock', else the model in the directory `name`."""
+    return MockRewardModel(encoding) if name == 'mock' else TrainedRewardModel(name, encoding)
 
 
 def label_source(hparams):

@@ -9,7 +9,7 @@ from lm_human_preferences import lm_tasks, ppo, train_reward
 from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams, PpoHParams, RewardHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.rewards import TrainedRewardModel, label_source
+from lm_human_preferences.rewards import get_reward_model, label_source
 from lm_human_preferences.utils import checkpoints, hyperparams, storage
 from lm_human_preferences.utils import comm as comms
 from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
@@ -247,7 +247,7 @@ def build_trainer(hparams, trained_model, comm):
                     temperature=hparams.task.policy.temperature)
     ref_policy = Policy(trained_model, scope='ref_policy', **settings)
     policy = Policy(trained_model, scope='policy', **settings)
-    score_model = TrainedRewardModel(hparams.rewards.trained_model, trained_model.encoding)
+    score_model = get_reward_model(hparams.rewards.trained_model, trained_model.encoding)
     comm.broadcast_(score_model.get_params() + ref_policy.get_params() + policy.get_params())
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task, encoder=encoder, comm=comm, labels=label_source(hparams),

@@ -3,7 +3,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from lm_human_preferences import label_files, label_types, lm_tasks, rewards
+from lm_human_preferences import label_files, label_types, lm_tasks, mock_rewards, rewards
 from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
 from lm_human_preferences.language import model, trained_models
 from lm_human_preferences.policy import Policy
@@ -140,12 +140,15 @@ def train(hparams: HParams, comm=None):
     hyperparams.dump(trained_model.hparams(), name='model_hparams')
     encoder = trained_model.encoding.get_encoder()
     lm_tasks.check_lengths(hparams.task, encoder, trained_model.hparams().n_ctx)
-    labels, notes = label_files.load_labels(hparams, trained_model.encoding)
+    is_mock = hparams.labels.source == 'mock'
+    labels, notes = (None, []) if is_mock else label_files.load_labels(hparams, trained_model.encoding)
 
     ref_policy = Policy(trained_model, scope='ref_policy', temperature=hparams.task.policy.temperature,
                         embed_queries=lm_tasks.query_formatter(hparams.task, encoder))
     reward_model = rewards.RewardModel(trained_model)
     comm.broadcast_(ref_policy.get_params() + reward_model.get_params())
+    if is_mock:
+        labels = mock_rewards.simulated_labels(hparams, ref_policy, comm)
     trainer = RewardModelTrainer(
         reward_model=reward_model, policy=ref_policy, labels=labels, hparams=hparams, comm=comm,
         query_sampler=lm_tasks.make_query_sampler(

@@ -235,7 +235,7 @@ def test_what_there_is_not(tmp_path):
         with pytest.raises(UserError) as e:
             datasets.get_dataset(name)
         assert str(e.value) == (
-            f'--task.query_dataset {name}: choose books, cnndm, tldr, test or a .jsonl file of texts')
+            f'--task.query_dataset {name}: choose books, cnndm, tldr, test, reviews or a .jsonl file of texts')
 
 
 @pytest.mark.parametrize('name', ['cnndm', 'tldr'])

@@ -10,14 +10,15 @@ from lm_human_preferences.utils.hyperparams import option
 class PolicyHParams(hyperparams.HParams):
     temperature: float = option(1.0, 'divides the logits, in sampling and in every log-probability')
     initial_model: str = option(
-        None, 'language model to start from: 124M, 355M, 774M, 1558M, test, or the path or URL of a model directory')
+        None, 'language model to start from: 124M, 355M, 774M, 1558M, test, reviews, or the path or URL of a directory')
 
 
 @dataclass
 class TaskHParams(hyperparams.HParams):
     # Query params
     query_length: int = option(None, 'tokens of a query: longer texts are cut, shorter ones padded', at_least=1)
-    query_dataset: str = option(None, 'where queries come from: books, cnndm, tldr, test, or a .jsonl file of strings')
+    query_dataset: str = option(
+        None, 'where queries come from: books, cnndm, tldr, test, reviews, or a .jsonl file of strings')
     query_prefix: str = option('', 'text put before every query')
     query_suffix: str = option('', 'text put after every query')
     start_text: Optional[str] = option('.', 'a query begins after the first of these (one token); None: at once')

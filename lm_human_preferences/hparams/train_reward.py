@@ -15,7 +15,7 @@ class LabelHParams(hyperparams.HParams):
     type: str = option(None, 'what a label says: best_of_N, scalar_rating or scalar_compare')
     num_train: Optional[int] = option(
         None, 'labels to train on, a multiple of batch_size; None: all, rounded down to one', at_least=1)
-    source: str = option(None, "label file (JSON), path or URL; 'test': made-up labels")
+    source: str = option(None, "label file (JSON), path or URL; 'test': made-up labels; 'mock': the known reward's")
 
 
 @dataclass

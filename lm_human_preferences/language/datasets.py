@@ -5,6 +5,7 @@ import random
 
 from lm_human_preferences.datasets.books import books_generator, read_jsonl
 from lm_human_preferences.datasets.cnndm import cnndm_generator
+from lm_human_preferences.datasets.reviews import reviews_generator
 from lm_human_preferences.datasets.tldr import tldr_generator
 from lm_human_preferences.language.encodings import LETTERS
 from lm_human_preferences.utils import storage
@@ -81,12 +82,12 @@ def _file_generator(path, mode, seed=0, shuffle=False):
 
 
 def get_dataset(name, labels=None):
-    """The data set `name`: books, cnndm, tldr, test, or the path or URL of a .jsonl file of strings.
+    """The data set `name`: books, cnndm, tldr, test, reviews, or the path or URL of a .jsonl file of strings.
 
     labels: label file whose queries stand in for `books` where that cannot be had. Raises UserError for another name.
     """
     generators = {'books': functools.partial(books_generator, labels=labels), 'cnndm': cnndm_generator,
-                  'tldr': tldr_generator, 'test': _letters_generator}
+                  'tldr': tldr_generator, 'test': _letters_generator, 'reviews': reviews_generator}
     if name in generators:
         return Dataset(name, generators[name])
     if not str(name).endswith('.jsonl'):

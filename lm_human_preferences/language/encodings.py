@@ -1,10 +1,11 @@
-"""Text to token ids and back: `main` is GPT-2's byte pair encoding, `test` has a token for each of 27 letters."""
+"""Text to token ids and back: `main` is GPT-2's byte pair encoding, `test` has letters, `reviews` whole words."""
 import dataclasses
 import functools
 import os
 
 import tiktoken
 
+from lm_human_preferences.datasets.reviews import WORDS as REVIEW_WORDS
 from lm_human_preferences.utils import storage
 from lm_human_preferences.utils.errors import UserError
 
@@ -54,18 +55,36 @@ class LetterEncoder:
         return ''.join(texts.get(int(token), '<unk>') for token in tokens)
 
 
+class WordEncoder:
+    """A token for each word of the film reviews, which white space separates."""
+    eot_token = None
+    padding_token = len(REVIEW_WORDS)
+    token_of = {word: token for token, word in enumerate(REVIEW_WORDS)}
+
+    def encode(self, text):
+        """List of token ids of `text`; UserError for a word that no review has."""
+        try:
+            return [self.token_of[word] for word in text.split()]
+        except KeyError as e:
+            raise UserError(f"encoding 'reviews' has no word {e}; it knows those of our film reviews only") from e
+
+    def decode(self, tokens):
+        """Text of token ids, padding left out; IndexError for an id that is neither."""
+        return ' '.join(REVIEW_WORDS[token] for token in map(int, tokens) if token != self.padding_token)
+
+
 @dataclasses.dataclass(frozen=True)
 class Encoding:
     """An encoding by name. base_path: directory or URL of its encoder.json and vocab.bpe."""
     name: str
     n_vocab: int
-    eot_token: int
+    eot_token: int | None
     base_path: str | None = None
 
     def get_encoder(self):
         """The encoder, made once. Raises UserError where its files are missing or damaged."""
         if self.base_path is None:
-            return LetterEncoder()
+            return WordEncoder() if self.name == 'reviews' else LetterEncoder()
         return _byte_pair_encoder(self.path('encoder.json'), self.path('vocab.bpe'), self.n_vocab)
 
     def path(self, name):
@@ -99,11 +118,12 @@ def _byte_of():
 
 Main = Encoding('main', n_vocab=50257, eot_token=50256, base_path='gs://gpt-2/encodings/main')
 Test = Encoding('test', n_vocab=27, eot_token=26)
+Reviews = Encoding('reviews', n_vocab=len(REVIEW_WORDS), eot_token=None)
 
 
 def by_name(name):
     """The encoding called `name`, as the file `encoding` of a model directory says."""
-    encodings = {encoding.name: encoding for encoding in (Main, Test)}
+    encodings = {encoding.name: encoding for encoding in (Main, Test, Reviews)}
     if name not in encodings:
         raise UserError(f'unknown encoding {name!r}; there are {", ".join(encodings)}')
     return encodings[name]

@@ -1,13 +1,16 @@
-"""Where the weights of a language model come from: a released name, a directory (local or remote), or 'test'."""
+"""Where the weights of a language model come from: a released name, a directory, or the made-up `test`, `reviews`."""
 import copy
+import os
 
 import numpy as np
+import torch
 
-from lm_human_preferences.language import encodings, model
+from lm_human_preferences.language import encodings, model, reviews_model
 from lm_human_preferences.utils import checkpoints, storage
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.tf_bundle import Bundle
 
+TINY = 128  # width of a network that one thread of the CPU computes fastest
 RELEASED = ('124M', '355M', '774M', '1558M')
 TEST_SIZES = dict(n_vocab=27, n_ctx=8, n_layer=2, n_embd=7, n_head=1)
 HUGGING_FACE_SIZES = dict(  # our name: theirs, and what it is where their file leaves it out
@@ -73,7 +76,8 @@ class HuggingFaceWeights(dict):
 class TrainedModel:
     """The original's TrainedModel: where a model's sizes, encoding and weights are.
 
-    name: a released model (124M ...), the path or URL of a directory, or 'test' for the tiny random one.
+    name: a released model (124M ...), the path or URL of a directory, 'test' for the tiny random one, 'reviews'
+        for the tiny one of film reviews, which is trained when it is not in the cache.
     savedir: the directory, where it is not `name`.
     scope: take only the variables under this name ('policy' of a training checkpoint).
     """
@@ -131,6 +135,9 @@ class TrainedModel:
         if hparams.n_vocab != self.encoding.n_vocab:
             raise UserError(f'{self.savedir}: its sizes have n_vocab {hparams.n_vocab}, '
                             f'encoding {self.encoding.name!r} has {self.encoding.n_vocab}')
+        if hparams.n_embd <= TINY and 'OMP_NUM_THREADS' not in os.environ:
+            # Threads meet after every operation, here of microseconds: on a busy machine they mostly wait for the last.
+            torch.set_num_threads(1)
         built = model.Model(hparams, scalar_heads)
         if self.is_random:
             return built.initialize()
@@ -149,6 +156,8 @@ def _directory_of(name):
     """The directory of a model by name; None for 'test'."""
     if name == 'test':
         return None
+    if name == 'reviews':
+        return reviews_model.directory()
     if name in RELEASED and not storage.exists(name):
         return f'gs://gpt-2/models/{name}'
     directory = storage.join(name, 'policy') if storage.exists(storage.join(name, 'policy', 'hparams.json')) else name

@@ -1,4 +1,5 @@
 """Mathematics on numbers and tensors that knows nothing of models, tasks or files (the original's utils/core.py)."""
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -6,6 +7,17 @@ import torch
 
 MIN_TEMPERATURE = 1e-10  # the original's clamp: temperature 0 means greedy
 RANK_SEED_STRIDE = 100003  # the original's prime between the seeds of two ranks
+
+
+@contextlib.contextmanager
+def one_thread():
+    """Compute with one thread of the CPU, so that the order of sums is always the same."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)

@@ -56,11 +56,15 @@ class _Blob:
         self.account, self.container = match[1] or match[2] or 'openaipublic', match[3]
         self.az = f'az://{self.account}/{self.container}/{name}'
         self.url = f'https://{self.account}.blob.core.windows.net/{self.container}/{urllib.parse.quote(name)}'
-        root = os.environ.get('LMHP_CACHE') or os.path.expanduser('~/.cache/lm-human-preferences')
-        self.cached = os.path.join(root, self.account, self.container, name)
+        self.cached = os.path.join(cache_root(), self.account, self.container, name)
 
     def error(self, reason, kind=StorageError):
         return kind(f'{self.url}: {" ".join(reason.split())}; to do without it, put the file at {self.cached}')
+
+
+def cache_root():
+    """The folder for what is fetched or made once."""
+    return os.environ.get('LMHP_CACHE') or os.path.expanduser('~/.cache/lm-human-preferences')
 
 
 def is_remote(path):

@@ -1,0 +1,76 @@
+"""The language model `reviews`: a tiny GPT-2 that learns our film reviews when it is first asked for."""
+import hashlib
+import itertools
+import os
+import shutil
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from lm_human_preferences.datasets import reviews
+from lm_human_preferences.language import encodings, model
+from lm_human_preferences.utils import checkpoints, optimizer, storage
+from lm_human_preferences.utils.comm import SingleProcess
+from lm_human_preferences.utils.core import one_thread
+from lm_human_preferences.utils.logging import progress
+
+SIZES = dict(n_vocab=encodings.Reviews.n_vocab, n_ctx=16, n_embd=32, n_head=2, n_layer=2)
+READ, STEPS, BATCH, LR, SEED = 32768, 1000, 128, 1e-2, 0
+
+
+def directory():
+    """The model directory in the cache; if need be, the model is trained first, by one process while others wait."""
+    import filelock
+    place = os.path.join(storage.cache_root(), f'reviews-{_digest()}')
+    if not os.path.exists(place):
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        with filelock.FileLock(f'{place}.lock'):  # the kernel frees it when its holder dies
+            if not os.path.exists(place):
+                _make(place)
+    return place
+
+
+def _digest():
+    """Of what the weights depend on: another text, training or network, or another PyTorch, is another model."""
+    sources = [Path(path).read_bytes() for path in (__file__, reviews.__file__, model.__file__, optimizer.__file__)]
+    return hashlib.sha256(b''.join([*sources, torch.__version__.encode()])).hexdigest()[:16]
+
+
+def _make(place):
+    part = f'{place}.part'
+    shutil.rmtree(part, ignore_errors=True)  # of a killed process: nobody else holds the lock
+    hparams = model.HParams(**SIZES)
+    tensors = {name: model.as_tf(name, tensor.detach()) for name, tensor in train(hparams).tf_parameters().items()}
+    checkpoints.write_json(os.path.join(part, 'hparams.json'), hparams.to_nested_dict())
+    checkpoints.write_json(os.path.join(part, 'encoding'), encodings.Reviews.name)
+    checkpoints.save(part, 'model.ckpt', tensors)
+    os.rename(part, place)
+
+
+def train(hparams, steps=STEPS):
+    """A `Model` of these sizes that has read `steps` batches of reviews; the same each time, whatever was drawn before.
+    """
+    encoder = encodings.Reviews.get_encoder()
+    texts = as_batch(encoder, itertools.islice(reviews.reviews_generator('train'), READ))
+    with one_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        network = model.Model(hparams).initialize()
+        adam = optimizer.Adam(network.tf_parameters(), comm=SingleProcess())
+        for step in progress(range(steps), comm=SingleProcess(), desc='base model', unit='batch'):
+            batch = texts[torch.randint(len(texts), (BATCH,))]
+            adam.minimize(reviews_loss(network, batch, encoder.padding_token), LR * (1 - step / steps))
+    return network
+
+
+def as_batch(encoder, texts):
+    """Token ids of `texts` as one tensor (batch, longest), padded on the right."""
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(encoder.encode(text)) for text in texts], batch_first=True,
+                                           padding_value=encoder.padding_token)
+
+
+def reviews_loss(network, tokens, padding_token):
+    """Mean cross entropy, in nats per word, of all words of `tokens (batch, length)` after the first."""
+    inputs, mask = network.mask_padding(tokens, padding_token)
+    logits = network.logits(network.hidden(inputs[:, :-1]))
+    return F.cross_entropy(logits[mask[:, 1:]], tokens[:, 1:][mask[:, 1:]])
