@@ -131,9 +131,9 @@ POLICY = 'train_policy sentiment nm '
     ('train_policy --name nm', 'EXPERIMENT missing: --help shows an example'),
     ('train_policy sentiment', 'NAME missing: --help shows an example'),
     ('train_policy sentimnt nm', "no experiment 'sentimnt' for train_policy: choose from sentiment, descriptiveness, "
-     'cnndm, tldr, test (did you mean sentiment?)'),
+     'cnndm, tldr, test, mock_sentiment (did you mean sentiment?)'),
     ('train_reward x nm', "no experiment 'x' for train_reward: choose from sentiment, descriptiveness, cnndm, tldr, "
-     'test'),
+     'test, mock_sentiment'),
     (POLICY + '--ppo.lrr 1', 'no such option: --ppo.lrr (did you mean --ppo.lr?)'),
     (POLICY + '--ppo-lr=1', 'no such option: --ppo-lr (did you mean --ppo.lr?)'),
     (POLICY + '--batch_size 8', 'no such option: --batch_size (did you mean --ppo.batch_size?)'),
