@@ -36,7 +36,6 @@ class Launch:
         self.temporary = directory / 'tmp'
         self.temporary.mkdir(parents=True)
         self.stdout, self.stderr = directory / 'stdout', directory / 'stderr'
-        self.shared_memory = set()
         self.mark = f'LAUNCHED_BY_TEST={uuid.uuid4()}'
         save_dir = [f'--save_dir={directory}'] if command[0] == 'launch.py' else []
         environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'TMPDIR': str(self.temporary), **ROOT_MAY, **env,
@@ -80,16 +79,17 @@ class Launch:
                     for process, env in self.processes().items()}
         return [numbered[rank] for rank in sorted(numbered.keys() - {None})]
 
-    def remember_shared_memory(self):
-        """Note which files the ranks now share memory through."""
-        mapped = ''.join(Path(f'/proc/{process}/maps').read_text() for process in self.ranks())
-        self.shared_memory |= set(re.findall(r'/dev/shm/[^ \n]+$', mapped, re.MULTILINE))
+    def assert_shared_memory_is_nameless(self):
+        """The files through which the ranks share memory would stay behind if they had names."""
+        for process in self.ranks():
+            mapped = Path(f'/proc/{process}/maps').read_text()
+            assert re.search(r'/dev/shm/.* \(deleted\)$', mapped, re.MULTILINE)
+            assert not re.search(r'/dev/shm/[^ \n]+$', mapped, re.MULTILINE)
 
     def assert_nothing_left(self, seconds):
-        """All processes end within so many seconds; the folder of their job and the shared memory are gone."""
+        """All processes end within so many seconds; the folder of their job is gone."""
         eventually(lambda: not self.processes(), seconds)
         assert not list(self.temporary.glob('lmhp-*'))
-        assert not [path for path in self.shared_memory if Path(path).exists()]
 
 
 def job(directory, name, **settings):

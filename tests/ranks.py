@@ -29,10 +29,6 @@ class ThreadComm(comms.SingleProcess):
         self._barrier.wait()
         return values
 
-    def mean(self, stats):
-        everyone = self.gather(stats)
-        return {name: sum(other[name] for other in everyone) / self.size for name in stats}
-
     def mean_(self, tensors):
         everyone = self.gather([tensor.clone() for tensor in tensors])
         for tensor, *others in zip(tensors, *everyone, strict=True):

@@ -1,6 +1,7 @@
 """What the ranks of a run say to each other: the only module that knows MPI, Horovod and torch.distributed.
 
-MPI starts the ranks and carries small objects. Tensors go through one of three engines, `--run.allreduce`:
+MPI starts the ranks, carries small objects and broadcasts. Tensors are summed by one of three engines,
+`--run.allreduce`:
 
     horovod     Horovod over MPI; NCCL for tensors on GPUs where it was built with it
     torch       torch.distributed: NCCL on GPUs, Gloo on CPUs; the ranks find each other through MPI
@@ -9,13 +10,15 @@ MPI starts the ranks and carries small objects. Tensors go through one of three 
 import atexit
 import functools
 import os
+import re
 import socket
+from pathlib import Path
 
 import torch
 
 from lm_human_preferences.utils import network
 from lm_human_preferences.utils.errors import UserError
-from lm_human_preferences.utils.gradients import Gradients, OverlappedGradients, in_buckets
+from lm_human_preferences.utils.gradients import Gradients, OverlappedGradients
 from lm_human_preferences.utils.ranks import launched_size
 
 
@@ -36,7 +39,8 @@ class SingleProcess:
 
     def mean(self, stats):
         """The mean over ranks of each of `stats`, a dict of numbers."""
-        return stats
+        every = self.gather(stats)
+        return {name: sum(s[name] for s in every) / self.size for name in stats}
 
     def gather(self, value):
         """`value` of every rank, as a list, on all ranks."""
@@ -48,12 +52,10 @@ class SingleProcess:
 
 class _HorovodEngine:
     def __init__(self, world):
-        try:
-            import horovod.torch
-        except ImportError as e:
+        self.hvd = _horovod()
+        if self.hvd is None:
             raise UserError('--run.allreduce horovod: Horovod is not installed; compile it by `sh tools/horovod.sh`, '
-                            'or take auto') from e
-        self.hvd, self.started = horovod.torch, 0
+                            'or take auto')
         os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')  # tensors come in large buckets already
         if not torch.cuda.is_available():
             # Every millisecond its thread would wait for the others', on a processor that has better things to do.
@@ -62,14 +64,10 @@ class _HorovodEngine:
         self.name = 'horovod (NCCL)' if torch.cuda.is_available() and self.hvd.nccl_built() else 'horovod (MPI)'
 
     def start_sum_(self, tensor):
-        self.started += 1  # ranks recognise each other's tensors by name
-        return self.hvd.allreduce_async_(tensor, op=self.hvd.Sum, name=f'sum.{self.started}')
+        return self.hvd.allreduce_async_(tensor, op=self.hvd.Sum)
 
     def wait(self, handle):
         self.hvd.synchronize(handle)
-
-    def broadcast_(self, tensor):
-        self.hvd.broadcast_(tensor, root_rank=0)
 
 
 class _TorchEngine:
@@ -85,17 +83,13 @@ class _TorchEngine:
 
     def _meet(self, world):
         """A store on rank 0 that all ranks are connected to; Gloo is told the interface of that connection."""
-        loopback = '127.0.0.1'
-        store = world.rank == 0 and self.dist.TCPStore(loopback, 0, is_master=True, wait_for_workers=False)
+        theirs = ours = '127.0.0.1'
+        store = world.rank == 0 and self.dist.TCPStore(theirs, 0, is_master=True, wait_for_workers=False)
         port, addresses = world.comm.bcast(store and (store.port, list(network.interfaces())))
-        theirs = ours = loopback
         if world.local_size < world.size:
             is_first_host = world.node.bcast(world.rank) == 0
             found = world.comm.allgather(None if is_first_host else network.route(addresses, port))
-            if is_first_host:
-                ours = next(pair[0] for pair in found if pair)
-            else:
-                theirs, ours = found[world.rank]
+            theirs, ours = found[world.rank] or (theirs, next(pair[0] for pair in found if pair))
         interface = network.interfaces().get(ours)
         if interface:  # else it goes by the name of the host
             os.environ.setdefault('GLOO_SOCKET_IFNAME', interface)
@@ -106,9 +100,6 @@ class _TorchEngine:
 
     def wait(self, handle):
         handle.wait()
-
-    def broadcast_(self, tensor):
-        self.dist.broadcast(tensor, src=0)
 
 
 class _MpiEngine:
@@ -127,11 +118,6 @@ class _MpiEngine:
         request.Wait()
         tensor.copy_(host)  # nothing happens where they are one
 
-    def broadcast_(self, tensor):
-        host = tensor.cpu()
-        self.comm.Bcast(host.numpy())
-        tensor.copy_(host)
-
 
 class _MpiWorld(SingleProcess):
     """Several ranks started by MPI, whose tensors go through the engine called `allreduce`."""
@@ -140,6 +126,8 @@ class _MpiWorld(SingleProcess):
         from mpi4py import MPI
         self.comm = MPI.COMM_WORLD
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        self.barrier()
+        _forget_shared_memory()
         if self.size != launched_size():
             raise UserError(f'{launched_size()} ranks were started, but each sees a world of {self.size}: they were '
                             'started by the mpiexec of another MPI; put the one of this environment first on PATH')
@@ -149,9 +137,11 @@ class _MpiWorld(SingleProcess):
             torch.cuda.set_device(self._gpu())
         elif 'OMP_NUM_THREADS' not in os.environ:
             torch.set_num_threads(self._threads())
-        everywhere = all(self.comm.allgather(allreduce == 'auto' and _has_horovod()))
-        engine = ('horovod' if everywhere else 'torch') if allreduce == 'auto' else allreduce
-        self.engine = {'horovod': _HorovodEngine, 'torch': _TorchEngine, 'mpi': _MpiEngine}[engine](self)
+        if allreduce == 'auto':
+            hvd = _horovod()
+            suits = hvd is not None and (not torch.cuda.is_available() or hvd.nccl_built())
+            allreduce = 'horovod' if all(self.comm.allgather(bool(suits))) else 'torch'
+        self.engine = {'horovod': _HorovodEngine, 'torch': _TorchEngine, 'mpi': _MpiEngine}[allreduce](self)
         if self.rank == 0:
             print(f'{self.size} ranks, averaging by {self.engine.name}')
 
@@ -175,21 +165,18 @@ class _MpiWorld(SingleProcess):
         return max(1, torch.get_num_threads() // self.node.allgather(processors).count(processors))
 
     def broadcast_(self, tensors):
-        self.barrier()  # which, unlike the engines, waits as long as it takes another rank to get here
-        in_buckets(self.engine.broadcast_, tensors)
+        for tensor in tensors:  # by MPI, which waits as long as it takes another rank to get here
+            host = tensor.detach().cpu()
+            self.comm.Bcast(host.numpy())
+            tensor.detach().copy_(host)
 
     def mean_(self, tensors):
-        def average(flat):
-            self.engine.wait(self.engine.start_sum_(flat))
-            flat.div_(self.size)
-        in_buckets(average, tensors)
+        for tensor, handle in [(tensor, self.engine.start_sum_(tensor)) for tensor in tensors]:
+            self.engine.wait(handle)
+            tensor.div_(self.size)
 
     def average_gradients(self, parameters):
         return OverlappedGradients(parameters, self.size, self.engine)
-
-    def mean(self, stats):
-        every = self.comm.allgather(stats)
-        return {name: sum(s[name] for s in every) / self.size for name in stats}
 
     def gather(self, value):
         return self.comm.allgather(value)
@@ -198,13 +185,22 @@ class _MpiWorld(SingleProcess):
         self.comm.Barrier()
 
 
-def _has_horovod():
-    """Whether Horovod was built for this environment, with NCCL where there are GPUs."""
+def _forget_shared_memory():
+    """Take away the names of the files through which MPICH's ranks, all of which have them open now, share memory.
+
+    So there is nothing that killed ranks could leave behind.
+    """
+    for path in set(re.findall(r'/dev/shm/mpich_\S+$', Path('/proc/self/maps').read_text(), re.MULTILINE)):
+        Path(path).unlink(missing_ok=True)
+
+
+def _horovod():
+    """The module, None where Horovod was not built for this environment."""
     try:
         import horovod.torch
+        return horovod.torch
     except ImportError:
-        return False
-    return not torch.cuda.is_available() or bool(horovod.torch.nccl_built())
+        return None
 
 
 @functools.cache

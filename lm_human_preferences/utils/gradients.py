@@ -35,14 +35,15 @@ class OverlappedGradients(Gradients):
     def __init__(self, parameters, size, engine):
         super().__init__(parameters)
         self.size, self.engine = size, engine
-        self.flats, self.views, self.bucket_of = [], {}, {}
-        self.sending, self.missing, self.handles = False, [], []
+        self.flats, self.places = [], {}  # the vector of each bucket; parameter -> its bucket's number, its gradient
+        self.missing, self.handles = None, []  # how many gradients each bucket waits for, in the last pass; those sent
         arrived = weakref.WeakMethod(self._arrived)  # a parameter that held its own gradients would never be freed
         for members in _buckets(self.parameters[::-1]):
-            flat = torch.zeros(sum(p.numel() for p in members), dtype=members[0].dtype, device=members[0].device)
-            for parameter, view in zip(members, _views(flat, members)):
-                parameter.grad = self.views[parameter] = view
-                self.bucket_of[parameter] = len(self.flats)
+            sizes = [parameter.numel() for parameter in members]
+            flat = torch.zeros(sum(sizes), dtype=members[0].dtype, device=members[0].device)
+            for parameter, part in zip(members, flat.split(sizes)):
+                parameter.grad = part.view(parameter.shape)
+                self.places[parameter] = len(self.flats), parameter.grad
                 parameter.register_post_accumulate_grad_hook(lambda parameter: arrived()(parameter))
             self.flats.append(flat)
 
@@ -51,44 +52,24 @@ class OverlappedGradients(Gradients):
             flat.zero_()
 
     def expect_last(self):
-        self.sending = True
-        self.missing = [0] * len(self.flats)
-        for bucket in self.bucket_of.values():
-            self.missing[bucket] += 1
+        buckets = [bucket for bucket, _ in self.places.values()]
+        self.missing = [buckets.count(bucket) for bucket in range(len(self.flats))]
 
     def _arrived(self, parameter):
-        assert parameter.grad is self.views[parameter], 'a gradient left its bucket: clear() is the way to reset it'
-        if self.sending:
-            self.missing[self.bucket_of[parameter]] -= 1
-            self._send_filled()
-
-    def _send_filled(self):
-        while len(self.handles) < len(self.flats) and self.missing[len(self.handles)] == 0:
-            self.handles.append(self.engine.start_sum_(self.flats[len(self.handles)]))
+        bucket, gradient = self.places[parameter]
+        assert parameter.grad is gradient, 'a gradient left its bucket: clear() is the way to reset it'
+        if self.missing:
+            self.missing[bucket] -= 1
+            while len(self.handles) < len(self.flats) and not self.missing[len(self.handles)]:
+                self.handles.append(self.engine.start_sum_(self.flats[len(self.handles)]))
 
     def wait(self):
-        self.missing = [0] * len(self.flats)
-        self._send_filled()
+        """Send what the last backward pass did not fill, and return when every gradient is the mean over ranks."""
+        self.handles += map(self.engine.start_sum_, self.flats[len(self.handles):])
         for handle, flat in zip(self.handles, self.flats):
             self.engine.wait(handle)
             flat.div_(self.size)
-        self.sending, self.handles = False, []
-
-
-@torch.no_grad()
-def in_buckets(act, tensors):
-    """Call `act` on vectors that hold `tensors` together, and put what it leaves there back into them."""
-    for members in _buckets(tensors):
-        flat = torch.cat([tensor.flatten() for tensor in members])
-        act(flat)
-        for tensor, view in zip(members, _views(flat, members)):
-            tensor.copy_(view)
-
-
-def _views(flat, tensors):
-    """The parts of a vector that are as large as `tensors`, in their shapes."""
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors)]
+        self.missing, self.handles = None, []
 
 
 def _buckets(tensors):
@@ -99,5 +80,5 @@ def _buckets(tensors):
             found.append([])
             room = BUCKET_BYTES
         found[-1].append(tensor)
-        room -= tensor.numel() * tensor.element_size()
+        room -= tensor.nbytes
     return found

@@ -1,7 +1,7 @@
 """Addresses by which hosts find each other where their names are no help."""
+import contextlib
 import fcntl
 import socket
-import struct
 
 from lm_human_preferences.utils.errors import UserError
 
@@ -14,11 +14,9 @@ def interfaces():
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack('256s', name.encode()))
-            except OSError:  # it has none
-                continue
-            found[socket.inet_ntoa(answer[20:24])] = name
+            with contextlib.suppress(OSError):  # it has none
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, name.encode().ljust(256, b'\0'))
+                found[socket.inet_ntoa(answer[20:24])] = name
     return found
 
 
@@ -28,14 +26,8 @@ def route(addresses, port):
     Addresses that this host has too, such as the loopback's or a container bridge's, lead nowhere. UserError if none
     answers.
     """
-    ours = interfaces()
-    for address in addresses:
-        if address in ours:
-            continue
-        try:
-            with socket.create_connection((address, port), timeout=_PATIENCE) as connection:
-                return address, connection.getsockname()[0]
-        except OSError:
-            continue
+    for address in [address for address in addresses if address not in interfaces()]:
+        with contextlib.suppress(OSError), socket.create_connection((address, port), _PATIENCE) as connection:
+            return address, connection.getsockname()[0]
     raise UserError(f'{socket.gethostname()} does not reach the first host of this run, TCP port {port} of '
                     f'{" or ".join(addresses)}: open the network between them, or take --run.allreduce mpi')

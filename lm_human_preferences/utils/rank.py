@@ -39,20 +39,31 @@ class _Launcher:
 def main(directory):
     """Do the job that `directory` describes."""
     launcher = _Launcher(directory)
-    with _all_or_none(launcher):
-        job = json.loads(Path(directory, 'job.json').read_text(encoding='utf-8'))
-        if job['columns']:  # of the terminal to which mpiexec passes on what this rank prints
-            os.environ['TQDM_NCOLS'] = str(job['columns'] - 1)
-            sys.stderr.isatty = lambda: True
-            os.dup2(2, 1)  # lines and progress bars stay in order
-        _call(job['job'], job['arguments'], launcher)
+    job = json.loads(Path(directory, 'job.json').read_text(encoding='utf-8'))
+    speak_only_if_first()
+    if job['columns']:  # of the terminal to which mpiexec passes on what this rank prints
+        os.environ['TQDM_NCOLS'] = str(job['columns'] - 1)
+        sys.stderr.isatty = lambda: True
+        os.dup2(2, 1)  # lines and progress bars stay in order
+    run(job['job'], job['arguments'], launcher)
     launcher.tell(done=True)
 
 
-def run(job, arguments):
-    """Do `job` (see launch.run) in this process, which somebody's mpiexec or srun started as a rank."""
-    with _all_or_none():
-        _call(job, arguments)
+def run(job, arguments, launcher=None):
+    """Do `job` (see launch.run) in this process, which is a rank; whatever ends it before its time ends all ranks.
+
+    launcher: ours; None where somebody's own mpiexec or srun started the ranks.
+    """
+    threading.Thread(target=_watch, args=(os.getppid(), launcher), daemon=True).start()
+    try:
+        from lm_human_preferences.utils import comm
+        call, hparams = function(job), arguments.get('hparams')
+        if isinstance(hparams, dict):
+            arguments['hparams'] = importlib.import_module(call.__module__).HParams()
+            arguments['hparams'].override_from_nested_dict(hparams)
+        call(**arguments, comm=comm.world(arguments['hparams'].run.allreduce if hparams else 'auto'))
+    except BaseException as e:
+        _fail(e, launcher)
 
 
 def function(job):
@@ -69,29 +80,6 @@ def speak_only_if_first():
         sys.stdout.reconfigure(line_buffering=True)
 
 
-def _call(job, arguments, launcher=None):
-    from lm_human_preferences.utils import comm
-    call, hparams = function(job), arguments.get('hparams')
-    if isinstance(hparams, dict):
-        arguments['hparams'] = importlib.import_module(call.__module__).HParams()
-        arguments['hparams'].override_from_nested_dict(hparams)
-    world = comm.world(arguments['hparams'].run.allreduce if hparams else 'auto')
-    if launcher:
-        launcher.tell(shared_memory=_shared_memory())
-    call(**arguments, comm=world)
-
-
-@contextlib.contextmanager
-def _all_or_none(launcher=None):
-    """Whatever ends this rank in between ends all ranks."""
-    speak_only_if_first()
-    threading.Thread(target=_watch, args=(os.getppid(), launcher), daemon=True).start()
-    try:
-        yield
-    except BaseException as e:
-        _fail(e, launcher)
-
-
 def _watch(parent, launcher):
     """End this rank, whatever it is waiting for, when mpiexec or the launcher is gone."""
     heard = select.poll()
@@ -99,19 +87,10 @@ def _watch(parent, launcher):
         heard.register(launcher.pipe, 0)
     while os.getppid() == parent and not heard.poll(1000):
         pass
-    for path in _shared_memory():
-        Path(path).unlink(missing_ok=True)
-    if launcher and os.getppid() == parent:
-        shutil.rmtree(launcher.directory, ignore_errors=True)
-    elif launcher:
+    if launcher:
         launcher.tell(error="mpiexec's process that started this rank was killed\n", mistake=False)
+        shutil.rmtree(launcher.directory, ignore_errors=True)
     os._exit(1)
-
-
-def _shared_memory():
-    """The files through which ranks share memory: killed ranks leave them behind."""
-    mapped = [line.split(maxsplit=5)[-1] for line in Path('/proc/self/maps').read_text().splitlines()]
-    return [path for path in sorted(set(mapped)) if path.startswith('/dev/shm/') and not path.endswith('(deleted)')]
 
 
 def _fail(error, launcher):

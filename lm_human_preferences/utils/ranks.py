@@ -129,13 +129,12 @@ class _Ranks:
         """Pass on what the ranks print until all have ended, one has failed, or a signal has come."""
         while self.mpiexec.poll() is None and self.failure is None and not signals:
             self._listen(0.2)
+        # Where a rank was killed, mpiexec ends by itself, and its status will say why.
+        killed = self.failure is not None and 'error' not in self.words[self.failure]
         until = time.monotonic() + PATIENCE
-        while not signals and time.monotonic() < until and (self._listen(0.2) or self._is_ending()):
+        while not signals and time.monotonic() < until and (
+                self._listen(0.2) or killed and self.mpiexec.poll() is None):
             pass
-
-    def _is_ending(self):
-        """A rank was killed, so mpiexec ends by itself, and its status will say why."""
-        return self.failure is not None and 'error' not in self.words[self.failure] and self.mpiexec.poll() is None
 
     def _listen(self, seconds):
         """Take what is said within so many seconds; False if nothing is."""
@@ -163,9 +162,9 @@ class _Ranks:
 
     def end(self):
         """End mpiexec, and the ranks that it leaves behind."""
-        for key in list(self.selector.get_map().values()):
-            if not isinstance(key.data, int):  # what mpiexec says of being ended is no news
-                self.selector.unregister(key.fileobj)
+        for stream in (self.mpiexec.stdout, self.mpiexec.stderr):  # what it says of being ended is no news
+            with contextlib.suppress(KeyError):
+                self.selector.unregister(stream)
         self.status = self.mpiexec.poll()
         self.mpiexec.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -177,35 +176,31 @@ class _Ranks:
                 os.kill(self.words[rank]['process'], signal.SIGKILL)
         while self.alive and self._listen(PATIENCE):
             pass
-        for path in {path for words in self.words for path in words.get('shared_memory', ())}:
-            Path(path).unlink(missing_ok=True)
         if self.mid_line:
             print(file=sys.stderr)
 
     def report(self):
         """Say why the job did not end well, if it did not; UserError or status 1."""
-        words = {} if self.failure is None else self.words[self.failure]
+        words, status = {} if self.failure is None else self.words[self.failure], self.status or 0
         if words.get('mistake'):
             raise UserError(words['error'])
         if 'error' in words:
             reason = f'rank {self.failure} failed, so all {len(self.words)} were ended'
-        elif (self.status or 0) < 0:
-            reason = f'mpiexec was ended by {_signal_name(-self.status)}'
-        elif self.failure is not None:
-            reason = f'rank {self.failure}, process {words.get("process")}, was ended by {_signal_name(self.status)}'
-        elif self.status:
-            reason = f'mpiexec ended with status {self.status}'
+        elif self.failure is not None or status < 0:
+            ended = 'mpiexec' if status < 0 else f'rank {self.failure}, process {words.get("process")},'
+            reason = f'{ended} was ended by {_signal_name(abs(status) % 128)}'
+        elif status:
+            reason = f'mpiexec ended with status {status}'
         else:
             return
         print(f'{words.get("error", "")}error: {reason}', file=sys.stderr)
         sys.exit(1)
 
 
-def _signal_name(status):
-    """The signal that ended a process, of which Open MPI's mpiexec returns 128 + N, MPICH's N."""
-    number = status or 0
+def _signal_name(number):
+    """The signal that ended a process: Open MPI's mpiexec returns 128 + its number, MPICH's the number."""
     try:
-        name = signal.Signals(number - 128 if number > 128 else number).name
+        name = signal.Signals(number).name
     except ValueError:
-        return f'status {status}'
+        return f'status {number}'
     return f'{name}: there was no memory left, or somebody did it' if name == 'SIGKILL' else name

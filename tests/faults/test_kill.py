@@ -31,7 +31,7 @@ def train_for_a_while(directory, chance):
     """Two ranks that are somewhere between the first and the thirtieth step, or in the checkpoint after it."""
     launch = Launch(directory, '--mpi=2', *FOREVER)
     launch.reach(chance.randrange(1, 30))
-    launch.remember_shared_memory()
+    launch.assert_shared_memory_is_nameless()
     time.sleep(chance.random() / 10)
     return launch
 
@@ -84,8 +84,7 @@ def waiting(tmp_path):
     launch = start_job(tmp_path, 'wait')
     eventually(lambda: 'for ever' in launch.output() or launch.process.poll() is not None)
     assert launch.process.poll() is None, launch.errors()
-    launch.remember_shared_memory()
-    assert launch.shared_memory  # or else its absence in the end shows nothing
+    launch.assert_shared_memory_is_nameless()
     return launch
 
 
