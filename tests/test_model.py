@@ -149,4 +149,4 @@ def test_names_and_shapes_of_a_tiny_checkpoint():
     bundle = trained_models.open_bundle(str(require('train_model')))
     net = model.Model(trained_models.load_hparams(str(require('train_model', 'hparams.json'))), HEADS)
     ours = {name: tuple(model.as_tf(name, p).shape) for name, p in net.tf_parameters().items()}
-    assert ours == {name: tuple(bundle.shape(name)) for name in bundle}
+    assert ours == {name: bundle[name].shape for name in bundle}

@@ -148,7 +148,7 @@ def check_files(run):
     for kind in ('policy', 'reward'):
         bundle = newest(run.save_dir, kind)
         assert run.info[f'{kind}_checkpoint'] == {
-            name: [list(bundle.shape(name)), str(np.dtype(bundle.dtype(name)))] for name in bundle}
+            name: [list(bundle[name].shape), str(bundle[name].dtype)] for name in bundle}
 
 
 def newest(directory, kind):

@@ -80,7 +80,7 @@ def check_files(trained):
     if not trained.run['checkpoint']:  # recorded for one type of labels only
         return
     bundle = trained.saved()
-    assert {name: [list(bundle.shape(name)), str(np.dtype(bundle.dtype(name)))] for name in bundle} == \
+    assert {name: [list(bundle[name].shape), str(bundle[name].dtype)] for name in bundle} == \
         trained.run['checkpoint']
 
 

@@ -77,6 +77,13 @@ def _open(path):
         raise BundleError(f'{path} cannot be read: {e.strerror}') from e
 
 
+def _mapped(path):
+    """The contents of a file, mapped; the map goes away with the last array on it."""
+    with _open(path) as f:
+        empty = os.fstat(f.fileno()).st_size == 0  # which cannot be mapped
+        return b'' if empty else mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+
+
 class Bundle(collections.abc.Mapping):
     """The tensors of the checkpoint `prefix`: {name: read-only array that maps the file}; nothing is copied.
 
@@ -86,7 +93,6 @@ class Bundle(collections.abc.Mapping):
 
     def __init__(self, prefix):
         self.prefix = os.fspath(prefix)
-        self._shards = {}
         self._index = f'{self.prefix}.index'
         with _open(self._index) as f:
             table = Table(f.read(MAX_SIZE + 1))
@@ -109,18 +115,6 @@ class Bundle(collections.abc.Mapping):
     def __contains__(self, name):
         return name in self._entries
 
-    def shape(self, name):
-        """The dimensions of a tensor, a tuple."""
-        return self._entries[name].shape
-
-    def dtype(self, name):
-        """The numpy dtype of a tensor."""
-        number = self._entries[name].dtype
-        if number not in DTYPES:
-            raise BundleError(f'{self._index}: {name!r} is neither numbers nor booleans (type {number} of '
-                              'types.proto), which is not supported')
-        return DTYPES[number]
-
     def shard_names(self):
         """Base names of the data files that hold the tensors."""
         shards = sorted({entry.shard for entry in self._entries.values()})
@@ -131,19 +125,15 @@ class Bundle(collections.abc.Mapping):
             raise BundleError(f'{self._index} is damaged: a tensor is in shard {shard} of {self._n_shards}')
         return f'{self.prefix}.data-{shard:05d}-of-{self._n_shards:05d}'
 
-    def _shard(self, shard):
-        """The contents of a data file, mapped; the map goes away with the last array on it."""
-        if shard not in self._shards:
-            with _open(self._shard_path(shard)) as f:
-                empty = os.fstat(f.fileno()).st_size == 0  # which cannot be mapped
-                self._shards[shard] = b'' if empty else mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-        return self._shards[shard]
-
     def __getitem__(self, name):
-        entry, dtype = self._entries[name], self.dtype(name)
+        entry = self._entries[name]
         if entry.sliced:
             raise BundleError(f'{self._index}: {name!r} is a partitioned variable, which is not supported')
-        path, data, end = self._shard_path(entry.shard), self._shard(entry.shard), entry.offset + entry.size
+        if entry.dtype not in DTYPES:
+            raise BundleError(f'{self._index}: {name!r} is neither numbers nor booleans (type {entry.dtype} of '
+                              'types.proto), which is not supported')
+        path, end, dtype = self._shard_path(entry.shard), entry.offset + entry.size, DTYPES[entry.dtype]
+        data = _mapped(path)
         if end > len(data):
             raise BundleError(f'{path} is truncated: {name!r} ends at byte {end}, the file at {len(data)}')
         content = np.frombuffer(data, np.uint8)[entry.offset:end]
