@@ -33,7 +33,9 @@ def load_labels(hparams, encoding):
     if source == 'test':
         return generate_labels(schemas, num_train or ceil_div(TEST_LABELS, hparams.batch_size) * hparams.batch_size,
                                encoding.n_vocab), []
-    found = _read(source)
+    found = storage.read_json(source)
+    if not isinstance(found, list):
+        raise UserError(f'--labels.source {source} must hold a JSON array of labels, not a {type(found).__name__}')
     notes = [f'Num labels found in source: {len(found)}']
     if num_train is None:
         num_train = len(found) - len(found) % hparams.batch_size
@@ -48,29 +50,18 @@ def load_labels(hparams, encoding):
     return labels, notes
 
 
-def _read(source):
-    found = storage.read_json(source)
-    if not isinstance(found, list):
-        raise UserError(f'--labels.source {source} must hold a JSON array of labels, not a {type(found).__name__}')
-    return found
-
-
 def _column(source, found, field, schema):
     """One field of all labels as a tensor; the slow search for a culprit runs only where there is one."""
+    kinds = 'iuf' if schema.dtype.is_floating_point else 'iu'  # numpy's, of the numbers that the field may hold
     try:
         column = np.asarray([label[field] for label in found])
-        if column.dtype.kind in _kinds(schema) and column.shape[1:] == schema.shape:
+        if column.dtype.kind in kinds and column.shape[1:] == schema.shape:
             return torch.from_numpy(column).to(schema.dtype)
     except (KeyError, TypeError, ValueError, OverflowError):
         pass
     for index, label in enumerate(found):
         _check_value(source, index, label, field, schema)
     raise UserError(f'--labels.source {source}: field {field!r} holds numbers out of range')
-
-
-def _kinds(schema):
-    """numpy's kinds of number that a field may hold."""
-    return 'iuf' if schema.dtype.is_floating_point else 'iu'
 
 
 def _check_value(source, index, label, field, schema):

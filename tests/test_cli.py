@@ -352,6 +352,11 @@ def test_help_shows_an_example(cli, example):
     assert invoke('', cli).stdout == invoke('-h', cli).stdout == invoke('--help', cli).stdout
 
 
+@pytest.mark.parametrize('words', ['-h', 'sentiment -h', '-- --help', '--xyz --help'])
+def test_help_among_other_words(words):
+    assert invoke(f'train_policy {words}').stdout == invoke('train_policy --help').stdout
+
+
 @pytest.mark.parametrize('words, completions', [
     ('tr', ['train_policy', 'train_reward']), ('train_policy s', ['sentiment']),
     ('train_policy sentiment nm --rewards.ad', [

@@ -1,7 +1,7 @@
 """Reads the words of a command line with the tolerance that python-fire 0.1.3, the original's parser, had.
 
 `--a.b=v`, `--a.b v`, `--a-b v`, `--flag`, `--noflag` and quoted values are all good, before and after the positionals.
-`normalise` brings that into one form; `convert` reads a value as the type of its field says.
+`read_words` tells what is given, as text; `convert` reads a value as the type of its field says.
 """
 import ast
 import difflib
@@ -14,8 +14,8 @@ from lm_human_preferences.utils.hyperparams import describe, group_class, member
 _SWITCHES = {'on': 'on', 't': 'on', 'true': 'on', 'off': 'off', 'f': 'off', 'false': 'off', 'none': 'off', '': 'off'}
 
 
-def normalise(args, fields, arguments, positionals=()):
-    """The words after a command in the one form that click is given: `--name=value` ..., then the arguments.
+def read_words(args, fields, arguments, positionals=()):
+    """What the words after a command give, as text: {name: value} of options and arguments.
 
     fields: name -> dataclass field, of every option. arguments: name -> name shown, of what has to be given by
     position or as `--name`; positionals: names of options that may follow by position. UserError says what is wrong.
@@ -23,8 +23,6 @@ def normalise(args, fields, arguments, positionals=()):
     given, by_position, words = {}, [], [word for word in args if word != '--']
     while words:
         word = words.pop(0)
-        if word in ('-h', '--help'):
-            return ['--help']
         if re.match('-[A-Za-z]', word):
             raise UserError(f'{word}: options begin with two dashes: -{word}')
         if not word.startswith('--'):
@@ -42,8 +40,7 @@ def normalise(args, fields, arguments, positionals=()):
     missing = [shown for key, shown in arguments.items() if key not in given]
     if missing:
         raise UserError(f'{" and ".join(missing)} missing: --help shows an example')
-    values = [given.pop(key) for key in arguments]
-    return [f'--{key}={value}' for key, value in given.items()] + ['--', *values]
+    return given
 
 
 def _known(name, fields, arguments, may_negate):

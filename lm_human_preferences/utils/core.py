@@ -42,12 +42,9 @@ def ceil_div(a, b):
 
 def set_seed(seed, rank=0):
     """Seed numpy and torch for this rank; None draws fresh entropy (the original's set_mpi_seed)."""
-    if seed is None:
-        np.random.seed(None)
-        torch.seed()
-        return
-    np.random.seed(seed + rank * RANK_SEED_STRIDE)
-    torch.manual_seed(seed + rank * RANK_SEED_STRIDE)
+    seed = None if seed is None else seed + rank * RANK_SEED_STRIDE
+    np.random.seed(seed)
+    torch.seed() if seed is None else torch.manual_seed(seed)
 
 
 def whiten(values, shift_mean=True):

@@ -1,4 +1,5 @@
 """Hyperparameters: nested dataclasses that are overridden by dotted names (the original's utils/hyperparams.py)."""
+import contextlib
 import dataclasses
 import json
 import math
@@ -100,7 +101,8 @@ class HParams:
         """Check every value against its field's type: TypeError. Subclasses add what must hold between fields."""
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if not _is_a(value, f.type):
+            allowed = members(f.type)
+            if not isinstance(value, allowed + (int,) if float in allowed else allowed):
                 raise TypeError(f'--{prefix}{f.name} must be {describe(f.type)}, got {value!r}')
             if isinstance(value, HParams):
                 value.validate(prefix=f'{prefix}{f.name}.')
@@ -177,10 +179,8 @@ def parse(ty, s):
     if len(options) > 1 and (str in options or {int, float} <= set(options)):
         raise TypeError(f'cannot tell which of {describe(ty)} {s!r} is meant to be')
     for option in options[:-1]:
-        try:
+        with contextlib.suppress(ValueError):
             return _parse_as(option, s)
-        except ValueError:
-            continue
     return _parse_as(options[-1], s)
 
 
@@ -193,8 +193,3 @@ def _parse_as(ty, s):
     if not isinstance(s, str) or s not in words:
         raise ValueError(f'{s!r} is not {describe(ty)}')
     return words[s]
-
-
-def _is_a(value, ty):
-    allowed = members(ty)
-    return isinstance(value, allowed + (int,) if float in allowed else allowed)

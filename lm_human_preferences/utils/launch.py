@@ -9,33 +9,34 @@ from typing import Optional
 import click
 
 from lm_human_preferences.utils import hyperparams, rank, ranks, storage
-from lm_human_preferences.utils.arguments import convert, did_you_mean, normalise
+from lm_human_preferences.utils.arguments import convert, did_you_mean, read_words
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.hyperparams import group_class, members, option
+
+
+HELP = ['-h', '--help']
 
 
 class Program(click.Group):
     """A group of commands in which a mistake of the user is one line and status 2."""
 
     def main(self, args=None, **extra):
+        """Run the command that `args`, by default those of this process, begin with; errors end the process."""
         args = list(sys.argv[1:] if args is None else args)
         rank.speak_only_if_first()
         try:
-            super().main(args or ['--help'], **{**extra, 'standalone_mode': False})
+            super().main(args or ['--help'], **extra | {'standalone_mode': False, 'help_option_names': HELP})
         except (UserError, click.ClickException) as e:
             message = e.format_message() if isinstance(e, click.ClickException) else str(e)
+            if isinstance(e, click.NoSuchOption):  # a command reads its own by utils/arguments.py
+                message = f'{e.option_name} belongs after the command: {", ".join(self.commands)}'
             note(f'error: {" ".join(message.splitlines())}')
             sys.exit(2)
         except click.Abort:
             sys.exit(130)
 
-    def parse_args(self, ctx, args):
-        first = args[0] if args else ''
-        if first.startswith('-') and first not in ('-h', '--help') and not ctx.resilient_parsing:
-            raise UserError(f'{first} belongs after the command: {", ".join(self.commands)}')
-        return super().parse_args(ctx, ['--help'] if first == '-h' else args)
-
     def resolve_command(self, ctx, args):
+        """(name, Command, the words after it); UserError where there is no such command."""
         name = args[0].replace('-', '_')
         if name not in self.commands and not ctx.resilient_parsing:
             raise UserError(f'no command {args[0]!r}: choose from {", ".join(self.commands)}'
@@ -56,32 +57,30 @@ class Command(click.Command):
                          context_settings={'max_content_width': 120}, **attrs)
 
     def parse_args(self, ctx, args):
-        if not ctx.resilient_parsing:  # that is, unless the shell asks for completions
-            args = normalise(args, self.fields, self.arguments, self.positionals)
-        return super().parse_args(ctx, args)
+        """Leave to click what it does well: help, and completions for the shell."""
+        if ctx.resilient_parsing or set(HELP) & set(args):
+            return super().parse_args(ctx, args if ctx.resilient_parsing else ['--help'])
+        ctx.params = read_words(args, self.fields, self.arguments, self.positionals)
+        return []
 
     def invoke(self, ctx):
-        given = {key: ctx.params[_identifier(key)] for key in self.fields}
-        settings = {key: convert(key, self.fields[key], text) for key, text in given.items() if text is not None}
+        """Convert the values that were given, and call the command's function."""
+        given = {key: ctx.params[key] for key in self.fields if key in ctx.params}
+        settings = {key: convert(key, self.fields[key], text) for key, text in given.items()}
         for key, value in settings.items():
             if given[key] == 'True' and type(value) in (int, float):
                 note(f'note: --{key} without a value means 1')
         return self.callback(settings, *(ctx.params[key] for key in self.arguments))
 
 
-def _identifier(key):
-    return key.replace('.', '__')
-
-
 def _click_option(key, field):
     is_group = group_class(field.type)
     words = ('on', 'off') if is_group else ('true', 'false') if bool in members(field.type) else ()
     names = {int: 'INT', float: 'FLOAT', str: 'TEXT', types.NoneType: 'None'}
-    default = 'off' if is_group else repr(field.default)
-    if field.default is None and types.NoneType not in members(field.type):
-        default = 'none'
+    is_required = field.default is None and types.NoneType not in members(field.type)
+    default = 'off' if is_group else 'none' if is_required else repr(field.default)
     return click.Option(
-        [f'--{key}', _identifier(key)], help=f'{field.metadata["help"]}  [default: {default}]',
+        [f'--{key}', key.replace('.', '__')], help=f'{field.metadata["help"]}  [default: {default}]',
         metavar='|'.join(words or [names[ty] for ty in members(field.type)]),
         shell_complete=lambda ctx, param, incomplete: [word for word in words if word.startswith(incomplete)])
 
@@ -150,6 +149,7 @@ def experiment_command(name, job, hparam_class, experiments, *, help, complete=l
                 if key in groups or not group_class(field.type)}
 
     def launch_experiment(settings, exp, trial_name):
+        """Resolve all trials of an experiment before the first of them starts."""
         if exp not in experiments:
             raise UserError(f'no experiment {exp!r} for {name}: choose from {", ".join(experiments)}'
                             + did_you_mean(exp, experiments))
