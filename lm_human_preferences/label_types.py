@@ -17,7 +17,8 @@ def _tokens(length):
 class LabelType(ABC):
     """A question about responses and the loss that its answers give.
 
-    `reward_model` is a function of (queries, responses) -> rewards (batch,); `labels` a dict of batched tensors.
+    `reward_model` is a function of (queries, responses), see rewards.RewardModel.get_rewards_op; `labels` a dict of
+    batched tensors.
     """
 
     @abstractmethod
@@ -51,8 +52,8 @@ class PickBest(LabelType):
         return {'best': Schema(torch.int64, ())}
 
     def loss(self, reward_model, labels):
-        logits = torch.stack([reward_model(labels['query'], labels[f'sample{i}'])
-                              for i in range(self.num_responses)], dim=1)
+        samples = torch.stack([labels[f'sample{i}'] for i in range(self.num_responses)], dim=1)
+        logits = reward_model(labels['query'], samples)
         error = F.cross_entropy(logits, labels['best'].to(logits.device))
         return {'loss': error, 'error': error}
 
@@ -92,7 +93,8 @@ class ScalarComparison(LabelType):
         return labels['difference'] / 2  # a difference of two rewards varies twice as much as one
 
     def loss(self, reward_model, labels):
-        predicted = reward_model(labels['query'], labels['sample1']) - reward_model(labels['query'], labels['sample0'])
+        rewards = reward_model(labels['query'], torch.stack([labels['sample0'], labels['sample1']], dim=1))
+        predicted = rewards[:, 1] - rewards[:, 0]
         error = F.mse_loss(predicted, labels['difference'].to(predicted.device))
         return {'loss': error, 'error': error}
 

@@ -1,7 +1,7 @@
 """A language model with a value head that answers queries (the original's policy.py)."""
 import torch
 
-from lm_human_preferences.language.model import cache_of
+from lm_human_preferences.language.model import Cache
 from lm_human_preferences.language.sample import sample_sequence
 from lm_human_preferences.utils.core import (
     MIN_TEMPERATURE, default_device, entropy_from_logits, logprobs_from_logits)
@@ -37,9 +37,9 @@ class Policy:
         """A step of `sample_sequence`: logits and value at the last of `tokens (batch, n)`, and the extended cache."""
         all_tokens = torch.cat([past_tokens, tokens], dim=1)
         _, mask = self.model.mask_padding(all_tokens, self.padding_token)
-        cache = past if past is not None else cache_of(None)
-        new = tokens * mask[:, -tokens.shape[1]:]
-        h = self.model.hidden(new, mask, cache)[:, -1]
+        cache, length = Cache() if past is None else past, tokens.shape[1]
+        last = torch.tensor([length - 1], device=tokens.device)
+        h = self.model.hidden(tokens * mask[:, -length:], mask, cache, last)[:, 0]
         return {'logits': self.model.logits(h), 'values': self.model.heads['value'](h), 'past': cache}
 
     @torch.no_grad()
@@ -61,7 +61,8 @@ class Policy:
         """
         contexts, responses = self.embed_queries(queries.to(self.device)), responses.to(self.device)
         tokens, mask = self.model.mask_padding(torch.cat([contexts, responses], dim=1), self.padding_token)
-        h = self.model.hidden(tokens, mask)[:, contexts.shape[1] - 1:-1]
+        columns = torch.arange(contexts.shape[1] - 1, tokens.shape[1] - 1, device=tokens.device)
+        h = self.model.hidden(tokens[:, :-1], mask[:, :-1], read=columns)
         logits = self.model.logits(h) / max(self.temperature, MIN_TEMPERATURE)
         with torch.no_grad():  # a statistic only: PPO has no entropy bonus
             entropies = entropy_from_logits(logits)

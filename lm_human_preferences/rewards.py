@@ -35,11 +35,15 @@ class _Scorer(nn.Module):
         return list(self.tf_parameters().values())
 
     def get_rewards_op(self, queries, responses):
-        """Differentiable rewards (batch,) of `queries (batch, query_length)`, `responses (batch, response_length)`."""
+        """Differentiable rewards (batch,) of `queries (batch, query_length)`, `responses (batch, response_length)`.
+
+        Of several responses to each query, (batch, n, response_length), the rewards are (batch, n).
+        """
         device = self.reward_gain.device
-        tokens = torch.cat([queries.to(device), responses.to(device)], dim=1)
-        h = self.model.hidden(*self.model.mask_padding(tokens, self.padding_token))[:, -1]
-        return self.reward_gain * self.model.heads['reward'](h) + self.reward_bias
+        several = responses.reshape(len(responses), -1, responses.shape[-1])
+        h = self.model.hidden_at_ends(queries.to(device), several.to(device), self.padding_token)
+        rewards = self.reward_gain * self.model.heads['reward'](h) + self.reward_bias
+        return rewards.reshape(responses.shape[:-1])
 
     @torch.no_grad()
     def get_rewards(self, queries, responses):

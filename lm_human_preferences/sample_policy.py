@@ -5,7 +5,7 @@ from lm_human_preferences.language import trained_models
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import label_source
 from lm_human_preferences.utils import comm as comms
-from lm_human_preferences.utils import hyperparams, storage
+from lm_human_preferences.utils import hyperparams, precision, storage
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.errors import UserError
 
@@ -35,6 +35,7 @@ def sample_policy(save_dir, savescope='policy', temperature=None, seed=None, bat
     trained_model = trained_models.TrainedModel('sample', storage.join(save_dir, 'policy'), savescope)
     encoder = trained_model.encoding.get_encoder()
     hyperparams.dump(trained_model.hparams(), name='model_hparams')
+    precision.prefer_onednn()
     set_seed(seed, comm.rank)
 
     policy = Policy(trained_model, scope=savescope, embed_queries=lm_tasks.query_formatter(hparams.task, encoder),

@@ -10,7 +10,7 @@ from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams,
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import get_reward_model, label_source
-from lm_human_preferences.utils import checkpoints, hyperparams, storage
+from lm_human_preferences.utils import checkpoints, hyperparams, precision, storage
 from lm_human_preferences.utils import comm as comms
 from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
 from lm_human_preferences.utils.errors import UserError
@@ -266,6 +266,7 @@ def train(hparams: HParams, comm=None):
         if hparams.rewards.train_new_model is not None:
             train_reward_model(hparams, comm, hparams.run.save_dir or comm.gather(scratch)[0])
         hyperparams.dump(hparams)
+        precision.prefer_onednn()
         set_seed(hparams.run.seed, comm.rank)
         trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
         hyperparams.dump(trained_model.hparams(), name='model_hparams')

@@ -7,7 +7,7 @@ from lm_human_preferences import label_files, label_types, lm_tasks, mock_reward
 from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
 from lm_human_preferences.language import model, trained_models
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.utils import checkpoints, hyperparams, storage
+from lm_human_preferences.utils import checkpoints, hyperparams, precision, storage
 from lm_human_preferences.utils import comm as comms
 from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
 from lm_human_preferences.utils.errors import UserError
@@ -134,6 +134,7 @@ def train(hparams: HParams, comm=None):
     hparams.check_ranks(comm.size)
     checkpoints.check_directory(hparams.run.save_dir)
     hyperparams.dump(hparams)
+    precision.prefer_onednn()
     set_seed(hparams.run.seed, comm.rank)
 
     trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)

@@ -2,6 +2,8 @@
 import numpy as np
 import torch
 
+SUM_ATOL = 2e-6  # two units in the last place of a log-probability of -10: all there is to the KL of a first step
+
 
 def array(value):
     """A numpy array of a tensor, array or number."""

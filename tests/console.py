@@ -3,6 +3,8 @@ import re
 
 import numpy as np
 
+from compare import SUM_ATOL
+
 NUMBER = re.compile(r'(?<![\w.])[-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan|inf)\b')
 HERE = ('save_dir', 'source', 'trained_model', 'initial_model')  # paths differ from machine to machine
 MASKS = ((re.compile(rf'^( *(?:{"|".join(HERE)})): .+$'), r'\1: PATH'),
@@ -16,7 +18,7 @@ def masked(line):
     return line
 
 
-def assert_lines(ours, recorded, *, rtol=1e-4, atol=1e-6, ours_only=(), recorded_total=True):
+def assert_lines(ours, recorded, *, rtol=1e-4, atol=SUM_ATOL, ours_only=(), recorded_total=True):
     """Line by line, but for paths and speeds.
 
     ours_only: patterns of lines that the original did not print. recorded_total: False where the recorded total of a

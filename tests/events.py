@@ -1,6 +1,7 @@
 """Reading TensorBoard files back."""
-import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from compare import SUM_ATOL, assert_close
 
 CLOCK = ('elapsed/fps', 'elapsed/time')
 
@@ -19,4 +20,4 @@ def assert_events(directory, recorded, *, rtol):
         for tag, step, value in expected:
             assert step in dict(ours[tag]), (tag, step)
             if tag not in CLOCK:
-                np.testing.assert_allclose(dict(ours[tag])[step], value, rtol=rtol, atol=1e-6, err_msg=f'{tag} {step}')
+                assert_close(dict(ours[tag])[step], value, rtol=rtol, atol=SUM_ATOL, name=f'{tag} {step}')

@@ -171,12 +171,12 @@ def test_micro_batches_of_policy_training(micro_batch_size, whiten_rewards):
 @pytest.fixture
 def rows(monkeypatch):
     """How many rows each pass through a model had."""
-    seen, hidden = [], Model.hidden
+    seen, outputs = [], Model._outputs
 
     def counted(self, tokens, *args):
         seen.append(len(tokens))
-        return hidden(self, tokens, *args)
-    monkeypatch.setattr(Model, 'hidden', counted)
+        return outputs(self, tokens, *args)
+    monkeypatch.setattr(Model, '_outputs', counted)
     return seen
 
 

@@ -4,7 +4,7 @@ import re
 import numpy as np
 import pytest
 
-from compare import assert_close, assert_equal, assert_stats, tokens
+from compare import SUM_ATOL, assert_close, assert_equal, assert_stats, tokens
 from console import assert_lines
 from events import CLOCK, assert_events, events_of
 from golden_data import found, golden, json_if_there, load_json, load_npz, require, require_bpe, under
@@ -102,7 +102,7 @@ def check_step(ours, arrays, hparams, rtol):
     elements = len(arrays['queries']) // hparams.ppo.nminibatches * hparams.task.response_length
     assert_stats(ours['train_stats'], under(arrays, 'train_stats/'), rtol=rtol, atol=1e-6, elements=elements)
     stats = {name: value for name, value in ours['step_stats'].items() if name not in CLOCK}
-    assert_stats(stats, under(arrays, 'step_stats/'), rtol=rtol, atol=1e-6, elements=elements)
+    assert_stats(stats, under(arrays, 'step_stats/'), rtol=rtol, atol=SUM_ATOL, elements=elements)
     assert_parameters(ours['policy_params_after'], under(arrays, 'policy_params_after/'))
 
 
@@ -128,7 +128,7 @@ def check_events(run):
         steps, ours = zip(*events[name], strict=True)
         assert_equal(steps, recorded['recorded_step'])
         if name not in CLOCK:
-            assert_close(ours, values, rtol=LATER_RTOL, atol=1e-6, name=name)
+            assert_close(ours, values, rtol=LATER_RTOL, atol=SUM_ATOL, name=name)
     written = json_if_there(f'{run.name}_inputs', 'tb_events.json', default={})
     assert_events(run.save_dir / 'tb', written, rtol=LATER_RTOL)
 

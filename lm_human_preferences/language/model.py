@@ -4,7 +4,7 @@ import re
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import DynamicCache, GPT2Config, GPT2Model
+from transformers import GPT2Config, GPT2Model
 
 from lm_human_preferences.hparams.model import HParams
 from lm_human_preferences.utils.core import cumulative_max, index_each
@@ -13,29 +13,98 @@ __all__ = ['HParams', 'Model']
 
 
 def positions_for(mask):
-    """Position of each token: how many real ones precede it. `mask (batch, length)` bool -> int64."""
+    """Position of each token: how many real ones precede it. `mask (..., length)` bool -> int64."""
     counts = mask.long()
     return counts.cumsum(-1) - counts
 
 
-def attention_mask(mask, queries):
-    """Which keys the last `queries` positions may attend to: `mask (batch, keys)` -> bool `(batch, 1, queries, keys)`.
+def attention_mask(mask, queries, together=None):
+    """Which keys the last `queries` positions may attend to: `mask (batch, keys)` -> bool `(batch, queries, keys)`.
 
-    A token sees itself and the real tokens before it. A position with nothing to see (padding before the first token)
-    sees itself, so that nothing becomes nan; its output is never used.
+    A token sees itself and the real tokens before it, of those only the ones that `together (queries, keys)` allows.
+    A position with nothing to see (padding before the first token) sees itself, so that nothing becomes nan; its
+    output is never used. Where all tokens are real, the result has a batch of 1.
     """
     keys = mask.shape[1]
     at = torch.arange(keys, device=mask.device)
-    causal = at <= at[keys - queries:, None]
-    allowed = causal & mask[:, None, :]
-    itself = at == at[keys - queries:, None]
-    return (allowed | (itself & ~allowed.any(-1, keepdim=True))).unsqueeze(1)
+    causal, itself = at <= at[keys - queries:, None], at == at[keys - queries:, None]
+    if together is not None:
+        causal = causal & together
+    if mask.all():
+        return causal.unsqueeze(0)
+    allowed = causal & mask.unsqueeze(1)
+    return allowed | (itself & ~allowed.any(-1, keepdim=True))
 
 
-def repeat_last_present(h, mask):
-    """Give padding the output of the last real token before it: `h (batch, length, n_embd)`, `mask (batch, length)`."""
-    indices = torch.where(mask, torch.arange(mask.shape[1], device=mask.device), 0)
-    return index_each(h, cumulative_max(indices))
+def attend(q, k, v, bias):
+    """Attention of `q (batch, n_head, queries, d)` to `k` and `v (batch, n_head, keys, d)`: (batch, queries, n_embd).
+
+    bias `(batch, n_head, queries, keys)` is added to the scores: -inf where a key may not be seen. On CPUs two plain
+    products are faster than PyTorch's fused attention, at these lengths and with `utils.precision`'s products.
+    """
+    if q.is_cuda:
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    else:
+        scores = torch.baddbmm(bias.flatten(0, 1), q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2),
+                               alpha=q.shape[-1] ** -0.5)
+        attended = torch.bmm(scores.softmax(-1), v.flatten(0, 1)).unflatten(0, q.shape[:2])
+    return attended.transpose(1, 2).flatten(2)
+
+
+def project(x, layer):
+    """`x (n, inputs)` through a layer of GPT-2, whose weight is (inputs, outputs)."""
+    return torch.addmm(layer.bias, x, layer.weight)
+
+
+class Cache:
+    """Keys and values of the tokens so far, in memory with room for those to come."""
+
+    ROOM = 64  # tokens
+
+    def __init__(self, past=None):
+        """past: `(batch, n_layer, 2, n_head, past_length, d)` as `Model.forward` takes it."""
+        self.layers = [] if past is None else list(past.permute(1, 2, 0, 3, 4, 5))  # (2, batch, n_head, room, d) each
+        self.length = 0 if past is None else past.shape[-2]
+
+    def extend(self, layer, keys, values):
+        """Add `keys` and `values (batch, n_head, new, d)` of the tokens after `length`; returns those of all tokens."""
+        new = torch.stack([keys, values])
+        end = self.length + new.shape[3]
+        if layer == len(self.layers):
+            self.layers.append(new[..., :0, :])
+        if end > self.layers[layer].shape[3]:
+            self.layers[layer] = F.pad(self.layers[layer], (0, 0, 0, end + self.ROOM - self.layers[layer].shape[3]))
+        self.layers[layer][..., self.length:end, :] = new
+        return self.layers[layer][..., :end, :]
+
+    def present(self, start):
+        """Those from token `start` on, `(batch, n_layer, 2, n_head, length - start, d)`."""
+        return torch.stack(self.layers)[..., start:self.length, :].permute(2, 0, 1, 3, 4, 5)
+
+
+class Packing:
+    """A grid `(batch, length)` of tokens as rows of real tokens only, for the layers that treat every token alike."""
+
+    def __init__(self, real):
+        """real: bool `(batch, length)`."""
+        self.shape = real.shape
+        self.cells = None if real.all() else real.flatten().nonzero().squeeze(1)  # of each row
+
+    def pack(self, grid):
+        """`grid (batch, length, ...)` -> `(rows, ...)`."""
+        flat = grid.flatten(0, 1)
+        return flat if self.cells is None else flat[self.cells]
+
+    def unpack(self, packed):
+        """`packed (rows, ...)` -> `(batch, length, ...)`, with zeros at padding."""
+        if self.cells is not None:
+            packed = packed.new_zeros(self.shape.numel(), *packed.shape[1:]).index_copy(0, self.cells, packed)
+        return packed.unflatten(0, self.shape)
+
+
+def last_present(mask):
+    """Column of the last real token up to each of `mask (batch, length)`, whose output stands for padding's."""
+    return cumulative_max(torch.where(mask, torch.arange(mask.shape[1], device=mask.device), 0))
 
 
 def as_tf(name, tensor):
@@ -117,26 +186,70 @@ class Model(nn.Module):
             named[f'{prefix}heads/' + name.replace('.', '/')] = p
         return named
 
-    def hidden(self, tokens, mask=None, cache=None):
+    def hidden(self, tokens, mask=None, cache=None, read=None):
         """Outputs of the last layer: `tokens (batch, length)` -> `(batch, length, n_embd)`.
 
         mask: bool `(batch, past + length)`, False where a token is padding, or None when all are real.
         cache: keys and values of the tokens before (extended in place), or None.
+        read: int64 (n,), columns of `tokens`; then the result is (batch, n, n_embd), and nothing else is computed.
         """
-        batch, length = tokens.shape
-        past = cache.get_seq_length() if cache is not None else 0
+        (batch, length), past = tokens.shape, cache.length if cache is not None else 0
         if mask is None:
-            positions = torch.arange(past, past + length, device=tokens.device).unsqueeze(0)
-        else:
-            positions = positions_for(mask)[:, past:]
-        self._check_positions(positions, past + length)
-        output = self.transformer(
-            input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=cache is not None,
-            attention_mask=None if mask is None else attention_mask(mask, length)).last_hidden_state
-        return output if mask is None else repeat_last_present(output, mask[:, past:])
+            mask = torch.ones(batch, past + length, dtype=torch.bool, device=tokens.device)
+        positions, allowed, new = positions_for(mask)[:, past:], attention_mask(mask, length), mask[:, past:]
+        columns = last_present(new)
+        if read is not None:
+            return self._outputs(tokens, positions, allowed, new, columns[:, read], cache)
+        return index_each(self._outputs(tokens, positions, allowed, torch.ones_like(new), None, cache), columns)
 
-    def _check_positions(self, positions, length):
-        if length > self.hparams.n_ctx and positions.max() >= self.hparams.n_ctx:
+    def hidden_at_ends(self, stem, branches, padding_token):
+        """Outputs at the end of each of `branches (batch, n, length)`, each alone after `stem (batch, stem_length)`.
+
+        Returns (batch, n, n_embd). A branch ends at its last real token, an empty one at the stem's. The stem, which
+        is computed once, does not see the branches, nor do they see each other.
+        """
+        n, length = branches.shape[1:]
+        start, device = stem.shape[1], stem.device
+        each = torch.cat([stem.unsqueeze(1).expand(-1, n, -1), branches], dim=2)
+        each, mask = self.mask_padding(each, padding_token)
+        ends = (mask * torch.arange(start + length, device=device)).amax(-1)
+        ends += (ends >= start) * torch.arange(0, n * length, length, device=device)
+
+        def in_a_row(values):
+            return torch.cat([values[:, 0, :start], values[:, :, start:].flatten(1)], dim=1)
+        tokens, mask, positions = in_a_row(each), in_a_row(mask), in_a_row(positions_for(mask))
+        branch = torch.arange(n, device=device).repeat_interleave(length)
+        together = F.pad(branch == branch[:, None], (start, 0, start, 0), value=True)
+        return self._outputs(tokens, positions, attention_mask(mask, len(together), together), mask, ends)
+
+    def _outputs(self, tokens, positions, allowed, real, read, cache=None):
+        """The network: outputs of the last layer at all of `tokens (batch, length)`, or at columns `read (batch, n)`.
+
+        positions: (batch, length); allowed: see attention_mask; real: bool (batch, length), where to compute at all.
+        """
+        self._check_positions(positions)
+        network, n_head, packing = self.transformer, self.hparams.n_head, Packing(real)
+        x = network.wte(packing.pack(tokens)) + network.wpe(packing.pack(positions))
+        bias = torch.zeros(allowed.shape, dtype=x.dtype, device=x.device).masked_fill_(~allowed, -torch.inf)
+        bias = bias.unsqueeze(1).expand(len(tokens), n_head, -1, -1)
+        for i, block in enumerate(network.h):
+            qkv = packing.unpack(project(block.ln_1(x), block.attn.c_attn))
+            q, k, v = qkv.unflatten(2, (3, n_head, -1)).permute(2, 0, 3, 1, 4)
+            if cache is not None:
+                k, v = cache.extend(i, k, v)
+            if read is not None and i == len(network.h) - 1:  # from here on only what is read
+                columns = read[:, None, :, None].expand(-1, n_head, -1, -1)
+                q, bias = (values.gather(2, columns.expand(-1, -1, -1, values.shape[3])) for values in (q, bias))
+                x, packing = index_each(packing.unpack(x), read).flatten(0, 1), Packing(torch.ones_like(read) > 0)
+            x = x + project(packing.pack(attend(q, k, v, bias)), block.attn.c_proj)
+            inner = F.gelu(project(block.ln_2(x), block.mlp.c_fc), approximate='tanh')
+            x = x + project(inner, block.mlp.c_proj)
+        if cache is not None:
+            cache.length += tokens.shape[1]
+        return packing.unpack(network.ln_f(x))
+
+    def _check_positions(self, positions):
+        if positions.shape[1] > 0 and positions.max() >= self.hparams.n_ctx:
             tokens = int(positions.max()) + 1
             raise ValueError(f"{tokens} tokens are more than the model's context of {self.hparams.n_ctx}")
 
@@ -145,7 +258,7 @@ class Model(nn.Module):
         mask = tokens != padding_token
         empty = (~mask.any(-1)).nonzero()
         if len(empty):
-            raise ValueError(f'row {int(empty[0])} has no token, only padding')
+            raise ValueError(f'row {int(empty[0][0])} has no token, only padding')
         return tokens * mask, mask
 
     def logits(self, h):
@@ -170,25 +283,12 @@ class Model(nn.Module):
             X = X * mask
             if past is not None:
                 mask = torch.cat([past_tokens != padding_token, mask], dim=1)
-        cache = cache_of(past)
+        cache = Cache(past)
         h = self.hidden(X, mask, cache)
         logits = self.logits(h)
         losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), X[:, 1:], reduction='none')
-        results = {'h': h, 'present': stacked(cache)[..., -X.shape[1]:, :], 'lm_logits': logits,
+        results = {'h': h, 'present': cache.present(cache.length - X.shape[1]), 'lm_logits': logits,
                    'lm_all_losses': losses, 'lm_losses': losses.mean(-1)}
         for name, head in self.heads.items():
             results[name], results[f'{name}_regularizer'] = head(h), head.regularizer()
         return results
-
-
-def cache_of(past):
-    """A cache for `Model.hidden` from `past (batch, n_layer, 2, n_head, past_length, d)`, or an empty one."""
-    cache = DynamicCache()
-    for layer, (keys, values) in enumerate(past.transpose(0, 1).transpose(1, 2) if past is not None else ()):
-        cache.update(keys, values, layer)
-    return cache
-
-
-def stacked(cache):
-    """The keys and values of a cache as one tensor `(batch, n_layer, 2, n_head, length, d)`."""
-    return torch.stack([torch.stack([layer.keys, layer.values], dim=1) for layer in cache.layers], dim=1)

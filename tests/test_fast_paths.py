@@ -1,0 +1,108 @@
+"""The network as it is computed here against the plain one: transformers' GPT-2 on each row alone, without padding."""
+import pytest
+import torch
+
+from compare import assert_close, assert_norm_close
+from lm_human_preferences.language import model
+from lm_human_preferences.utils import precision
+
+PADDING, QUERY, LENGTH, VOCABULARY = 99, 6, 5, 50
+
+
+@pytest.fixture(params=['oneDNN', 'default'], autouse=True)
+def library(request):
+    """What multiplies float32 matrices."""
+    if request.param == 'oneDNN':
+        precision.prefer_onednn()
+    yield
+    torch.backends.mkldnn.matmul.fp32_precision = 'none'
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    sizes = model.HParams(n_vocab=VOCABULARY, n_ctx=QUERY + LENGTH, n_embd=64, n_head=4, n_layer=3)
+    built = model.Model(sizes, ['value', 'reward']).initialize()
+    with torch.no_grad():
+        for parameter in built.parameters():  # none of them zero
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return built
+
+
+def padded(*shape, share):
+    """Random tokens with padding anywhere but in the first column."""
+    tokens = torch.randint(VOCABULARY, shape)
+    tokens[..., 1:][torch.rand(*shape[:-1], shape[-1] - 1) < share] = PADDING
+    return tokens
+
+
+def plain(net, row):
+    """Outputs (length, n_embd) at each token of `row`, padding taking that of the token before it."""
+    real = row != PADDING
+    return net.transformer(input_ids=row[real][None]).last_hidden_state[0][real.cumsum(0) - 1]
+
+
+def assert_same(net, ours, reference):
+    """The same outputs, and the same gradient of every parameter for some loss."""
+    assert_norm_close(ours, reference.detach(), rtol=1e-5)
+    weights, gradients = torch.randn(ours.shape), []
+    for outputs in (ours, reference):
+        net.zero_grad()
+        (outputs * weights).sum().backward()
+        gradients.append({name: p.grad for name, p in net.transformer.named_parameters()})
+    for name, gradient in gradients[0].items():
+        atol = 1e-5 * max(1, gradients[1][name].norm().item())  # a bias of keys changes nothing: its gradient is noise
+        assert (gradient - gradients[1][name]).norm() <= atol, name
+
+
+@pytest.mark.parametrize('share', [0, 0.4], ids=['full', 'padded'])
+def test_outputs_where_they_are_read(net, share):
+    tokens = padded(4, QUERY + LENGTH, share=share)
+    read = torch.arange(QUERY - 1, QUERY + LENGTH - 1)
+    reference = torch.stack([plain(net, row)[read] for row in tokens])
+    assert_same(net, net.hidden(*net.mask_padding(tokens, PADDING), read=read), reference)
+
+
+@pytest.mark.parametrize('share', [0, 0.4], ids=['full', 'padded'])
+@pytest.mark.parametrize('n', [1, 4])
+def test_several_responses_to_one_query(net, n, share):
+    queries, responses = padded(3, QUERY, share=share), padded(3, n, LENGTH, share=share)
+    if share:
+        responses[0, 0] = PADDING
+    reference = torch.stack([torch.stack([plain(net, torch.cat([query, response]))[-1] for response in each])
+                             for query, each in zip(queries, responses, strict=True)])
+    assert_same(net, net.hidden_at_ends(queries, responses, PADDING), reference)
+
+
+def test_responses_without_a_query(net):
+    responses = padded(2, 3, LENGTH, share=0.4)
+    ours = net.hidden_at_ends(responses[:, 0, :0], responses, PADDING)
+    assert_norm_close(ours, torch.stack([torch.stack([plain(net, row)[-1] for row in each]) for each in responses]
+                                        ).detach(), rtol=1e-5)
+    responses[1, 2] = PADDING
+    with pytest.raises(ValueError, match='row 1 has no token, only padding'):
+        net.hidden_at_ends(responses[:, 0, :0], responses, PADDING)
+
+
+def test_the_cache_grows(net, monkeypatch):
+    monkeypatch.setattr(model.Cache, 'ROOM', 2)
+    tokens, cache = padded(3, QUERY + LENGTH, share=0.3), model.Cache()
+    tokens, mask = net.mask_padding(tokens, PADDING)
+    with torch.no_grad():
+        whole = net.hidden(tokens, mask)
+        for start, end in ((0, 4), (4, 5), (5, 9), (9, 11)):
+            part, real = net.hidden(tokens[:, start:end], mask[:, :end], cache), mask[:, start:end]
+            assert_close(part[real], whole[:, start:end][real], rtol=1e-4, atol=1e-5)
+
+
+def test_attention_on_a_gpu_is_the_same_function(net):
+    q, k, v = torch.randn(3, 2, 4, 7, 16)
+    bias = torch.zeros(2, 4, 7, 7).masked_fill(torch.rand(2, 4, 7, 7).tril() == 0, -torch.inf)
+    fused = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    assert_close(model.attend(q, k, v, bias), fused.transpose(1, 2).flatten(2), atol=1e-6)
+
+
+def test_products_that_lose_digits_are_not_taken(monkeypatch):
+    monkeypatch.setattr(precision, '_error_of_a_product', lambda: 1e-3)
+    precision.prefer_onednn()
+    assert torch.backends.mkldnn.matmul.fp32_precision == 'none'
