@@ -30,6 +30,7 @@ books_task = combos(
 
 
 def summarize_task(temperature, **texts):
+    """500 tokens of text and its summary in up to 75; texts: settings of what is put around and cut off."""
     return combos(
         bind_all(**texts, query_length=500, response_length=75),
         bind_all(start_text=None, truncate_after=55, truncate_token=198),  # '\n'
@@ -66,6 +67,7 @@ def reward_experiment(task, *settings):
 
 
 def books_reward(labels):
+    """A reward model for continuing passages of books, from 5,000 labels."""
     return reward_experiment(
         books_task,
         bind_all(batch_size=32, lr=5e-5, rollout_batch_size=512),
@@ -74,6 +76,7 @@ def books_reward(labels):
 
 
 def summarize_reward(task, labels):
+    """A reward model for summaries, from labels that were gathered while a policy trained."""
     return reward_experiment(
         task,
         bind_all('labels', source=f'{LABELS}/{labels}/online_45k.json', num_train=46_000),
@@ -101,6 +104,7 @@ def new_reward_model(experiment):
 
 
 def adaptive_kl_policy(experiment, task, kl_target=6.0, **ppo):
+    """A policy that is held `kl_target` nats from the initial one, with a reward model of its own; ppo: settings."""
     return combos(
         bind_nested('task', task),
         bind_all('ppo', **ppo),
@@ -112,6 +116,7 @@ def adaptive_kl_policy(experiment, task, kl_target=6.0, **ppo):
 
 
 def summarize_policy(experiment, task, kl_coef):
+    """A policy whose KL costs the same all the time, with a reward model of its own."""
     return combos(
         bind_nested('task', task),
         new_reward_model(experiment),

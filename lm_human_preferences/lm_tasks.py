@@ -17,6 +17,7 @@ def postprocess_fn_from_hparams(hparams, padding_token):
     It pads what follows the first truncate token at or after position `truncate_after`.
     """
     def truncate(responses):
+        """`responses`, or a copy of them in which what follows is padding."""
         if hparams.truncate_token is None:
             return responses
         found = (responses == hparams.truncate_token).long()
@@ -87,6 +88,7 @@ def make_query_sampler(*, hparams, encoder, batch_size, mode='train', comm=None,
         sequences = (tokens for tokens in sequences if tokens[0] != encoder.padding_token)
 
     def sampler():
+        """The next batch; UserError where the data set has nothing that makes a query."""
         batch = list(itertools.islice(sequences, batch_size))
         if len(batch) < batch_size:
             raise UserError(f'--task.query_dataset {hparams.query_dataset} has no usable text: none contains '

@@ -33,6 +33,7 @@ class RewardHParams(hyperparams.HParams):
     train_new_model: Optional[train_reward.HParams] = option(None, 'train a reward model first')
 
     def validate(self, *, prefix=''):
+        """Also AssertionError unless there is one reward model, and one only."""
         super().validate(prefix=prefix)
         trained, new = f'--{prefix}trained_model', f'--{prefix}train_new_model'
         if self.trained_model is None and self.train_new_model is None:
@@ -74,6 +75,7 @@ class HParams(hyperparams.HParams):
     ppo: PpoHParams = field(default_factory=PpoHParams)
 
     def validate(self, *, prefix=''):
+        """Also UserError unless minibatches divide the batch, AssertionError if they are too small to whiten."""
         super().validate(prefix=prefix)
         name = f'--{prefix}ppo.batch_size'
         hyperparams.check_multiple(self.ppo.batch_size, name, {f'--{prefix}ppo.nminibatches': self.ppo.nminibatches})

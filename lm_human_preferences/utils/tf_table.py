@@ -24,24 +24,17 @@ def masked_crc(data):
 
 def read_varint(data, position):
     """(value, position after it) of the base-128 number at `position`."""
-    value = shift = 0
-    while position < len(data) and shift < 64:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
+    value = 0
+    for length, byte in enumerate(data[position:position + 10], start=1):
+        value |= (byte & 0x7F) << 7 * (length - 1)
         if byte < 0x80:
-            return value, position
-        shift += 7
+            return value, position + length
     raise ValueError('damaged number')
 
 
 def varint(value):
     """A number >= 0 in base 128."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
+    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + varint(value >> 7)
 
 
 class Table:
