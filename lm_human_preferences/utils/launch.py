@@ -8,7 +8,7 @@ from typing import Optional
 
 import click
 
-from lm_human_preferences.utils import hyperparams, rank, ranks, storage
+from lm_human_preferences.utils import hyperparams, ranks, storage
 from lm_human_preferences.utils.arguments import convert, did_you_mean, read_words
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.hyperparams import group_class, members, option
@@ -23,7 +23,7 @@ class Program(click.Group):
     def main(self, args=None, **extra):
         """Run the command that `args`, by default those of this process, begin with; errors end the process."""
         args = list(sys.argv[1:] if args is None else args)
-        rank.speak_only_if_first()
+        ranks.speak_only_if_first()
         try:
             super().main(args or ['--help'], **extra | {'standalone_mode': False, 'help_option_names': HELP})
         except (UserError, click.ClickException) as e:
@@ -120,13 +120,13 @@ def run(job, arguments, mpi):
         raise UserError(f'--mpi {mpi}, but {launched} ranks were started by mpiexec or srun: leave --mpi out')
     size = launched if launched > 1 else mpi or max(1, _visible_gpus())
     if launched > 1:
-        rank.run(job, arguments)
+        ranks.run(job, arguments)
     elif size > 1:
         if hasattr(arguments.get('hparams'), 'check_ranks'):
             arguments['hparams'].check_ranks(size)
         ranks.launch(job, arguments, size)
     else:
-        rank.function(job)(**arguments)
+        ranks.function(job)(**arguments)
 
 
 def _visible_gpus():
