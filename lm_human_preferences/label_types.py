@@ -15,23 +15,25 @@ def _tokens(length):
 
 
 class LabelType(ABC):
-    """A question about responses and the loss that its answers give.
+    """A question about responses and the loss that its answers give; `labels` is a dict of batched tensors."""
 
-    `reward_model` is a function of (queries, responses), see rewards.RewardModel.get_rewards_op; `labels` a dict of
-    batched tensors.
-    """
+    samples: tuple  # names of the fields that hold the responses
 
-    @abstractmethod
     def question_schemas(self, *, query_length, response_length):
         """Schemas of the query and of the responses that were shown."""
+        return {'query': _tokens(query_length), **{sample: _tokens(response_length) for sample in self.samples}}
 
     @abstractmethod
     def label_schemas(self):
         """Schemas of the answer."""
 
     @abstractmethod
+    def loss_of(self, rewards, labels):
+        """Statistics of a batch, scalars, of which 'loss' is to be minimised; `rewards (batch, n)` of its n samples."""
+
     def loss(self, reward_model, labels):
-        """Statistics of a batch, scalars, of which 'loss' is to be minimised."""
+        """The same with the rewards that `reward_model`, a function of (queries, responses), gives: (batch,) each."""
+        return self.loss_of(torch.stack([reward_model(labels['query'], labels[s]) for s in self.samples], 1), labels)
 
     def target_scales(self, labels):
         """Numbers (batch,) on the scale that rewards should have, or None where labels tell nothing of it."""
@@ -42,27 +44,19 @@ class PickBest(LabelType):
     """The best of N responses: cross entropy of a softmax over their rewards (paper, equation 1)."""
 
     def __init__(self, num_responses):
-        self.num_responses = num_responses
-
-    def question_schemas(self, *, query_length, response_length):
-        samples = {f'sample{i}': _tokens(response_length) for i in range(self.num_responses)}
-        return {'query': _tokens(query_length), **samples}
+        self.samples = tuple(f'sample{i}' for i in range(num_responses))
 
     def label_schemas(self):
         return {'best': Schema(torch.int64, ())}
 
-    def loss(self, reward_model, labels):
-        samples = torch.stack([labels[f'sample{i}'] for i in range(self.num_responses)], dim=1)
-        logits = reward_model(labels['query'], samples)
-        error = F.cross_entropy(logits, labels['best'].to(logits.device))
+    def loss_of(self, rewards, labels):
+        error = F.cross_entropy(rewards, labels['best'].to(rewards.device))
         return {'loss': error, 'error': error}
 
 
 class ScalarRating(LabelType):
     """One response with a score: squared error."""
-
-    def question_schemas(self, *, query_length, response_length):
-        return {'query': _tokens(query_length), 'sample': _tokens(response_length)}
+    samples = ('sample',)
 
     def label_schemas(self):
         return {'score': NUMBER}
@@ -70,8 +64,8 @@ class ScalarRating(LabelType):
     def target_scales(self, labels):
         return labels['score']
 
-    def loss(self, reward_model, labels):
-        predicted = reward_model(labels['query'], labels['sample'])
+    def loss_of(self, rewards, labels):
+        predicted = rewards[:, 0]
         score = labels['score'].to(predicted.device)
         error = F.mse_loss(predicted, score)
         var, mean = torch.var_mean(score, correction=0)
@@ -81,10 +75,7 @@ class ScalarRating(LabelType):
 
 class ScalarComparison(LabelType):
     """How much better the second of two responses is: squared error of the difference of rewards."""
-
-    def question_schemas(self, *, query_length, response_length):
-        sample = _tokens(response_length)
-        return {'query': _tokens(query_length), 'sample0': sample, 'sample1': sample}
+    samples = ('sample0', 'sample1')
 
     def label_schemas(self):
         return {'difference': NUMBER}
@@ -92,8 +83,7 @@ class ScalarComparison(LabelType):
     def target_scales(self, labels):
         return labels['difference'] / 2  # a difference of two rewards varies twice as much as one
 
-    def loss(self, reward_model, labels):
-        rewards = reward_model(labels['query'], torch.stack([labels['sample0'], labels['sample1']], dim=1))
+    def loss_of(self, rewards, labels):
         predicted = rewards[:, 1] - rewards[:, 0]
         error = F.mse_loss(predicted, labels['difference'].to(predicted.device))
         return {'loss': error, 'error': error}

@@ -76,7 +76,8 @@ class RewardModelTrainer:
         """One update on the labels at `indices` (batch / ranks,); returns and logs the statistics before it."""
         batch = {field: values[torch.as_tensor(indices)] for field, values in self.labels.items()}
         get_rewards = micro_batched(self.reward_model.get_rewards_op, self.hparams.micro_batch_size)
-        stats = self.label_type.loss(get_rewards, batch)
+        responses = torch.stack([batch[sample] for sample in self.label_type.samples], dim=1)
+        stats = self.label_type.loss_of(get_rewards(batch['query'], responses), batch)
         self.optimizer.minimize(stats['loss'], lr)
         stats = self.comm.mean({name: stats[name].item() for name in sorted(stats)})
         self.logger.log(stats, self.train_step)
