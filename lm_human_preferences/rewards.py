@@ -5,6 +5,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from lm_human_preferences import lm_tasks
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.model import Model
 from lm_human_preferences.mock_rewards import MockRewardModel
@@ -122,6 +123,22 @@ class TrainedRewardModel(_Scorer):
 def get_reward_model(name, encoding):
     """What scores responses: the known reward for 'mock', else the model in the directory `name`."""
     return MockRewardModel(encoding) if name == 'mock' else TrainedRewardModel(name, encoding)
+
+
+def make_score_fn(hparams, score_model):
+    """Function of (queries, responses) -> (scores (batch,), postprocessed responses, {'score': scores}).
+
+    A response without a truncate token where one is asked for scores `penalty_reward_value`. hparams: TaskHParams.
+    """
+    postprocess = lm_tasks.postprocess_fn_from_hparams(hparams, score_model.padding_token)
+    is_valid = lm_tasks.filter_fn_from_hparams(hparams)
+
+    def score_fn(queries, responses):
+        responses = postprocess(responses)
+        scores = score_model.score(queries, responses)
+        scores = scores.masked_fill(~is_valid(responses).to(scores.device), hparams.penalty_reward_value)
+        return scores, responses, {'score': scores}
+    return score_fn
 
 
 def label_source(hparams):

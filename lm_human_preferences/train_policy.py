@@ -9,7 +9,7 @@ from lm_human_preferences import lm_tasks, ppo, train_reward
 from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams, PpoHParams, RewardHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.rewards import get_reward_model, label_source
+from lm_human_preferences.rewards import get_reward_model, label_source, make_score_fn
 from lm_human_preferences.utils import checkpoints, hyperparams, precision, storage
 from lm_human_preferences.utils import comm as comms
 from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
@@ -50,22 +50,6 @@ class AdaptiveKLController:
         """current: KL in nats of the last step; n_steps: episodes that it took."""
         proportional_error = np.clip(current / self.hparams.target - 1, -0.2, 0.2)
         self.value *= float(1 + proportional_error * n_steps / self.hparams.horizon)
-
-
-def make_score_fn(hparams, score_model):
-    """Function of (queries, responses) -> (scores (batch,), postprocessed responses, {'score': scores}).
-
-    A response without a truncate token where one is asked for scores `penalty_reward_value`. hparams: TaskHParams.
-    """
-    postprocess = lm_tasks.postprocess_fn_from_hparams(hparams, score_model.padding_token)
-    is_valid = lm_tasks.filter_fn_from_hparams(hparams)
-
-    def score_fn(queries, responses):
-        responses = postprocess(responses)
-        scores = score_model.score(queries, responses)
-        scores = scores.masked_fill(~is_valid(responses).to(scores.device), hparams.penalty_reward_value)
-        return scores, responses, {'score': scores}
-    return score_fn
 
 
 class PPOTrainer:

@@ -1,0 +1,217 @@
+"""How much reward a KL can buy: the optimal policies pi*(y|x) = rho(y|x) exp(r(x, y) / beta) / Z(x), and best of n.
+
+Together they are the frontier of the paper's figure 3 (section 3.1.1): at its KL, no policy's mean reward is higher.
+Exact where all responses to a query can be enumerated, else estimated from samples. Results are float64. Tensors are
+(queries, responses): log-probabilities under the reference rho, and the rewards of the same responses. A list of N
+samples from rho is such a thing as well, with the log-probability -log N each.
+"""
+import math
+
+import torch
+import torch.nn.functional as F
+
+from lm_human_preferences.language.model import cache_of, stacked
+from lm_human_preferences.utils.core import MIN_TEMPERATURE
+
+CHUNK = 8192  # token sequences in one forward pass
+
+
+def optimal_logprobs(ref_logprobs, rewards, beta):
+    """log pi*(y|x), which maximises E[reward] - beta KL: shaped like `ref_logprobs` and `rewards`."""
+    return (ref_logprobs.double() + rewards.double() / beta).log_softmax(-1)
+
+
+def expected(logprobs, values):
+    """Mean of `values (queries, responses)` under a policy -> (queries,)."""
+    return (logprobs.double().exp() * values.double()).sum(-1)
+
+
+def kl(logprobs, ref_logprobs):
+    """KL(policy || reference) in nats -> (queries,)."""
+    logprobs, ref_logprobs = logprobs.double(), ref_logprobs.double()
+    return torch.where(logprobs == -torch.inf, 0.0, logprobs.exp() * (logprobs - ref_logprobs)).sum(-1)
+
+
+def moments(ref_logprobs, rewards, beta):
+    """log Z, and mean and variance of the reward under pi*, each (queries,); its KL is mean / beta - log Z."""
+    results = []
+    for log_rho, reward in zip(ref_logprobs, rewards, strict=True):  # one query at a time fits the processor's cache
+        reward = reward.double()
+        energy = log_rho.double() + reward / beta
+        top = energy.max()
+        weights = energy.sub_(top).exp_()
+        total = weights.sum()
+        mean = weights @ reward / total
+        results.append(torch.stack([total.log() + top, mean, weights @ (reward - mean).square_() / total]))
+    return torch.stack(results, dim=1)
+
+
+def frontier(ref_logprobs, rewards, betas):
+    """KL and reward of pi* at each of `betas`: two tensors (len(betas),) of means over the queries."""
+    points = []
+    for beta in map(float, betas):
+        log_z, mean, _ = moments(ref_logprobs, rewards, beta).mean(1)
+        points.append(torch.stack([mean / beta - log_z, mean]))
+    return torch.stack(points, dim=1)
+
+
+def beta_grid(rewards, points=60):
+    """Values of beta, falling, whose frontier goes from next to no KL to nearly the best response only."""
+    return rewards.double().std(-1).mean() / torch.logspace(-1.5, 1.5, points, dtype=torch.float64)
+
+
+def frontier_at(kl, ref_logprobs, rewards):
+    """The highest mean reward at a mean KL of `kl` nats, and the beta that gives it: two floats.
+
+    Newton's method in 1 / beta, kept between bounds. From the KL on at which nothing but best responses is left, it is
+    their reward, and beta is 0.
+    """
+    kl, best = float(kl), rewards.max(-1, keepdim=True).values
+    log_best = torch.where(rewards == best, ref_logprobs.double(), -torch.inf).logsumexp(-1)
+    if kl >= -log_best.mean():
+        return best.double().mean().item(), 0.0
+    _, mean, variance = moments(ref_logprobs, rewards, math.inf).mean(1).tolist()
+    if kl <= 0 or variance == 0:
+        return mean, math.inf
+    low, high, inverse = 0.0, math.inf, math.sqrt(2 * kl / variance)
+    for _ in range(200):
+        log_z, mean, variance = moments(ref_logprobs, rewards, 1 / inverse).mean(1).tolist()
+        missing = kl - (mean * inverse - log_z)
+        if abs(missing) < 1e-9 * kl or high - low < 1e-14 * high:
+            break
+        low, high = (inverse, high) if missing > 0 else (low, inverse)
+        step = inverse + missing / (inverse * variance) if variance > 0 else math.nan
+        inverse = step if low < step < min(high, 4 * inverse) else min((low + high) / 2, 2 * inverse)
+    return mean + missing / inverse, 1 / inverse  # the slope of the frontier is beta
+
+
+def frontier_reward_at(kl, ref_logprobs, rewards):
+    """The highest mean reward that any policy with a mean KL of `kl` nats from the reference has: a float."""
+    return frontier_at(kl, ref_logprobs, rewards)[0]
+
+
+def best_of_n(ref_logprobs, rewards, n):
+    """Expected reward and KL of answering with the best of `n` samples from the reference: two tensors (queries,).
+
+    Of F(r), the probability under rho of a reward up to r: the best is r with probability F(r)^n - F(below r)^n. The
+    well-known KL of log n - (n - 1) / n holds where no two responses have the same reward, each with next to no
+    probability; else it is an upper bound.
+    """
+    rewards, order = rewards.double().sort(-1)
+    rho = ref_logprobs.double().gather(-1, order).exp()
+    cdf = F.pad(rho.cumsum(-1), (1, 0))
+    upto, below = (cdf.gather(-1, torch.searchsorted(rewards, rewards, right=right)) for right in (True, False))
+    ties = upto - below
+    ratio = upto ** n * -torch.expm1(n * torch.log1p(-ties / upto)) / ties  # of best of n to rho
+    ratio = torch.where(ties > 0, ratio, n * upto ** (n - 1))
+    chosen = rho * ratio
+    return (chosen * rewards).sum(-1), torch.xlogy(chosen, ratio).sum(-1)
+
+
+def as_distribution(samples):
+    """Log-probabilities -log N of N samples each, shaped like `samples (queries, N)`."""
+    return torch.full(samples.shape, -math.log(samples.shape[-1]), dtype=torch.float64)
+
+
+def standard_error(values):
+    """Of the mean of independent `values (queries, ...)` -> (...)."""
+    return values.double().std(0) / math.sqrt(len(values))
+
+
+def effective_samples(rewards, beta):
+    """How many of the samples with `rewards (queries, N)` decide about pi*: 1 / sum(w^2), w their weights, (queries,).
+
+    Where they are few, the estimated log Z, KL and reward are all too low, and lie near another point of the frontier.
+    """
+    return 1 / (rewards.double() / beta).softmax(-1).square().sum(-1)
+
+
+def sampled_frontier(rewards, betas):
+    """The frontier estimated from `rewards (queries, N)` of samples from the reference, at each of `betas`.
+
+    Returns KLs, rewards, standard errors of the reward at a KL that is given, and mean effective samples, each
+    (len(betas),). The error is between queries, by the delta method: the highest reward at a KL is the minimum over
+    beta of beta (KL + mean log Z), so that near the minimum it varies as beta log Z does.
+    """
+    kls, means = frontier(as_distribution(rewards), rewards, betas)
+    errors, effective = [], []
+    for beta in map(float, betas):
+        log_z = moments(as_distribution(rewards), rewards, beta)[0]
+        errors.append(standard_error(beta * log_z))
+        effective.append(effective_samples(rewards, beta).mean())
+    return kls, means, torch.stack(errors), torch.stack(effective)
+
+
+def sampled_best_of_n(rewards, n):
+    """Unbiased estimate of the expected best of `n` from `rewards (queries, N)` of samples, N >= n -> (queries,).
+
+    It is the mean over all choices of n of the N: the i-th smallest is the best of i - 1 over n - 1 of them.
+    """
+    total = rewards.shape[-1]
+    i = torch.arange(n, total + 1, dtype=torch.float64)
+    log_share = (torch.lgamma(i) - torch.lgamma(i - n + 1) - math.lgamma(n)
+                 - (math.lgamma(total + 1) - math.lgamma(n + 1) - math.lgamma(total - n + 1)))
+    return rewards.double().sort(-1).values[:, n - 1:] @ log_share.exp()
+
+
+def all_responses(n_vocab, length):
+    """All n_vocab ** length responses, in the order of the numbers that they write: int64 (responses, length)."""
+    places = n_vocab ** torch.arange(length - 1, -1, -1)
+    return torch.arange(n_vocab ** length).unsqueeze(1) // places % n_vocab
+
+
+def _states_below(model, past, mask, depth):
+    """Outputs after all ways to go on by `depth` tokens from `past`, a stacked cache: (rows, n_vocab ** depth, n_embd).
+
+    mask: bool (rows, length) of what is in the cache.
+    """
+    n_vocab, parts = model.hparams.n_vocab, []
+    for rows in torch.arange(len(mask), device=mask.device).split(max(1, CHUNK // n_vocab)):
+        tokens = torch.arange(n_vocab, device=mask.device).repeat(len(rows)).unsqueeze(1)
+        rows = rows.repeat_interleave(n_vocab)
+        cache, longer = cache_of(past[rows]), F.pad(mask[rows], (0, 1), value=True)
+        h = model.hidden(tokens, longer, cache)
+        parts.append(h if depth == 1 else _states_below(model, stacked(cache), longer, depth - 1))
+    return torch.cat(parts).reshape(len(mask), n_vocab ** depth, -1)
+
+
+def _states(model, contexts, padding_token, length):
+    """The last layer's output after each of `contexts (queries, n)` and all of `length` tokens that may follow it.
+
+    Responses that begin alike share the work. Returns (queries, n_vocab ** length, n_embd).
+    """
+    tokens, mask = model.mask_padding(contexts, padding_token)
+    cache = cache_of(None)
+    h = model.hidden(tokens, mask, cache)[:, -1:]
+    return _states_below(model, stacked(cache), mask, length) if length else h
+
+
+@torch.no_grad()
+def all_logprobs(policy, queries, length):
+    """Log-probabilities of all responses of `length` tokens, see `all_responses`, at the policy's temperature.
+
+    queries (queries, query_length) -> float64 (queries, n_vocab ** length), on the CPU.
+    """
+    contexts, logprobs = policy.embed_queries(queries.to(policy.device)), torch.zeros(len(queries), 1)
+    for done in range(length):
+        h = _states(policy.model, contexts, policy.padding_token, done)
+        logits = policy.model.logits(h).double() / max(policy.temperature, MIN_TEMPERATURE)
+        logprobs = (logprobs.unsqueeze(-1) + logits.log_softmax(-1).cpu()).flatten(1)
+    return logprobs
+
+
+@torch.no_grad()
+def all_rewards(reward_model, queries, length):
+    """What a reward model (see rewards.py) thinks of all untruncated responses: float64 (queries, responses)."""
+    device = reward_model.reward_gain.device
+    return torch.cat([
+        reward_model.rewards_of(_states(reward_model.model, query, reward_model.padding_token, length)).double().cpu()
+        for query in queries.to(device).split(1)])
+
+
+def all_scores(score_fn, queries, n_vocab, length):
+    """Scores (see rewards.make_score_fn) of all responses, one by one: float64 (queries, n_vocab ** length)."""
+    chunks = all_responses(n_vocab, length).split(CHUNK)
+    return torch.stack([
+        torch.cat([score_fn(query.expand(len(chunk), -1), chunk)[0].double().cpu() for chunk in chunks])
+        for query in queries])
