@@ -15,8 +15,9 @@ Every hyperparameter is an option of its command: `./launch.py train_policy --he
 """
 import click
 
+from lm_human_preferences.hparams import evaluate as evaluation
 from lm_human_preferences.hparams import train_policy, train_reward
-from lm_human_preferences.utils import launch
+from lm_human_preferences.utils import hyperparams, launch
 from lm_human_preferences.utils.combos import bind, bind_all, bind_nested, combos
 
 LABELS = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
@@ -145,6 +146,11 @@ def export(settings, model_dir, output_dir):
     launch.run('lm_human_preferences.export:export', {'model_dir': model_dir, 'output_dir': output_dir}, mpi=1)
 
 
+def evaluate(settings, save_dir):
+    settings = launch.validated(evaluation.HParams(**settings)).to_nested_dict()
+    launch.run('lm_human_preferences.evaluate:evaluate', {'save_dir': save_dir, **settings}, mpi=1)
+
+
 cli = launch.Program(help=__doc__, commands=[
     launch.experiment_command(
         'train_reward', 'lm_human_preferences.train_reward:train', train_reward.HParams, reward_experiments,
@@ -155,6 +161,9 @@ cli = launch.Program(help=__doc__, commands=[
     launch.Command(
         'export', export, {}, [click.Argument(['model_dir']), click.Argument(['output_dir'])],
         help='Save the language model of MODEL_DIR, a run or a released name, as a Hugging Face directory.'),
+    launch.Command(
+        'evaluate', evaluate, hyperparams.fields(evaluation.HParams), [click.Argument(['save_dir'])],
+        help='Compare the policy of SAVE_DIR, a run of train_policy, with the best one possible at its KL.'),
 ])
 
 if __name__ == '__main__':

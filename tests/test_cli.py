@@ -121,12 +121,12 @@ def test_task_without_a_new_reward_model(started):
 # ---------------------------------------------------------------- mistakes
 
 POLICY = 'train_policy sentiment nm '
+COMMANDS = 'train_reward, train_policy, export, evaluate'
 
 
 @pytest.mark.parametrize('argv, message', [
-    ('train_polic a b', "no command 'train_polic': choose from train_reward, train_policy, export (did you mean "
-     'train_policy?)'),
-    ('--dry_run train_policy sentiment nm', '--dry_run belongs after the command: train_reward, train_policy, export'),
+    ('train_polic a b', f"no command 'train_polic': choose from {COMMANDS} (did you mean train_policy?)"),
+    ('--dry_run train_policy sentiment nm', f'--dry_run belongs after the command: {COMMANDS}'),
     ('train_policy', 'EXPERIMENT and NAME missing: --help shows an example'),
     ('train_policy --name nm', 'EXPERIMENT missing: --help shows an example'),
     ('train_policy sentiment', 'NAME missing: --help shows an example'),

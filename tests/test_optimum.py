@@ -166,7 +166,8 @@ def tiny():
     """A policy and a reward model of 27 letters in float64, and queries, one of them padded."""
     torch.manual_seed(0)
     start = TrainedModel('test')
-    policy = Policy(start, temperature=0.7, embed_queries=lambda q: torch.cat([q[:, :1] * 0 + 5, q], dim=1), device='cpu')
+    policy = Policy(start, temperature=0.7, device='cpu',
+                    embed_queries=lambda queries: torch.cat([torch.full((len(queries), 1), 5), queries], dim=1))
     reward_model = TrainedRewardModel('test', start.encoding, device='cpu')
     policy.model.double()
     reward_model.double()
