@@ -138,7 +138,8 @@ policy_experiments = {
     'test': adaptive_kl_policy('test', test_task, lr=1e-2, total_episodes=100 * 64, batch_size=64),
     'mock_sentiment': combos(
         adaptive_kl_policy('mock_sentiment', mock_task, kl_target=2.5, **mock_ppo),
-        bind('rewards.adaptive_kl.horizon', 1000)),
+        bind('rewards.adaptive_kl.horizon', 1000),
+        bind('run.evaluate', True)),
 }
 
 

@@ -39,7 +39,7 @@ def final_kl_coef(save_dir, hparams):
 
 
 def load_models(save_dir, hparams):
-    """(policy, reference, {name: reward model}) of a run; hparams: train_policy's."""
+    """(policy, reference, {name: reward model}) of a run, what it was trained on first; hparams: train_policy's."""
     trained = {scope: trained_models.TrainedModel(scope, storage.join(save_dir, 'policy'), scope)
                for scope in ('policy', 'ref_policy')}
     encoding, task = trained['policy'].encoding, hparams.task
@@ -50,7 +50,7 @@ def load_models(save_dir, hparams):
         names = {'reward model': _reward_model_of(save_dir, hparams)}
         if encoding.name == 'reviews':
             names = {name: of for name, of in names.items() if of != 'mock'} | {'known reward': 'mock'}
-        models = {name: rewards.TrainedRewardModel(of, encoding) for name, of in names.items()}
+        models = {name: rewards.get_reward_model(of, encoding) for name, of in names.items()}
     return policy, reference, models
 
 
@@ -129,10 +129,10 @@ def compare(ref_logprobs, kl, scores, score, *, kl_coef, exact):
         return against_frontier(kl, reward, ref_logprobs, scores)
     base = optimum.expected(ref_logprobs, scores)
     points = {'base': {'kl': torch.zeros_like(base), 'reward': base}, 'policy': point(kl, score)}
-    for n in BEST_OF:
-        points[f'best_of_{n}'] = point(*reversed(
-            optimum.best_of_n(ref_logprobs, scores, n) if exact else
-            (optimum.sampled_best_of_n(scores, n), torch.full_like(base, math.log(n) - (n - 1) / n))))
+    bests = zip(*optimum.best_of_n(ref_logprobs, scores, *BEST_OF)) if exact else (
+        (optimum.sampled_best_of_n(scores, n), torch.full_like(base, math.log(n) - (n - 1) / n)) for n in BEST_OF)
+    for n, (best, best_kl) in zip(BEST_OF, bests):
+        points[f'best_of_{n}'] = point(best_kl, best)
     if kl_coef:
         log_z, best, _ = optimum.moments(ref_logprobs, scores, kl_coef)
         points['optimum'] = {'kl': best / kl_coef - log_z, 'reward': best}
@@ -244,7 +244,8 @@ def measure(policy, reference, models, task, queries, settings, kl_coef):
     results = {'exact': exact, 'queries': len(queries), 'responses': responses if exact else settings.samples,
                'kl_coef': kl_coef, 'rewards': {}}
     for name, (of_all, of_policy) in scores.items():
-        points = compare(ref_logprobs, kl, of_all, of_policy, kl_coef=kl_coef, exact=exact)
+        own = name == next(iter(models))  # what the coefficient was set against
+        points = compare(ref_logprobs, kl, of_all, of_policy, kl_coef=kl_coef if own else None, exact=exact)
         frontier = optimum.frontier(ref_logprobs, of_all, optimum.beta_grid(of_all))
         whole = exact and task.query_dataset == 'reviews' and settings.queries is None
         results['rewards'][name] = {**summarised(points, whole=whole),

@@ -55,7 +55,7 @@ def frontier(ref_logprobs, rewards, betas):
     return torch.stack(points, dim=1)
 
 
-def beta_grid(rewards, points=60):
+def beta_grid(rewards, points=50):
     """Values of beta, falling, whose frontier goes from next to no KL to nearly the best response only."""
     return rewards.double().std(-1).mean() / torch.logspace(-1.5, 1.5, points, dtype=torch.float64)
 
@@ -90,22 +90,24 @@ def frontier_reward_at(kl, ref_logprobs, rewards):
     return frontier_at(kl, ref_logprobs, rewards)[0]
 
 
-def best_of_n(ref_logprobs, rewards, n):
-    """Expected reward and KL of answering with the best of `n` samples from the reference: two tensors (queries,).
+def best_of_n(ref_logprobs, rewards, *ns):
+    """Expected rewards and KLs of answering with the best of n samples from the reference: each (len(ns), queries).
 
     Of F(r), the probability under rho of a reward up to r: the best is r with probability F(r)^n - F(below r)^n. The
     well-known KL of log n - (n - 1) / n holds where no two responses have the same reward, each with next to no
     probability; else it is an upper bound.
     """
-    rewards, order = rewards.double().sort(-1)
-    rho = ref_logprobs.double().gather(-1, order).exp()
-    cdf = F.pad(rho.cumsum(-1), (1, 0))
-    upto, below = (cdf.gather(-1, torch.searchsorted(rewards, rewards, right=right)) for right in (True, False))
-    ties = upto - below
-    ratio = upto ** n * -torch.expm1(n * torch.log1p(-ties / upto)) / ties  # of best of n to rho
-    ratio = torch.where(ties > 0, ratio, n * upto ** (n - 1))
-    chosen = rho * ratio
-    return (chosen * rewards).sum(-1), torch.xlogy(chosen, ratio).sum(-1)
+    results = []
+    for log_rho, reward in zip(ref_logprobs, rewards, strict=True):
+        values, which = reward.double().unique(return_inverse=True)
+        probability = torch.zeros_like(values).index_add_(0, which, log_rho.double().exp())
+        upto, possible = probability.cumsum(0), probability > 0
+        log_rest = torch.log1p(-probability / upto)  # F(below r) / F(r)
+        for n in ns:
+            chosen = torch.where(possible, upto ** n * -torch.expm1(n * log_rest), 0)
+            kl = torch.xlogy(chosen, torch.where(possible, chosen / probability, 1)).sum()
+            results.append(torch.stack([chosen @ values, kl]))
+    return torch.stack(results).reshape(len(rewards), len(ns), 2).permute(2, 1, 0)
 
 
 def as_distribution(samples):
@@ -160,19 +162,34 @@ def all_responses(n_vocab, length):
     return torch.arange(n_vocab ** length).unsqueeze(1) // places % n_vocab
 
 
-def _states_below(model, past, mask, depth):
-    """Outputs after all ways to go on by `depth` tokens from `past`, a stacked cache: (rows, n_vocab ** depth, n_embd).
+def _with_next(model, past, mask):
+    """Outputs after each token of the vocabulary, put after what is in `past`: (rows, n_vocab, n_embd), and its cache.
 
-    mask: bool (rows, length) of what is in the cache.
+    past: a stacked cache, mask: bool (rows, length) of what is in it. All tokens of a row share its past, and see
+    nothing of each other, although they are one sequence to the network.
     """
+    n_vocab, (rows, length) = model.hparams.n_vocab, mask.shape
+    tokens = torch.arange(n_vocab, device=mask.device).expand(rows, -1)
+    itself = torch.eye(n_vocab, dtype=torch.bool, device=mask.device).expand(rows, -1, -1)
+    allowed = torch.cat([mask.unsqueeze(1).expand(-1, n_vocab, -1), itself], dim=2).unsqueeze(1)
+    cache = cache_of(past)
+    h = model.transformer(input_ids=tokens, position_ids=mask.sum(1, keepdim=True).expand(-1, n_vocab),
+                          past_key_values=cache, use_cache=True, attention_mask=allowed).last_hidden_state
+    return h, cache
+
+
+def _states_below(model, past, mask, depth):
+    """Outputs after all ways to go on by `depth` tokens from `past`, see above: (rows, n_vocab ** depth, n_embd)."""
     n_vocab, parts = model.hparams.n_vocab, []
-    for rows in torch.arange(len(mask), device=mask.device).split(max(1, CHUNK // n_vocab)):
-        tokens = torch.arange(n_vocab, device=mask.device).repeat(len(rows)).unsqueeze(1)
-        rows = rows.repeat_interleave(n_vocab)
-        cache, longer = cache_of(past[rows]), F.pad(mask[rows], (0, 1), value=True)
-        h = model.hidden(tokens, longer, cache)
-        parts.append(h if depth == 1 else _states_below(model, stacked(cache), longer, depth - 1))
-    return torch.cat(parts).reshape(len(mask), n_vocab ** depth, -1)
+    for some, seen in zip(*(values.split(max(1, CHUNK // n_vocab)) for values in (past, mask)), strict=True):
+        h, cache = _with_next(model, some, seen)
+        if depth > 1:
+            new = stacked(cache)[..., seen.shape[1]:, :].movedim(-2, 1).flatten(0, 1).unsqueeze(-2)
+            longer = torch.cat([some.repeat_interleave(n_vocab, 0), new], dim=-2)
+            seen = F.pad(seen, (0, 1), value=True).repeat_interleave(n_vocab, 0)
+            h = _states_below(model, longer, seen, depth - 1)
+        parts.append(h.reshape(len(some), -1, h.shape[-1]))
+    return torch.cat(parts)
 
 
 def _states(model, contexts, padding_token, length):

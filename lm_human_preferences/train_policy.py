@@ -5,7 +5,7 @@ import time
 import numpy as np
 import torch
 
-from lm_human_preferences import lm_tasks, ppo, train_reward
+from lm_human_preferences import evaluate, lm_tasks, ppo, train_reward
 from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams, PpoHParams, RewardHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.policy import Policy
@@ -269,6 +269,8 @@ def train(hparams: HParams, comm=None):
                              train_reward.as_numpy(trainer.tf_variables(score_model)))
 
     run_updates(trainer, save, comm)
+    if save_dir and hparams.run.evaluate:
+        evaluate.evaluate(save_dir)
 
 
 def run_updates(trainer, save, comm):

@@ -24,6 +24,8 @@ class RunHParams(hyperparams.HParams):
     log_interval: int = option(10, 'steps between two entries in the log', at_least=1)
     save_interval: int = option(50, 'steps between two checkpoints of the policy', at_least=1)
     save_dir: Optional[str] = option(None, 'where the run is kept; --save_dir joined with NAME, unless that is None')
+    evaluate: bool = option(
+        False, 'when a policy is trained, do what ./launch.py evaluate does; needs save_dir', ours=True)
     allreduce: str = option('auto', 'what averages over ranks: auto, horovod, torch or mpi', ours=True)
 
     def validate(self, *, prefix=''):
