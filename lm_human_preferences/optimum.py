@@ -8,9 +8,7 @@ samples from rho is such a thing as well, with the log-probability -log N each.
 import math
 
 import torch
-import torch.nn.functional as F
 
-from lm_human_preferences.language.model import cache_of, stacked
 from lm_human_preferences.utils.core import MIN_TEMPERATURE
 
 CHUNK = 8192  # token sequences in one forward pass
@@ -162,68 +160,43 @@ def all_responses(n_vocab, length):
     return torch.arange(n_vocab ** length).unsqueeze(1) // places % n_vocab
 
 
-def _with_next(model, past, mask):
-    """Outputs after each token of the vocabulary, put after what is in `past`: (rows, n_vocab, n_embd), and its cache.
-
-    past: a stacked cache, mask: bool (rows, length) of what is in it. All tokens of a row share its past, and see
-    nothing of each other, although they are one sequence to the network.
-    """
-    n_vocab, (rows, length) = model.hparams.n_vocab, mask.shape
-    tokens = torch.arange(n_vocab, device=mask.device).expand(rows, -1)
-    itself = torch.eye(n_vocab, dtype=torch.bool, device=mask.device).expand(rows, -1, -1)
-    allowed = torch.cat([mask.unsqueeze(1).expand(-1, n_vocab, -1), itself], dim=2).unsqueeze(1)
-    cache = cache_of(past)
-    h = model.transformer(input_ids=tokens, position_ids=mask.sum(1, keepdim=True).expand(-1, n_vocab),
-                          past_key_values=cache, use_cache=True, attention_mask=allowed).last_hidden_state
-    return h, cache
-
-
-def _states_below(model, past, mask, depth):
-    """Outputs after all ways to go on by `depth` tokens from `past`, see above: (rows, n_vocab ** depth, n_embd)."""
-    n_vocab, parts = model.hparams.n_vocab, []
-    for some, seen in zip(*(values.split(max(1, CHUNK // n_vocab)) for values in (past, mask)), strict=True):
-        h, cache = _with_next(model, some, seen)
-        if depth > 1:
-            new = stacked(cache)[..., seen.shape[1]:, :].movedim(-2, 1).flatten(0, 1).unsqueeze(-2)
-            longer = torch.cat([some.repeat_interleave(n_vocab, 0), new], dim=-2)
-            seen = F.pad(seen, (0, 1), value=True).repeat_interleave(n_vocab, 0)
-            h = _states_below(model, longer, seen, depth - 1)
-        parts.append(h.reshape(len(some), -1, h.shape[-1]))
-    return torch.cat(parts)
-
-
-def _states(model, contexts, padding_token, length):
-    """The last layer's output after each of `contexts (queries, n)` and all of `length` tokens that may follow it.
-
-    Responses that begin alike share the work. Returns (queries, n_vocab ** length, n_embd).
-    """
-    tokens, mask = model.mask_padding(contexts, padding_token)
-    cache = cache_of(None)
-    h = model.hidden(tokens, mask, cache)[:, -1:]
-    return _states_below(model, stacked(cache), mask, length) if length else h
-
-
 @torch.no_grad()
 def all_logprobs(policy, queries, length):
     """Log-probabilities of all responses of `length` tokens, see `all_responses`, at the policy's temperature.
 
-    queries (queries, query_length) -> float64 (queries, n_vocab ** length), on the CPU.
+    queries (queries, query_length) -> float64 (queries, n_vocab ** length), on the CPU. The network reads each
+    beginning of a response once.
     """
-    contexts, logprobs = policy.embed_queries(queries.to(policy.device)), torch.zeros(len(queries), 1)
+    return torch.stack([_logprobs(policy, context, length) for context in policy.embed_queries(queries)])
+
+
+def _logprobs(policy, context, length):
+    """Of all responses after `context (n,)`: (n_vocab ** length,)."""
+    logprobs = torch.zeros(1, dtype=torch.float64)
     for done in range(length):
-        h = _states(policy.model, contexts, policy.padding_token, done)
-        logits = policy.model.logits(h).double() / max(policy.temperature, MIN_TEMPERATURE)
-        logprobs = (logprobs.unsqueeze(-1) + logits.log_softmax(-1).cpu()).flatten(1)
+        parts = []
+        for stems in _extended(context, policy.model.hparams.n_vocab, done).split(CHUNK):
+            tokens, mask = policy.model.mask_padding(stems.to(policy.device), policy.padding_token)
+            h = policy.model.hidden(tokens, mask, read=torch.tensor([-1], device=tokens.device)).squeeze(1)
+            logits = policy.model.logits(h).double() / max(policy.temperature, MIN_TEMPERATURE)
+            parts.append(logits.log_softmax(-1).cpu())
+        logprobs = (logprobs.unsqueeze(1) + torch.cat(parts)).flatten()
     return logprobs
 
 
-@torch.no_grad()
+def _extended(context, n_vocab, length):
+    """`context (n,)` with all responses after it: (n_vocab ** length, n + length)."""
+    responses = all_responses(n_vocab, length)
+    return torch.cat([context.cpu().expand(len(responses), -1), responses], dim=1)
+
+
 def all_rewards(reward_model, queries, length):
-    """What a reward model (see rewards.py) thinks of all untruncated responses: float64 (queries, responses)."""
-    device = reward_model.reward_gain.device
-    return torch.cat([
-        reward_model.rewards_of(_states(reward_model.model, query, reward_model.padding_token, length)).double().cpu()
-        for query in queries.to(device).split(1)])
+    """What a reward model (see rewards.py) thinks of all responses, none truncated: float64 (queries, responses)."""
+    n_vocab = reward_model.model.hparams.n_vocab
+    last = torch.arange(n_vocab).unsqueeze(1)
+    return torch.stack([torch.cat([
+        reward_model.get_rewards(stems, last.expand(len(stems), -1, -1)).double().flatten().cpu()
+        for stems in _extended(query, n_vocab, length - 1).split(max(1, CHUNK // n_vocab))]) for query in queries])
 
 
 def all_scores(score_fn, queries, n_vocab, length):

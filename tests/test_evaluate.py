@@ -108,10 +108,10 @@ def test_the_expected_score_is_the_mean_over_all_responses(run):
 
 
 def test_samples_tell_what_enumeration_does(run, monkeypatch):
-    exact = evaluated(run, '--queries 64')[1]['rewards']['reward model']
+    exact = evaluated(run, '--queries 16')[1]['rewards']['reward model']
     monkeypatch.setattr(evaluate, 'MOST_RESPONSES', 0)
-    output, found = evaluated(run, '--queries 64')
-    assert 'estimated' in output and (found['exact'], found['responses']) == (False, 1024)
+    output, found = evaluated(run, '--queries 16 --samples 512')
+    assert 'estimated' in output and (found['exact'], found['responses']) == (False, 512)
     sampled = found['rewards']['reward model']
     assert sampled['policy']['effective_samples'] > 10
     for point, name in [('base', 'reward'), ('policy', 'reward'), ('policy', 'kl'), ('policy', 'frontier'),
