@@ -135,6 +135,22 @@ def test_results_go_where_they_are_asked_to(run, tmp_path):
     assert (tmp_path / 'new' / 'evaluation.png').exists() and (run / 'evaluation.json').read_text() == before
 
 
+@pytest.mark.slow
+def test_training_on_the_known_reward_ends_with_a_table_that_agrees_with_ppo(tmp_path):
+    """What PPO saw in its last 8 of 40 steps, where the learning rate is low, is what enumeration finds."""
+    result = invoke(f'train_policy mock_sentiment first --mpi 1 --save_dir {tmp_path} --rewards.trained_model mock '
+                    '--rewards.train_new_model off --ppo.total_episodes 10240')
+    assert result.exit_code == 0, result.output
+    assert 'exact, from all 125000 responses to each of 32 queries' in result.stdout
+    found = json.loads((tmp_path / 'first' / 'evaluation.json').read_text())
+    assert list(found['rewards']) == ['known reward']
+    policy = found['rewards']['known reward']['policy']
+    assert 'standard_errors' not in policy and 0.5 < policy['share'] < 1
+    for name, exact in [('score', policy['reward']), ('kl', policy['kl'])]:
+        seen = torch.tensor(events_of(tmp_path / 'first' / 'tb' / 'ppo')[f'objective/{name}'])[-8:, 1].double()
+        assert abs(seen.mean() - exact) < 4 * optimum.standard_error(seen), name
+
+
 @pytest.mark.parametrize('words, told', [
     ('/nowhere', '--save_dir /nowhere is no run of train_policy: it has no train_policy_hparams.json'),
     ('. --kl_coef 0', '--kl_coef 0.0 must be above 0'),
