@@ -166,7 +166,7 @@ class _MpiWorld(SingleProcess):
 
     def broadcast_(self, tensors):
         for tensor in tensors:  # by MPI, which waits as long as it takes another rank to get here
-            host = tensor.detach().cpu()
+            host = tensor.detach().cpu().contiguous()
             self.comm.Bcast(host.numpy())
             tensor.detach().copy_(host)
 

@@ -59,9 +59,9 @@ def launch(job, arguments, size):
         Path(directory, 'job.json').write_text(json.dumps(
             {'job': job, 'arguments': arguments, 'columns': columns},
             default=lambda hparams: hparams.to_nested_dict()), encoding='utf-8')
-        ranks = _Ranks(directory, size)
-        ranks.start([mpiexec, *options(is_open_mpi, size, os.cpu_count()), sys.executable, '-P', '-m',
-                     'lm_human_preferences.utils.ranks', directory], environment(directory, size, is_open_mpi))
+        ranks = _Ranks(directory, size, [
+            mpiexec, *options(is_open_mpi, size, os.cpu_count()), sys.executable, '-P', '-m',
+            'lm_human_preferences.utils.ranks', directory], environment(directory, size, is_open_mpi))
         try:
             ranks.follow(signals)
         finally:
@@ -115,7 +115,7 @@ def _signals_caught():
 class _Ranks:
     """The ranks of one job as their launcher sees them, and the mpiexec that runs them."""
 
-    def __init__(self, directory, size):
+    def __init__(self, directory, size, command, variables):
         self.selector = selectors.DefaultSelector()
         self.unread = [b''] * size
         self.words = [{} for _ in range(size)]  # what each rank has said of itself, by name
@@ -126,9 +126,7 @@ class _Ranks:
             path = os.path.join(directory, f'rank-{rank}')
             os.mkfifo(path, 0o600)
             self.selector.register(os.open(path, os.O_RDONLY | os.O_NONBLOCK), selectors.EVENT_READ, rank)
-
-    def start(self, command, variables):
-        """Start mpiexec, in a session of its own: the terminal's Ctrl-C is for the launcher only."""
+        # In a session of its own: the terminal's Ctrl-C is for the launcher only.
         self.mpiexec = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, start_new_session=True)
         self.selector.register(self.mpiexec.stdout, selectors.EVENT_READ, sys.stdout)
