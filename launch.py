@@ -16,6 +16,7 @@ Every hyperparameter is an option of its command: `./launch.py train_policy --he
 import click
 
 from lm_human_preferences.hparams import evaluate as evaluation
+from lm_human_preferences.hparams import figures as figure_options
 from lm_human_preferences.hparams import train_policy, train_reward
 from lm_human_preferences.utils import hyperparams, launch
 from lm_human_preferences.utils.combos import bind, bind_all, bind_nested, combos
@@ -152,6 +153,15 @@ def evaluate(settings, save_dir):
     launch.run('lm_human_preferences.evaluate:evaluate', {'save_dir': save_dir, **settings}, mpi=1)
 
 
+def figures(settings):
+    """Both figures are of mock_sentiment, the experiment whose reward is known."""
+    settings = launch.validated(figure_options.HParams(**settings)).to_nested_dict()
+    binds, _ = launch.read_trial(*policy_experiments['mock_sentiment'])
+    hparams = train_policy.HParams()
+    hparams.override_from_dict(binds)
+    launch.run('lm_human_preferences.figures:figures', {'hparams': hparams, **settings}, mpi=1)
+
+
 cli = launch.Program(help=__doc__, commands=[
     launch.experiment_command(
         'train_reward', 'lm_human_preferences.train_reward:train', train_reward.HParams, reward_experiments,
@@ -165,6 +175,9 @@ cli = launch.Program(help=__doc__, commands=[
     launch.Command(
         'evaluate', evaluate, hyperparams.fields(evaluation.HParams), [click.Argument(['save_dir'])],
         help='Compare the policy of SAVE_DIR, a run of train_policy, with the best one possible at its KL.'),
+    launch.Command(
+        'figures', figures, hyperparams.fields(figure_options.HParams), positionals=('output_dir',),
+        help="Draw the paper's Figures 2 and 3 of the experiment mock_sentiment, from many short runs."),
 ])
 
 if __name__ == '__main__':

@@ -37,7 +37,7 @@ class Launch:
         self.temporary.mkdir(parents=True)
         self.stdout, self.stderr = directory / 'stdout', directory / 'stderr'
         self.mark = f'LAUNCHED_BY_TEST={uuid.uuid4()}'
-        save_dir = [f'--save_dir={directory}'] if command[0] == 'launch.py' else []
+        save_dir = [f'--save_dir={directory}'] if 'train_policy' in command else []
         environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'TMPDIR': str(self.temporary), **ROOT_MAY, **env,
                        **dict([self.mark.split('=')])}
         self.process = subprocess.Popen(

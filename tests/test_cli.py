@@ -121,7 +121,7 @@ def test_task_without_a_new_reward_model(started):
 # ---------------------------------------------------------------- mistakes
 
 POLICY = 'train_policy sentiment nm '
-COMMANDS = 'train_reward, train_policy, export, evaluate'
+COMMANDS = 'train_reward, train_policy, export, evaluate, figures'
 
 
 @pytest.mark.parametrize('argv, message', [
@@ -378,9 +378,10 @@ def test_scripts_start(script, words):
     assert len(done.stdout.splitlines()) > 10
 
 
-def test_help_loads_nothing_heavy():
+@pytest.mark.parametrize('command', ['train_policy', 'figures'])
+def test_help_loads_nothing_heavy(command):
     code = ('import sys, launch\n'
-            'try:\n    launch.cli(["train_policy", "--help"])\n'
+            f'try:\n    launch.cli(["{command}", "--help"])\n'
             'finally:\n    print("HEAVY", [m for m in ("torch", "numpy", "transformers", "tensorboard", "blobfile", '
             '"mpi4py") if m in sys.modules])')
     done = subprocess.run([sys.executable, '-c', code], cwd=REPOSITORY, capture_output=True, text=True, check=False)

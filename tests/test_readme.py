@@ -33,6 +33,7 @@ def tables():
     return {'Launching': {key: field for key, field in commands[0].fields.items() if key not in HPARAMS},
             'Sampling': commands[1].fields,
             'Evaluation': launch.cli.commands['evaluate'].fields,
+            'Figures': launch.cli.commands['figures'].fields,
             **{heading: {f.name: f for f in dataclasses.fields(cls) if f.metadata} for heading, cls in GROUPS.items()}}
 
 
@@ -95,7 +96,7 @@ def test_launch_commands_are_understood(commands):
     assert {tuple(args[:2]) for args in launches} >= {
         ('train_policy', 'test'), ('train_policy', 'descriptiveness'), ('train_reward', 'descriptiveness')}
     for args in launches:
-        if args[0] in ('export', 'evaluate'):  # have no dry run
+        if args[0] in ('export', 'evaluate', 'figures'):  # have no dry run
             launch.cli.commands[args[0]].make_context(args[0], args[1:])
             continue
         command = [sys.executable, ROOT / 'launch.py', *args, '--dry_run']

@@ -55,15 +55,15 @@ def _kept(directory):
     return [name for name in names if os.path.exists(os.path.join(directory, f'{name}.index'))]
 
 
-def check_directory(directory):
+def check_directory(directory, option='--save_dir'):
     """Raise UserError where a run could not be kept in `directory` (None: it is not kept), before time is spent."""
     if directory and storage.is_remote(directory):
-        raise UserError(f'--save_dir: {directory} is remote; runs are kept in local directories only')
+        raise UserError(f'{option}: {directory} is remote; runs are kept in local directories only')
     existing = os.path.abspath(directory or '.')
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
     if directory and not (os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)):
-        raise UserError(f'--save_dir: {directory} cannot be made: {existing} is no directory that you may write to')
+        raise UserError(f'{option}: {directory} cannot be made: {existing} is no directory that you may write to')
 
 
 def save(directory, name, tensors, *, state=None, max_to_keep=20):

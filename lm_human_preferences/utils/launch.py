@@ -157,7 +157,7 @@ def experiment_command(name, job, hparam_class, experiments, *, help, complete=l
         launch = validated(launch_class(**{key: settings.pop(key) for key in launch_fields if key in settings}))
         jobs = []
         for trial in experiments[exp]:
-            binds, descriptor = _read_trial(trial)
+            binds, descriptor = read_trial(trial)
             hparams = hparam_class()
             hparams.override_from_dict(binds)
             override(hparams, complete(settings, hparams, exp))
@@ -191,7 +191,7 @@ def _check_name(name):
         raise UserError(f'NAME {name!r} must be a relative path without ..: it is joined to --save_dir')
 
 
-def _read_trial(trial):
+def read_trial(trial):
     """What a trial binds, in its order, and the descriptors of its entries joined by dashes."""
     binds = {}
     for var, value, _ in trial:

@@ -1,0 +1,225 @@
+"""The paper's Figures 2 and 3 in miniature (section 3.1.1): learning from labels of a reward that is known."""
+import copy
+import csv
+import dataclasses
+import functools
+import hashlib
+import io
+import itertools
+import json
+import os
+import shutil
+
+import numpy as np
+
+from lm_human_preferences import evaluate, figure_plots, lm_tasks, optimum, rewards, train_policy, train_reward
+from lm_human_preferences.language import trained_models
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.utils import checkpoints, storage, workers
+from lm_human_preferences.utils.comm import SingleProcess
+from lm_human_preferences.utils.core import ceil_div, set_seed
+from lm_human_preferences.utils.logging import progress, say
+
+VERSION = 1  # of what a finished run means: with another one, all runs are done again
+POINTS = 10  # of a curve of Figure 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """What is run. labels: sizes of label sets; targets: KLs in nats, curve that of Figure 2; episodes: budgets."""
+    labels: tuple
+    targets: tuple
+    curve: float
+    episodes: tuple
+    seeds: int
+
+
+FULL = Scale(labels=(8192, 2048, 512), targets=(1., 2., 3., 4., 6.), curve=3., episodes=(8192, 32768), seeds=5)
+QUICK = Scale(labels=(8192, 2048, 512), targets=(1., 3., 6.), curve=3., episodes=(4096, 16384), seeds=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Training of one policy. labels: how many its reward model saw, None for direct access to the known reward."""
+    labels: int | None
+    target: float
+    episodes: int
+    seed: int
+    points: int = 1  # at which it is measured
+
+    @property
+    def access(self):
+        """What the policy learns from, in a word."""
+        return str(self.labels or 'direct')
+
+    def hparams(self, experiment):
+        """The hyperparameters of this variant of `experiment`, train_policy's."""
+        found = copy.deepcopy(experiment)
+        settings = {'run.seed': self.seed, 'ppo.total_episodes': self.episodes,
+                    'rewards.adaptive_kl.target': self.target}
+        if self.labels is None:
+            settings |= {'rewards.train_new_model': 'off', 'rewards.trained_model': 'mock'}
+        else:
+            settings |= {'rewards.train_new_model.labels.num_train': self.labels,
+                         'rewards.train_new_model.run.seed': self.seed}
+        found.override_from_dict(settings)
+        found.run.save_interval = ceil_div(train_policy.nupdates(found), self.points)
+        found.validate()
+        return found
+
+
+def plan(scale):
+    """The runs of both figures, the longest first."""
+    seeds = range(1, scale.seeds + 1)
+    curve = scale.curve, max(scale.episodes)
+    return [Run(labels, target, episodes, seed, POINTS if (target, episodes) == curve else 1)
+            for episodes in sorted(scale.episodes, reverse=True)
+            for labels, target, seed in itertools.product((None, *scale.labels), scale.targets, seeds)]
+
+
+def place(output_dir, kind, hparams, *names):
+    """Where the result of a job is kept: named by what it is, and by a digest of all that it depends on."""
+    initial_model = trained_models.TrainedModel(hparams.task.policy.initial_model).savedir
+    settings = [VERSION, os.path.basename(initial_model), hparams.to_nested_dict()]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    return os.path.join(output_dir, kind, '-'.join([*names, digest]))
+
+
+@functools.lru_cache(maxsize=1)
+def everything(task):
+    """What is known of all responses, for a task as JSON: the queries (queries, query_length), and both
+    (queries, responses) the initial model's log-probabilities and the known rewards.
+    """
+    hparams = train_policy.HParams()
+    hparams.task.parse_json(task)
+    task, trained_model = hparams.task, trained_models.TrainedModel(hparams.task.policy.initial_model)
+    encoder = trained_model.encoding.get_encoder()
+    reference = Policy(trained_model, embed_queries=lm_tasks.query_formatter(task, encoder),
+                       temperature=task.policy.temperature)
+    score_fn = rewards.make_score_fn(task, rewards.get_reward_model('mock', trained_model.encoding))
+    queries = evaluate.queries_of(hparams, encoder, None)
+    return (queries, optimum.all_logprobs(reference, queries, task.response_length),
+            optimum.all_scores(score_fn, queries, trained_model.hparams().n_vocab, task.response_length))
+
+
+def write_frontier(path, task):
+    """A job: the highest reward possible at some KLs."""
+    _, ref_logprobs, scores = everything(task)
+    kls, best = optimum.frontier(ref_logprobs, scores, optimum.beta_grid(scores)).tolist()
+    checkpoints.write_json(path, [{'kl': kl, 'known_reward': reward} for kl, reward in zip(kls, best)])
+
+
+def run_reward(path, hparams):
+    """A job: train a reward model into the directory `path`."""
+    hparams.run.save_dir = f'{path}.part'
+    shutil.rmtree(hparams.run.save_dir, ignore_errors=True)
+    train_reward.train(hparams, SingleProcess())
+    os.rename(hparams.run.save_dir, path)
+
+
+def run_policy(path, hparams, reward_model, task):
+    """A job: train a policy as ./launch.py train_policy does, and measure it exactly on the way."""
+    queries, ref_logprobs, scores = everything(task)  # this may draw random numbers: before the seed is set
+    hparams.rewards.train_new_model, hparams.rewards.trained_model = None, reward_model
+    set_seed(hparams.run.seed)
+    trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
+    trainer, _ = train_policy.build_trainer(hparams, trained_model, SingleProcess())
+    curve = [{'episodes': 0, 'kl': 0.0, 'known_reward': optimum.expected(ref_logprobs, scores).mean().item()}]
+
+    def measure():
+        logprobs = optimum.all_logprobs(trainer.policy, queries, hparams.task.response_length)
+        curve.append({'episodes': trainer.global_step * hparams.ppo.batch_size,
+                      'kl': optimum.kl(logprobs, ref_logprobs).mean().item(),
+                      'known_reward': optimum.expected(logprobs, scores).mean().item()})
+    train_policy.run_updates(trainer, measure, SingleProcess())
+    optimal = optimum.frontier_reward_at(curve[-1]['kl'], ref_logprobs, scores)
+    checkpoints.write_json(path, {'curve': curve, 'optimal_reward': optimal})
+
+
+def jobs_of(runs, output_dir):
+    """What `runs` {Run: hparams} come to: (jobs that come first, jobs, {Run: file with its result}, frontier's file).
+
+    Jobs are as workers.finish takes them. Policies share the reward models, of one seed and size each.
+    """
+    hparams = train_policy.HParams(task=next(iter(runs.values())).task)
+    task = json.dumps(hparams.task.to_nested_dict())
+    frontier = f'{place(output_dir, "runs", hparams, "frontier")}.json'
+    first, second, files = {frontier: (write_frontier, task)}, {}, {}
+    for run, hparams in runs.items():
+        new, reward_model = hparams.rewards.train_new_model, 'mock'
+        if new is not None:
+            reward_model = place(output_dir, 'reward_models', new, run.access, f'seed{run.seed}')
+            first[reward_model] = run_reward, new
+        name = place(output_dir, 'runs', hparams, run.access, f'kl{run.target:g}', str(run.episodes), f'seed{run.seed}')
+        files[run] = f'{name}.json'
+        second[files[run]] = run_policy, hparams, reward_model, task
+    return first, second, files, frontier
+
+
+def run_all(runs, output_dir, processes):
+    """Do what is missing of `runs` {Run: hparams}; returns ({Run: its result}, the frontier as rows)."""
+    first, second, files, frontier = jobs_of(runs, output_dir)
+    done = sum(map(os.path.exists, (*first, *second)))
+    with (progress(total=len(first) + len(second), initial=done, comm=SingleProcess(), desc='runs', unit='run') as bar,
+          workers.pool(processes) as pool):
+        for jobs in (first, second):
+            workers.finish(pool, jobs, bar.update)
+    return {run: storage.read_json(path) for run, path in files.items()}, storage.read_json(frontier)
+
+
+def curve_rows(results):
+    """The rows of figure2.csv: what was measured during those runs of which there is a curve."""
+    return [{'access': run.access, 'seed': run.seed, **point} for run, result in results.items() if run.points > 1
+            for point in result['curve']]
+
+
+def final_rows(results):
+    """The rows of figure3.csv: where each run ended, the best reward possible there, the share of its gain attained."""
+    rows = []
+    for run, result in results.items():
+        base, last, optimal = result['curve'][0], result['curve'][-1], result['optimal_reward']
+        rows.append({'access': run.access, 'target': run.target, 'episodes': run.episodes, 'seed': run.seed,
+                     'kl': last['kl'], 'known_reward': last['known_reward'], 'optimal_reward': optimal,
+                     'share': (last['known_reward'] - base['known_reward']) / (optimal - base['known_reward'])})
+    return rows
+
+
+def write_table(path, rows):
+    """Write `rows`, dicts of the same keys, as CSV; all of it appears, or nothing."""
+    text = io.StringIO(newline='')
+    table = csv.DictWriter(text, rows[0], lineterminator='\n')
+    table.writeheader()
+    table.writerows(rows)
+    with storage.replacing(path) as (file,):
+        file.write(text.getvalue().encode())
+
+
+def summary(rows):
+    """Lines of a table: the rows of figure3.csv as means over seeds, with the least and the greatest share."""
+    columns = '{:>8} {:>9} {:>7} {:>6} {:>7} {:>8} {:>6}  {}'
+    lines = [columns.format('access', 'episodes', 'target', 'KL', 'reward', 'optimum', 'share', 'of seeds')]
+    for (access, episodes, target), seeds in figure_plots.groups(rows, 'access', 'episodes', 'target').items():
+        shares = [row['share'] for row in seeds]
+        kl, reward, best, share = (np.mean([row[name] for row in seeds])
+                                   for name in ('kl', 'known_reward', 'optimal_reward', 'share'))
+        lines.append(columns.format(access, episodes, f'{target:g}', f'{kl:.2f}', f'{reward:.2f}', f'{best:.2f}',
+                                    f'{share:.1%}', f'{min(shares):.1%} to {max(shares):.1%}'))
+    return lines
+
+
+def figures(hparams, output_dir, quick=False, seeds=None, processes=None):
+    """Draw both figures into `output_dir`, from runs of `hparams`, train_policy's, that are kept there.
+
+    quick: the small set; seeds: of each run, None for as many as the set has; processes: None for one per CPU.
+    """
+    checkpoints.check_directory(output_dir, '--output_dir')
+    scale = QUICK if quick else FULL
+    runs = {run: run.hparams(hparams) for run in plan(dataclasses.replace(scale, seeds=seeds or scale.seeds))}
+    results, frontier = run_all(runs, output_dir, processes or len(os.sched_getaffinity(0)))
+    tables = {'figure2': curve_rows(results), 'figure3': final_rows(results), 'frontier': frontier}
+    for name, rows in tables.items():
+        write_table(os.path.join(output_dir, f'{name}.csv'), rows)
+    optimal = np.interp(scale.curve, *([row[key] for row in frontier] for key in ('kl', 'known_reward')))
+    figure_plots.figure2(os.path.join(output_dir, 'figure2.png'), tables['figure2'], scale.curve, optimal)
+    figure_plots.figure3(os.path.join(output_dir, 'figure3.png'), tables['figure3'], frontier)
+    say(*summary(tables['figure3']), f'figure2.png, figure3.png and the tables they show are in {output_dir}')
