@@ -125,8 +125,8 @@ COMMANDS = 'train_reward, train_policy, export, evaluate, figures'
 
 
 @pytest.mark.parametrize('argv, message', [
-    ('train_polic a b', f"no command 'train_polic': choose from {COMMANDS} (did you mean train_policy?)"),
-    ('--dry_run train_policy sentiment nm', f'--dry_run belongs after the command: {COMMANDS}'),
+    ('train_polic a b', f"No such command 'train_polic'. Did you mean 'train_policy'? First comes one of {COMMANDS}"),
+    ('--dry_run train_policy sentiment nm', f"No such option '--dry_run'. First comes one of {COMMANDS}"),
     ('train_policy', 'EXPERIMENT and NAME missing: --help shows an example'),
     ('train_policy --name nm', 'EXPERIMENT missing: --help shows an example'),
     ('train_policy sentiment', 'NAME missing: --help shows an example'),
@@ -191,7 +191,7 @@ def test_mistakes(argv, message, started):
     ('sample --save_dir x --temperature hot', "--temperature must be a number (float) or None, got 'hot'"),
     ('sample x --save_dir y', "--mode x is not available: only 'local' is"),
     ('sample local x', "unexpected argument 'x': options are given as --name value"),
-    ('smple', "no command 'smple': choose from sample (did you mean sample?)"),
+    ('smple', "No such command 'smple'. Did you mean 'sample'? First comes one of sample"),
 ])
 def test_mistakes_of_sampling(argv, message, started):
     assert error_of(invoke(argv, sample.cli)) == message

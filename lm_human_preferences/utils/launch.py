@@ -25,23 +25,16 @@ class Program(click.Group):
         args = list(sys.argv[1:] if args is None else args)
         ranks.speak_only_if_first()
         try:
-            super().main(args or ['--help'], **extra | {'standalone_mode': False, 'help_option_names': HELP})
+            super().main(args or ['--help'], **extra, standalone_mode=False, help_option_names=HELP,
+                         token_normalize_func=lambda word: word.replace('-', '_'))
         except (UserError, click.ClickException) as e:
             message = e.format_message() if isinstance(e, click.ClickException) else str(e)
-            if isinstance(e, click.NoSuchOption):  # a command reads its own by utils/arguments.py
-                message = f'{e.option_name} belongs after the command: {", ".join(self.commands)}'
+            if isinstance(e, (click.NoSuchCommand, click.NoSuchOption)):  # utils/arguments.py finds later ones
+                message += f' First comes one of {", ".join(self.commands)}'
             note(f'error: {" ".join(message.splitlines())}')
             sys.exit(2)
         except click.Abort:
             sys.exit(130)
-
-    def resolve_command(self, ctx, args):
-        """(name, Command, the words after it); UserError where there is no such command."""
-        name = args[0].replace('-', '_')
-        if name not in self.commands and not ctx.resilient_parsing:
-            raise UserError(f'no command {args[0]!r}: choose from {", ".join(self.commands)}'
-                            + did_you_mean(name, self.commands))
-        return name, self.commands.get(name), args[1:]
 
 
 class Command(click.Command):
