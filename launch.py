@@ -13,11 +13,8 @@ A reward model from the published labels, then a policy that follows it:
 
 Every hyperparameter is an option of its command: `./launch.py train_policy --help` lists them.
 """
-import click
-
-from lm_human_preferences.hparams import evaluate as evaluation
+from lm_human_preferences.hparams import evaluate, train_policy, train_reward
 from lm_human_preferences.hparams import figures as figure_options
-from lm_human_preferences.hparams import train_policy, train_reward
 from lm_human_preferences.utils import hyperparams, launch
 from lm_human_preferences.utils.combos import bind, bind_all, bind_nested, combos
 
@@ -144,15 +141,6 @@ policy_experiments = {
 }
 
 
-def export(settings, model_dir, output_dir):
-    launch.run('lm_human_preferences.export:export', {'model_dir': model_dir, 'output_dir': output_dir}, mpi=1)
-
-
-def evaluate(settings, save_dir):
-    settings = launch.validated(evaluation.HParams(**settings)).to_nested_dict()
-    launch.run('lm_human_preferences.evaluate:evaluate', {'save_dir': save_dir, **settings}, mpi=1)
-
-
 def figures(settings):
     """Both figures are of mock_sentiment, the experiment whose reward is known."""
     settings = launch.validated(figure_options.HParams(**settings)).to_nested_dict()
@@ -169,11 +157,11 @@ cli = launch.Program(help=__doc__, commands=[
     launch.experiment_command(
         'train_policy', 'lm_human_preferences.train_policy:train', train_policy.HParams, policy_experiments,
         complete=train_policy.complete, help='Train a policy by PPO against a reward model, new or trained before.'),
-    launch.Command(
-        'export', export, {}, [click.Argument(['model_dir']), click.Argument(['output_dir'])],
+    launch.job_command(
+        'export', 'lm_human_preferences.export:export', arguments=['model_dir', 'output_dir'],
         help='Save the language model of MODEL_DIR, a run or a released name, as a Hugging Face directory.'),
-    launch.Command(
-        'evaluate', evaluate, hyperparams.fields(evaluation.HParams), [click.Argument(['save_dir'])],
+    launch.job_command(
+        'evaluate', 'lm_human_preferences.evaluate:evaluate', evaluate.HParams, ['save_dir'],
         help='Compare the policy of SAVE_DIR, a run of train_policy, with the best one possible at its KL.'),
     launch.Command(
         'figures', figures, hyperparams.fields(figure_options.HParams), positionals=('output_dir',),

@@ -8,7 +8,7 @@ For example:
 from dataclasses import dataclass
 from typing import Optional
 
-from lm_human_preferences.utils import hyperparams, launch
+from lm_human_preferences.utils import launch
 from lm_human_preferences.utils.hyperparams import option
 
 
@@ -22,15 +22,9 @@ class SampleHParams(launch.RankHParams):
     nsamples: int = option(0, 'samples in all; 0: until interrupted', at_least=0)
 
 
-def sample(settings):
-    arguments = launch.validated(SampleHParams(**settings)).to_nested_dict()
-    mpi = arguments.pop('mpi')
-    del arguments['mode']
-    launch.run('lm_human_preferences.sample_policy:sample_policy', arguments, mpi)
-
-
 cli = launch.Program(help=__doc__, commands=[
-    launch.Command('sample', sample, hyperparams.fields(SampleHParams), positionals=('mode', 'mpi'), help=__doc__)])
+    launch.job_command('sample', 'lm_human_preferences.sample_policy:sample_policy', SampleHParams,
+                       positionals=('mode', 'mpi'), help=__doc__)])
 
 if __name__ == '__main__':
     cli()

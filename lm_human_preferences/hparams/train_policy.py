@@ -27,7 +27,7 @@ class RewardHParams(hyperparams.HParams):
     adaptive_kl: Optional[AdaptiveKLParams] = option(None, 'adapt kl_coef to hold the KL divergence at a target')
 
     trained_model: Optional[str] = option(
-        None, "reward model to use: the path or URL of its directory, or of the run that trained it; 'mock': the known "
+        None, "reward model to use: path or URL of its directory, or of the run that trained it; 'mock': the known "
               'reward of reviews')
 
     train_new_model: Optional[train_reward.HParams] = option(None, 'train a reward model first')

@@ -30,6 +30,7 @@ def option(default, help, *, at_least=None, ours=False):  # `help` is the keywor
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
 
 
+@dataclasses.dataclass
 class HParams:
     """Base of all hyperparameter classes, which are dataclasses as well."""
 

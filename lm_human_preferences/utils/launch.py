@@ -127,6 +127,18 @@ def _visible_gpus():
     return torch.cuda.device_count()
 
 
+def job_command(name, job, hparam_class=hyperparams.HParams, arguments=(), **attrs):
+    """The command `name ARGUMENT ... [--option value ...]`, which runs `job` with all of them as keyword arguments.
+
+    In one rank, unless it has the options of RankHParams.
+    """
+    def start(settings, *values):
+        hparams = validated(hparam_class(**settings)).to_nested_dict()
+        mpi, _ = hparams.pop('mpi', 1), hparams.pop('mode', None)
+        run(job, {**dict(zip(arguments, values)), **hparams}, mpi)
+    return Command(name, start, hyperparams.fields(hparam_class), [click.Argument([key]) for key in arguments], **attrs)
+
+
 def experiment_command(name, job, hparam_class, experiments, *, help, complete=lambda settings, *_: settings):
     """The command `name EXPERIMENT NAME [--option value ...]`, which runs `job` with an experiment's hyperparameters.
 
