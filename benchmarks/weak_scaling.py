@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """One PPO update on 1 rank against N ranks that do as much each: what ranks cost one another.
 
-    pipenv run python benchmarks/weak_scaling.py [--size 124M] [--episodes 8] [--ranks 2] [--rounds 3]
+    pipenv run python benchmarks/weak_scaling.py [--size 124M] [--episodes 16] [--ranks 2] [--rounds 3]
 
 Efficiency is the seconds of 1 rank alone over those of N ranks. `apart` are N processes that do the same side by side
 and never talk: what they lose is lost to the machine, not to averaging.
@@ -40,21 +40,22 @@ def measure_here(engine, size, episodes, updates):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--size', choices=SIZES, default='124M')
-    parser.add_argument('--episodes', type=int, default=8, help='of each rank')
+    parser.add_argument('--episodes', type=int, default=16, help='of each rank')
     parser.add_argument('--ranks', type=int, default=2)
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--updates', type=int, default=3, help='measured in each round')
+    parser.add_argument('--engines', nargs='+', choices=ENGINES, default=ENGINES)
     parser.add_argument('--measure', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
         return measure_here(args.measure, args.size, args.episodes, args.updates)
     command = [__file__, '--size', args.size, '--episodes', args.episodes, '--updates', args.updates, '--measure']
-    seconds = {name: [] for name in ('alone', 'apart', *ENGINES)}
+    seconds = {name: [] for name in ('alone', 'apart', *args.engines)}
     for _ in range(args.rounds):
         seconds['alone'] += measure(1, *command, 'auto')
         for process in [start(1, *command, 'auto') for _ in range(args.ranks)]:
             seconds['apart'] += result_of(process)
-        for engine in ENGINES:
+        for engine in args.engines:
             seconds[engine] += measure(args.ranks, *command, engine)
     alone = statistics.median(seconds['alone']), min(seconds['alone'])
     for name, found in seconds.items():
