@@ -19,6 +19,7 @@ from lm_human_preferences.utils.logging import progress, say
 MOST_RESPONSES = 300_000  # to a query, that are enumerated
 QUERIES, DRAWS = 64, 2048  # of a data set without end; drawn to meet each of the queries that reviews have
 BEST_OF = (4, 16, 64)
+FRONTIER = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the latter two only where it is estimated
 COLUMNS = {'kl': 'KL', 'reward': 'reward', 'frontier': 'best at that KL', 'share': 'share of the gain'}
 FEW_SAMPLES = 10  # effective ones, below which the frontier is estimated too low to be of use
 
@@ -55,11 +56,12 @@ def load_models(save_dir, hparams):
 
 
 def _reward_model_of(save_dir, hparams):
-    """Where the reward model that the run was trained on is now."""
+    """Where the reward model that the run was trained on is now; the policy's checkpoint has a copy of its weights."""
     if hparams.rewards.train_new_model is not None:
         return storage.join(save_dir, 'reward_model')
     name = hparams.rewards.trained_model
-    return storage.join(save_dir, 'policy') if name == 'test' else name  # random weights, kept in the checkpoint only
+    gone = name == 'test' or name != 'mock' and not storage.is_remote(name) and not os.path.exists(name)
+    return storage.join(save_dir, 'policy') if gone else name
 
 
 def queries_of(hparams, encoder, count):
@@ -206,12 +208,11 @@ def picture(results, path):
     """Draw KL against reward: the frontier and all points, a panel for each reward."""
     figure, panels = plots.panels(len(results['rewards']))
     for axes, (name, points) in zip(panels, results['rewards'].items()):
-        frontier = points['frontier']
         marks = {point.replace('_', ' '): (values['kl'], values['reward'])
                  for point, values in points.items() if point != 'frontier'}
         plots.label(axes, title=name, x='KL from the base model (nats)', y='reward')
-        plots.draw_frontier(axes, frontier['kl'], frontier['reward'], up_to=1.2 * max(kl for kl, _ in marks.values()),
-                            label='frontier')
+        plots.draw_frontier(axes, *list(points['frontier'].values())[:3], label='frontier',
+                            up_to=1.2 * max(kl for kl, _ in marks.values()))
         plots.draw_points(axes, marks)
         plots.legend(axes, loc='lower right')
     plots.save(figure, path)
@@ -246,8 +247,9 @@ def measure(policy, reference, models, task, queries, settings, kl_coef):
     for name, (of_all, of_policy) in scores.items():
         own = name == next(iter(models))  # what the coefficient was set against
         points = compare(ref_logprobs, kl, of_all, of_policy, kl_coef=kl_coef if own else None, exact=exact)
-        frontier = optimum.frontier(ref_logprobs, of_all, optimum.beta_grid(of_all))
+        betas = optimum.beta_grid(of_all)
+        frontier = optimum.frontier(ref_logprobs, of_all, betas) if exact else optimum.sampled_frontier(of_all, betas)
         whole = exact and task.query_dataset == 'reviews' and settings.queries is None
         results['rewards'][name] = {**summarised(points, whole=whole),
-                                    'frontier': dict(zip(('kl', 'reward'), frontier.tolist()))}
+                                    'frontier': dict(zip(FRONTIER, map(torch.Tensor.tolist, frontier)))}
     return results

@@ -32,9 +32,13 @@ def label(axes, *, title, x, y):
     axes.tick_params(colors=GREY, labelcolor=INK)
 
 
-def draw_frontier(axes, kls, rewards, *, label='optimum', up_to=math.inf):
-    """The highest reward at each KL as a line: `kls` and `rewards`, rising, of which those up to a KL are drawn."""
+def draw_frontier(axes, kls, rewards, errors=None, *, label='optimum', up_to=math.inf):
+    """The highest reward at each KL as a line, with a band of standard errors: lists, of which those up to a KL count.
+    """
     count = bisect.bisect(kls, up_to) + 1  # one point more, so that the line does not end before
+    if errors is not None:
+        low, high = ([r + sign * e for r, e in zip(rewards[:count], errors)] for sign in (-1, 1))
+        axes.fill_between(kls[:count], low, high, color=INK, alpha=0.12, linewidth=0, zorder=1)
     axes.plot(kls[:count], rewards[:count], color=INK, linewidth=1.8, label=label, zorder=2)
 
 

@@ -1,6 +1,7 @@
 """`./launch.py evaluate`: a policy beside the best one possible."""
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -113,6 +114,9 @@ def test_samples_tell_what_enumeration_does(run, monkeypatch):
     output, found = evaluated(run, '--queries 16 --samples 512')
     assert 'estimated' in output and (found['exact'], found['responses']) == (False, 512)
     sampled = found['rewards']['reward model']
+    curve = sampled['frontier']
+    assert {len(values) for values in curve.values()} == {50} and curve['effective_samples'][-1] < 2
+    assert list(exact['frontier']) == ['kl', 'reward'] and min(curve['standard_errors']) > 0
     assert sampled['policy']['effective_samples'] > 10
     for point, name in [('base', 'reward'), ('policy', 'reward'), ('policy', 'kl'), ('policy', 'frontier'),
                         ('policy', 'share'), ('policy', 'kl_to_optimum'), ('optimum', 'kl'), ('best_of_16', 'reward')]:
@@ -133,6 +137,23 @@ def test_results_go_where_they_are_asked_to(run, tmp_path):
     assert invoke(f'evaluate {run} --queries 3 --output_dir {tmp_path}/new').exit_code == 0
     assert json.loads((tmp_path / 'new' / 'evaluation.json').read_text())['queries'] == 3
     assert (tmp_path / 'new' / 'evaluation.png').exists() and (run / 'evaluation.json').read_text() == before
+
+
+def test_what_the_run_was_trained_on_may_be_gone(run, tmp_path):
+    """The reward model's own directory, and the events that hold the coefficient."""
+    result = invoke(f'train_policy test second --mpi 1 --save_dir {tmp_path} --task.response_length 1 '
+                    '--ppo.total_episodes 64 --rewards.train_new_model off --rewards.trained_model test')
+    assert result.exit_code == 0, result.output
+    first = evaluated(tmp_path / 'second', '--queries 3')[1]
+    hparams = json.loads((tmp_path / 'second' / 'train_policy_hparams.json').read_text())
+    hparams['rewards']['trained_model'] = str(tmp_path / 'nowhere')
+    (tmp_path / 'second' / 'train_policy_hparams.json').write_text(json.dumps(hparams))
+    shutil.rmtree(tmp_path / 'second' / 'tb')
+    second = evaluated(tmp_path / 'second', '--queries 3')[1]
+    assert second['kl_coef'] is None and 'optimum' not in second['rewards']['reward model']
+    assert second['rewards']['reward model']['best_of_4'] == first['rewards']['reward model']['best_of_4']
+    given = evaluated(tmp_path / 'second', f'--queries 3 --kl_coef {first["kl_coef"]}')[1]
+    assert given['rewards'] == first['rewards']
 
 
 @pytest.mark.slow
