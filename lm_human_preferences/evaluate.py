@@ -127,8 +127,12 @@ def compare(ref_logprobs, kl, scores, score, *, kl_coef, exact):
     ref_logprobs, scores (queries, responses): what the reference does, and how its responses are scored. kl, score
     (queries,): of the policy. kl_coef: of the optimum, None to leave it out.
     """
+    def reach(beta):
+        return {} if exact else {'effective_samples': optimum.effective_samples(scores, beta or 1e-9)}
+
     def point(kl, reward):
-        return against_frontier(kl, reward, ref_logprobs, scores)
+        values, beta = against_frontier(kl, reward, ref_logprobs, scores)
+        return values | reach(beta)
     base = optimum.expected(ref_logprobs, scores)
     points = {'base': {'kl': torch.zeros_like(base), 'reward': base}, 'policy': point(kl, score)}
     bests = zip(*optimum.best_of_n(ref_logprobs, scores, *BEST_OF)) if exact else (
@@ -137,11 +141,8 @@ def compare(ref_logprobs, kl, scores, score, *, kl_coef, exact):
         points[f'best_of_{n}'] = point(best_kl, best)
     if kl_coef:
         log_z, best, _ = optimum.moments(ref_logprobs, scores, kl_coef)
-        points['optimum'] = {'kl': best / kl_coef - log_z, 'reward': best}
+        points['optimum'] = {'kl': best / kl_coef - log_z, 'reward': best, **reach(kl_coef)}
         points['policy']['kl_to_optimum'] = kl - score / kl_coef + log_z
-    if not exact:
-        beta = optimum.frontier_at(kl.mean(), ref_logprobs, scores)[1]
-        points['policy']['effective_samples'] = optimum.effective_samples(scores, beta or 1e-9)
     return points
 
 
@@ -149,7 +150,8 @@ def against_frontier(kl, reward, ref_logprobs, scores):
     """Of a policy with `kl` and `reward` (queries,): these, the frontier's reward at its KL, the share of the gain.
 
     All are (queries,), and their means are the results. What is no mean by nature is linearised, so that the spread
-    between queries tells its error: the frontier's reward is the minimum over beta of beta (KL + log Z).
+    between queries tells its error: the frontier's reward is the minimum over beta of beta (KL + log Z). Returns them
+    by name, and that beta.
     """
     base, (_, beta) = optimum.expected(ref_logprobs, scores), optimum.frontier_at(kl.mean(), ref_logprobs, scores)
     if beta == 0:
@@ -161,7 +163,7 @@ def against_frontier(kl, reward, ref_logprobs, scores):
     gain, possible = reward - base, frontier - base
     share = gain.mean() / possible.mean()
     return {'kl': kl, 'reward': reward, 'frontier': frontier,
-            'share': share + (gain - share * possible) / possible.mean()}
+            'share': share + (gain - share * possible) / possible.mean()}, beta
 
 
 def summarised(points, *, whole):
@@ -192,9 +194,11 @@ def table(results):
         if 'kl_to_optimum' in policy:
             yield f'optimum: at the KL coefficient {results["kl_coef"]:.4g}; KL(policy || optimum) is ' + _cell(
                 policy, 'kl_to_optimum')
-        if policy.get('effective_samples', FEW_SAMPLES) < FEW_SAMPLES:
-            yield (f'WARNING: only {policy["effective_samples"]:.1f} effective samples at this KL: the frontier is '
-                   'estimated too low; give more --samples')
+        few = [point.replace('_', ' ') for point, values in points.items()
+               if point != 'frontier' and values.get('effective_samples', FEW_SAMPLES) < FEW_SAMPLES]
+        if few:
+            yield (f'WARNING: less than {FEW_SAMPLES} effective samples at the KL of {", ".join(few)}; the best there '
+                   'is estimated too low: give more --samples')
 
 
 def _cell(values, name):

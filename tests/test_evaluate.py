@@ -1,6 +1,7 @@
 """`./launch.py evaluate`: a policy beside the best one possible."""
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -26,9 +27,9 @@ def test_against_the_frontier_by_hand():
                                              'kl_to_optimum': 0.125 * LN3})
     assert found['optimum'] == pytest.approx({'kl': 0.75 * LN3 - LN2, 'reward': 0.75})
     assert found['best_of_4']['reward'] == pytest.approx(15 / 16)
-    unmoved = evaluate.against_frontier(torch.zeros(1), torch.tensor([0.5]), ref_logprobs, scores)
+    unmoved = evaluate.against_frontier(torch.zeros(1), torch.tensor([0.5]), ref_logprobs, scores)[0]
     assert evaluate.summarised({'policy': unmoved}, whole=True)['policy']['share'] is None
-    greedy = evaluate.against_frontier(torch.tensor([LN2 + 1e-12]), torch.tensor([1.0]), ref_logprobs, scores)
+    greedy = evaluate.against_frontier(torch.tensor([LN2 + 1e-12]), torch.tensor([1.0]), ref_logprobs, scores)[0]
     assert greedy['share'].item() == pytest.approx(1)
 
 
@@ -51,7 +52,7 @@ def test_standard_errors_are_the_spread_of_results():
         ref_logprobs, scores = torch.randn(30, 6).double().log_softmax(-1), shape * torch.randn(30, 6).double()
         logprobs = (ref_logprobs + 1.5 * scores + 0.5 * torch.randn(30, 6)).log_softmax(-1)
         values = evaluate.against_frontier(optimum.kl(logprobs, ref_logprobs), optimum.expected(logprobs, scores),
-                                           ref_logprobs, scores)
+                                           ref_logprobs, scores)[0]
         for name, results in found.items():
             results.append((values[name].mean(), optimum.standard_error(values[name])))
     for name, results in found.items():
@@ -126,9 +127,9 @@ def test_samples_tell_what_enumeration_does(run, monkeypatch):
 
 def test_a_policy_out_of_reach_of_its_samples_is_reported(run, monkeypatch):
     monkeypatch.setattr(evaluate, 'MOST_RESPONSES', 0)
-    monkeypatch.setattr(evaluate, 'FEW_SAMPLES', 60)
     output, _ = evaluated(run, '--queries 4 --samples 64')
-    assert 'effective samples at this KL: the frontier is estimated too low; give more --samples' in output
+    assert re.search(r'^WARNING: less than 10 effective samples at the KL of policy, .*best of 64.*; the best there is '
+                     'estimated too low: give more --samples$', output, re.MULTILINE)
 
 
 def test_results_go_where_they_are_asked_to(run, tmp_path):

@@ -12,7 +12,7 @@ class HParams(hyperparams.HParams):
         None, 'queries, of the test part; None: all those of reviews, 64 of another data set', at_least=2)
     samples: int = option(
         1024, 'responses of each model to each query, where all responses are too many to look at', at_least=64)
-    batch_size: int = option(256, 'responses sampled at a time', at_least=1)
+    batch_size: int = option(128, 'responses sampled at a time', at_least=1)
     seed: int = option(1, 'seed of the sampling')
     kl_coef: Optional[float] = option(None, 'KL coefficient of the optimum to compare with; None: the last of the run')
     output_dir: Optional[str] = option(
