@@ -16,7 +16,7 @@ def export(model_dir, output_dir):
 
     The scalar heads stay behind: transformers has no place for them.
     """
-    if os.path.exists(output_dir) and os.listdir(output_dir):
+    if os.path.exists(output_dir) and not (os.path.isdir(output_dir) and not os.listdir(output_dir)):
         raise UserError(f'{output_dir} is not empty: give a new directory')
     trained_model = trained_models.TrainedModel(model_dir)
     transformer = trained_model.build(scope='model').transformer

@@ -1,4 +1,5 @@
 """Reading label files, and every check that their mistakes deserve before training starts."""
+import contextlib
 import json
 
 import numpy as np
@@ -52,13 +53,14 @@ def load_labels(hparams, encoding):
 
 def _column(source, found, field, schema):
     """One field of all labels as a tensor; the slow search for a culprit runs only where there is one."""
-    kinds = 'iuf' if schema.dtype.is_floating_point else 'iu'  # numpy's, of the numbers that the field may hold
-    try:
-        column = np.asarray([label[field] for label in found])
-        if column.dtype.kind in kinds and column.shape[1:] == schema.shape:
-            return torch.from_numpy(column).to(schema.dtype)
-    except (KeyError, TypeError, ValueError, OverflowError):
-        pass
+    types, kinds = ({int, float}, 'iuf') if schema.dtype.is_floating_point else ({int}, 'i')  # Python's and numpy's
+    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+        column = [label[field] for label in found]
+        rows = column if schema.shape else [column]
+        if {type(value) for row in rows for value in row} <= types:  # numpy would make all texts as long as the longest
+            column = np.asarray(column)
+            if column.dtype.kind in kinds and column.shape[1:] == schema.shape:
+                return torch.from_numpy(column).to(schema.dtype)
     for index, label in enumerate(found):
         _check_value(source, index, label, field, schema)
     raise UserError(f'--labels.source {source}: field {field!r} holds numbers out of range')

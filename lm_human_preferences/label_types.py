@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from lm_human_preferences.utils.core import Schema, pearson_r
 from lm_human_preferences.utils.errors import UserError
 
+MAX_RESPONSES = 1000  # of one label
 NUMBER = Schema(torch.float32, ())
 
 
@@ -97,7 +98,9 @@ def get(name):
         return ScalarComparison()
     if name.startswith('best_of_'):
         try:
-            return PickBest(int(name.removeprefix('best_of_')))
+            if (count := int(name.removeprefix('best_of_'))) <= MAX_RESPONSES:
+                return PickBest(count)
         except ValueError:
             pass
-    raise UserError(f'--labels.type {name!r} is none of best_of_N (as in best_of_4), scalar_rating, scalar_compare')
+    raise UserError(f'--labels.type {name!r:.80} is none of best_of_N (as in best_of_4, up to {MAX_RESPONSES}), '
+                    'scalar_rating, scalar_compare')

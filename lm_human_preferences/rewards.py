@@ -99,9 +99,12 @@ class TrainedRewardModel(_Scorer):
         if hparams.n_vocab != encoding.n_vocab:
             raise UserError(f'--rewards.trained_model {train_dir} knows {hparams.n_vocab} tokens, '
                             f'but encoding {encoding.name!r} of the policy has {encoding.n_vocab}')
+        if directory:
+            bundle = trained_models.open_bundle(directory)
+            trained_models.check_size(hparams, bundle)
         super().__init__(Model(hparams, ['reward']), encoding, scope=scope)
         if directory:
-            self._load(trained_models.open_bundle(directory))
+            self._load(bundle)
         else:
             self.model.initialize()
         self.requires_grad_(False).to(device or default_device())

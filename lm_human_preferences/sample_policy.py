@@ -16,9 +16,12 @@ def load_run_hparams(save_dir):
     hparams = HParams()
     try:
         hparams.override_from_nested_dict(storage.read_json(path))
+        hparams.check_values()
     except storage.NotFound as e:
         raise UserError(f'--save_dir {save_dir} is no run of train_policy: it has no train_policy_hparams.json') from e
-    except (AttributeError, TypeError) as e:
+    except storage.StorageError:
+        raise
+    except (AttributeError, TypeError, ValueError) as e:
         raise UserError(f'{path} does not hold the hyperparameters of a run: {e}') from e
     return hparams
 
@@ -36,6 +39,7 @@ def sample_policy(save_dir, savescope='policy', temperature=None, seed=None, bat
     encoder = trained_model.encoding.get_encoder()
     hyperparams.dump(trained_model.hparams(), name='model_hparams')
     precision.prefer_onednn()
+    lm_tasks.check_lengths(hparams.task, encoder, trained_model.hparams().n_ctx)
     set_seed(seed, comm.rank)
 
     policy = Policy(trained_model, scope=savescope, embed_queries=lm_tasks.query_formatter(hparams.task, encoder),

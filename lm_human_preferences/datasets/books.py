@@ -40,9 +40,12 @@ def _passages(url, labels):
 def _queries(labels):
     """The distinct queries of a label file, each a list of token ids."""
     try:
-        return [list(query) for query in dict.fromkeys(tuple(label['query']) for label in storage.read_json(labels))]
+        queries = dict.fromkeys(tuple(label['query']) for label in storage.read_json(labels))
     except (KeyError, TypeError) as e:
         raise UserError(f'{labels} is not a list of labels that each have a query') from e
+    if any(type(token) is not int for query in queries for token in query):
+        raise UserError(f'{labels} has a query that is not a list of token ids')
+    return [list(query) for query in queries]
 
 
 def read_jsonl(path):
@@ -51,7 +54,7 @@ def read_jsonl(path):
     for number, line in enumerate(storage.read_text(path).rstrip().split('\n'), start=1):
         try:
             texts.append(json.loads(line))
-        except (json.JSONDecodeError, RecursionError) as e:
+        except (ValueError, RecursionError) as e:
             raise UserError(f'{path}, line {number} is not JSON: {e}') from e
         if not isinstance(texts[-1], str):
             raise UserError(f'{path}, line {number} is not a JSON string, as every line must be')

@@ -5,14 +5,18 @@ import re
 import ftfy
 
 from lm_human_preferences.utils import storage
+from lm_human_preferences.utils.errors import UserError
 
 URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/tldr/{mode}-subset.json'
 
 
 def tldr_generator(mode, seed=0, shuffle=False):
     """Yield the posts, cleaned, of the part `mode`: train or valid; there is no other part for test."""
-    posts = storage.read_json(URL.format(mode='valid' if mode == 'test' else mode))
+    url = URL.format(mode='valid' if mode == 'test' else mode)
+    posts = storage.read_json(url)
+    if not isinstance(posts, list) or not all(isinstance(post, dict) and 'content' in post for post in posts):
+        raise UserError(f'{url} is not a list of posts that each have a content')
     if shuffle:
         random.Random(seed).shuffle(posts)
     for post in posts:
-        yield re.sub(r'\n{3,}', '\n\n', ftfy.fix_text(post['content'])).strip()
+        yield re.sub(r'\n{3,}', '\n\n', ftfy.fix_text(str(post['content']))).strip()

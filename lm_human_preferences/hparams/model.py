@@ -8,12 +8,19 @@ from lm_human_preferences.utils.hyperparams import option
 @dataclass
 class HParams(hyperparams.HParams):
     """What a model directory's hparams.json holds; the dropout rates are read and written but, as always, not used."""
-    n_vocab: int = option(0, 'tokens of the vocabulary')
-    n_ctx: int = option(512, 'longest sequence')
-    n_embd: int = option(768, 'width')
-    n_head: int = option(12, 'attention heads')
-    n_layer: int = option(12, 'blocks')
+    n_vocab: int = option(0, 'tokens of the vocabulary', at_least=1)
+    n_ctx: int = option(512, 'longest sequence', at_least=1)
+    n_embd: int = option(768, 'width', at_least=1)
+    n_head: int = option(12, 'attention heads', at_least=1)
+    n_layer: int = option(12, 'blocks', at_least=1)
     embd_pdrop: float = option(0.1, 'dropout of the embeddings')
     attn_pdrop: float = option(0.1, 'dropout of the attention')
     resid_pdrop: float = option(0.1, 'dropout of the residual branches')
     head_pdrop: float = option(0.1, 'dropout before the scalar heads')
+
+    def validate(self, *, prefix=''):
+        super().validate(prefix=prefix)
+        if any(isinstance(value, bool) for value in vars(self).values()):
+            raise TypeError('true and false are no sizes')
+        if self.n_embd % self.n_head:
+            raise ValueError(f'--{prefix}n_embd {self.n_embd} is not a multiple of --{prefix}n_head {self.n_head}')

@@ -27,12 +27,16 @@ class Dataset:
         them it is left out. Each of `repeat_count` epochs (None: no end, unless an epoch is empty) has the same order.
         Rank r of n takes every n-th sequence from the r-th on.
         """
+        known = encoder.padding_token if encoder.eot_token is None else encoder.eot_token + 1
+
         def epoch():
             for text in self.generator(mode, seed=seed, shuffle=shuffle):
                 if isinstance(text, str):
                     tokens = _cut(encoder.encode(text), sequence_length, start_token, end_token)
                 else:  # a query of a label file, which has its start behind it
                     query = [token for token in text if token != encoder.padding_token]
+                    if not all(0 <= token < known for token in query):
+                        raise UserError(f'a query of the label file holds token ids that are not in 0 to {known - 1}')
                     tokens = _cut(query, sequence_length, None, end_token)
                 if tokens is not None:
                     yield tokens + [encoder.padding_token] * (sequence_length - len(tokens))

@@ -103,7 +103,8 @@ def _byte_pair_encoder(vocab_path, merges_path, n_vocab):
     if len(merges) != n_vocab - len(byte_of) - 1:
         raise UserError(f'{merges_path} has {len(merges)} merges, not {n_vocab - len(byte_of) - 1}; get it again')
     names = [*byte_of, *(''.join(merge.split(' ')) for merge in merges)]
-    if vocab != {name: token for token, name in enumerate([*names, END_OF_TEXT])}:
+    if (vocab != {name: token for token, name in enumerate([*names, END_OF_TEXT])}
+            or not set(''.join(names)) <= byte_of.keys()):
         raise UserError(f'{vocab_path} and {merges_path} do not belong together; get both again')
     table = str.maketrans({name: chr(byte) for name, byte in byte_of.items()})
     return BytePairEncoder([name.translate(table).encode('latin-1') for name in names])
@@ -124,6 +125,6 @@ Reviews = Encoding('reviews', n_vocab=len(REVIEW_WORDS), eot_token=None)
 def by_name(name):
     """The encoding called `name`, as the file `encoding` of a model directory says."""
     encodings = {encoding.name: encoding for encoding in (Main, Test, Reviews)}
-    if name not in encodings:
-        raise UserError(f'unknown encoding {name!r}; there are {", ".join(encodings)}')
+    if not isinstance(name, str) or name not in encodings:
+        raise UserError(f'unknown encoding {name!r:.80}; there are {", ".join(encodings)}')
     return encodings[name]

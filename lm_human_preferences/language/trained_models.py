@@ -16,18 +16,28 @@ TEST_SIZES = dict(n_vocab=27, n_ctx=8, n_layer=2, n_embd=7, n_head=1)
 HUGGING_FACE_SIZES = dict(  # our name: theirs, and what it is where their file leaves it out
     n_vocab=('vocab_size', 50257), n_ctx=('n_positions', 1024), n_embd=('n_embd', 768), n_head=('n_head', 12),
     n_layer=('n_layer', 12))
+SPARE = 1 << 24  # bytes that a model may take beyond what its file has
 TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # two names of the same function
 
 
-def load_hparams(path):
-    """The model sizes in the hparams.json at `path`, local or remote."""
-    hparams = model.HParams()
+def load_hparams(path, sizes=None):
+    """The model sizes in the hparams.json at `path`, local or remote; or `sizes`, which another file there has."""
+    hparams, found = model.HParams(), storage.read_json(path) if sizes is None else sizes
     try:
-        hparams.override_from_nested_dict(storage.read_json(path))
+        hparams.override_from_nested_dict(found)
         hparams.validate()
-    except (AttributeError, TypeError) as e:
+    except (AttributeError, TypeError, ValueError) as e:
         raise UserError(f'{path} does not hold the sizes of a model: {e}') from e
     return hparams
+
+
+def check_size(hparams, weights):
+    """UserError where a model of these sizes is far larger than `weights`: nobody shall take memory for it."""
+    width, layers = hparams.n_embd, hparams.n_layer
+    needed = 4 * (12 * layers * width ** 2 + (hparams.n_vocab + hparams.n_ctx) * width)
+    if layers > len(weights) or needed > SPARE + 4 * weights.nbytes():
+        raise UserError(f'{weights.prefix} does not hold a model of {layers} layers of width {width} and context '
+                        f'{hparams.n_ctx}, which its hparams.json or config.json describes')
 
 
 def test_hparams():
@@ -71,6 +81,10 @@ class HuggingFaceWeights(dict):
         for name, tensor in weights.items():
             ours = 'model/' + model.tf_name(name.removeprefix('transformer.'))
             self[ours] = model.as_tf(ours, tensor.float().numpy())
+
+    def nbytes(self):
+        """Size of all weights in memory."""
+        return sum(array.nbytes for array in self.values())
 
 
 class TrainedModel:
@@ -121,13 +135,15 @@ class TrainedModel:
     def _read_hparams(self):
         if not self._is_hugging_face():
             return load_hparams(storage.join(self.savedir, 'hparams.json'))
-        config = storage.read_json(storage.join(self.savedir, 'config.json'))
+        path = storage.join(self.savedir, 'config.json')
+        config = storage.read_json(path)
+        config = config if isinstance(config, dict) else {}
         kind, activation = config.get('model_type'), config.get('activation_function', 'gelu_new')
         if kind != 'gpt2' or activation not in TANH_GELUS:
             raise UserError(
-                f'{self.savedir}/config.json: only GPT-2 with gelu_new is supported, not {kind} with {activation}')
-        return model.HParams(**{ours: config.get(theirs, default)
-                                for ours, (theirs, default) in HUGGING_FACE_SIZES.items()})
+                f'{path}: only GPT-2 with gelu_new is supported, not {str(kind):.80} with {str(activation):.80}')
+        return load_hparams(path, {ours: config.get(theirs, default)
+                                   for ours, (theirs, default) in HUGGING_FACE_SIZES.items()})
 
     def build(self, *, scope, scalar_heads=()):
         """A `Model` with these weights on the CPU; heads that the checkpoint lacks are drawn at random and reported."""
@@ -138,10 +154,11 @@ class TrainedModel:
         if hparams.n_embd <= TINY and 'OMP_NUM_THREADS' not in os.environ:
             # Threads meet after every operation, here of microseconds: on a busy machine they mostly wait for the last.
             torch.set_num_threads(1)
-        built = model.Model(hparams, scalar_heads)
         if self.is_random:
-            return built.initialize()
+            return model.Model(hparams, scalar_heads).initialize()
         weights = HuggingFaceWeights(self.savedir) if self._is_hugging_face() else open_bundle(self.savedir)
+        check_size(hparams, weights)
+        built = model.Model(hparams, scalar_heads)
         self.source = weights.prefix
         missing = load_parameters(weights, _source_names(built.tf_parameters(), weights, self.scope))
         essential = [name for name in missing if not name.startswith('model/heads/')]

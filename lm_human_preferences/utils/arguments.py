@@ -98,6 +98,7 @@ def _read(ty, text):
     """The value that hyperparams.parse makes of `text`, after what is tolerated here: case, quotes, 1e3 as an int."""
     allowed, plain = members(ty), _unquote(text)
     if str in allowed:
+        plain.encode()  # UnicodeEncodeError, a ValueError, for what is not text
         if text == 'None' and types.NoneType not in allowed:
             raise ValueError(text)
         return None if text == 'None' else plain

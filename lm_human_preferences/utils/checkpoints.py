@@ -22,8 +22,8 @@ RESUME = '.resume.json'
 SUFFIX = r'\.(?:index|meta|resume\.json|data-\d{5}-of-\d{5})'
 FILE = re.compile(f'({NAME})({SUFFIX})')
 LEFTOVER = re.compile(rf'(?:checkpoint|{NAME}{SUFFIX})\.\d+\.part')
-LISTED = re.compile(r'^\s*(model_checkpoint_path|all_model_checkpoint_paths)\s*:\s*'
-                    r'"(?:[^"\n]*[/\\])?([\w+=@-][\w.+=@ -]{0,200})"\s*$', re.M | re.A)
+LISTED = re.compile(r'^[ \t]*(model_checkpoint_path|all_model_checkpoint_paths)[ \t]*:[ \t]*'
+                    r'"(?:[^"\n]*[/\\])?([\w+=@-][\w.+=@ -]{0,200})"[ \t\r]*$', re.M | re.A)
 
 
 def parse_checkpoint_file(text):

@@ -43,7 +43,7 @@ def ceil_div(a, b):
 def set_seed(seed, rank=0):
     """Seed numpy and torch for this rank; None draws fresh entropy (the original's set_mpi_seed)."""
     seed = None if seed is None else seed + rank * RANK_SEED_STRIDE
-    np.random.seed(seed)
+    np.random.seed(seed and seed % 2 ** 32)  # it takes no others
     torch.seed() if seed is None else torch.manual_seed(seed)
 
 

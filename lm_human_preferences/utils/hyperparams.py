@@ -12,6 +12,7 @@ from lm_human_preferences.utils.errors import UserError
 
 _BOOLS = {'t': True, 'true': True, 'True': True, 'f': False, 'false': False, 'False': False}
 
+MAX_INT = 2 ** 63 - 1
 _WORDS = {bool: 'true or false', int: 'a whole number (int)', float: 'a number (float)', str: 'text (str)',
           types.NoneType: 'None'}
 
@@ -38,7 +39,7 @@ class HParams:
         """Override from a JSON file of nested objects, local or remote; UserError names the file."""
         try:
             self.parse_json(storage.read_text(filename))
-        except (json.JSONDecodeError, AttributeError) as e:
+        except (AttributeError, RecursionError, ValueError) as e:
             raise UserError(f'{filename}: {e}') from e
 
     def override_from_str(self, hparam_str):
@@ -99,14 +100,24 @@ class HParams:
         return {name: v.to_nested_dict() if isinstance(v, HParams) else v for name, v in _recorded(self).items()}
 
     def validate(self, *, prefix=''):
-        """Check every value against its field's type: TypeError. Subclasses add what must hold between fields."""
+        """`check_values`, for one. Subclasses add what must hold between fields."""
+        self.check_values(prefix=prefix)
         for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            allowed = members(f.type)
-            if not isinstance(value, allowed + (int,) if float in allowed else allowed):
-                raise TypeError(f'--{prefix}{f.name} must be {describe(f.type)}, got {value!r}')
-            if isinstance(value, HParams):
+            if isinstance(value := getattr(self, f.name), HParams):
                 value.validate(prefix=f'{prefix}{f.name}.')
+
+    def check_values(self, *, prefix=''):
+        """TypeError for a value that is not of its field's type, ValueError for a number out of range."""
+        for f in dataclasses.fields(self):
+            name, value, allowed = f'--{prefix}{f.name}', getattr(self, f.name), members(f.type)
+            if not isinstance(value, allowed + (int,) if float in allowed else allowed):
+                raise TypeError(f'{name} must be {describe(f.type)}, got {value!r:.80}')
+            if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
+                raise ValueError(f'{name} must be a number of at most 64 bits')
+            if None not in (least := f.metadata.get('at_least'), value) and value < least:
+                raise ValueError(f'{name} must be at least {least}, got {value}')
+            if isinstance(value, HParams):
+                value.check_values(prefix=f'{prefix}{f.name}.')
 
     def _field(self, key, separator='.'):
         try:

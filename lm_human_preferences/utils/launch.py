@@ -192,7 +192,7 @@ The defaults below hold where an experiment sets nothing else; --dry_run shows w
 
 
 def _check_name(name):
-    if not name.strip('/') or name.startswith('/') or '..' in name.split('/'):
+    if not name.strip('/') or name.startswith('/') or '..' in name.split('/') or not name.isprintable():
         raise UserError(f'NAME {name!r} must be a relative path without ..: it is joined to --save_dir')
 
 

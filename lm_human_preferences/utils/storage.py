@@ -50,7 +50,7 @@ class _Blob:
         match = REMOTE.fullmatch(path)
         name = match and (urllib.parse.unquote(match[4]) if match[2] else match[4])
         if (not name or any(part in ('', '.', '..') for part in name.split('/'))
-                or re.search(r'[\\\x00-\x1f\x7f]|\.(part|lock)(/|$)', name)):
+                or re.search(r'[\\\x00-\x1f\x7f\ud800-\udfff]|\.(part|lock)(/|$)', name)):
             raise StorageError(f'{path!r}: give a local path, az://ACCOUNT/CONTAINER/NAME, gs://gpt-2/NAME, '
                                'gs://lm-human-preferences/NAME or https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME')
         self.account, self.container = match[1] or match[2] or 'openaipublic', match[3]
@@ -82,14 +82,15 @@ def local_copy(path):
 
     Raises NotFound where there is no such file, StorageError where it cannot be had for another reason.
     """
-    if not is_remote(path):
-        if not os.path.exists(path):
-            raise NotFound(f'{path}: no such file or directory')
-        return path
-    blob = _Blob(path)
-    if not os.path.exists(blob.cached):
+    blob = _Blob(path) if is_remote(path) else None
+    if blob and not os.path.exists(blob.cached):
         _fetch(blob)
-    return blob.cached
+    copy = blob.cached if blob else path
+    if not os.path.exists(copy):
+        raise NotFound(f'{path}: no such file or directory')
+    if not os.path.isfile(copy):  # a pipe would be waited for without end, a device read
+        raise StorageError(f'{copy} is not a file')
+    return copy
 
 
 def local_copies(paths):
@@ -124,10 +125,15 @@ def read_text(path):
 
 def read_json(path):
     """The value in a JSON file, local or remote."""
+    text = read_text(path)
     try:
-        return json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as e:
+        return json.loads(text)
+    except (ValueError, RecursionError) as e:  # numbers of thousands of digits are a ValueError
         raise StorageError(f'{path} is not JSON: {e}') from e
+
+
+def _no_link(path, flags):
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)  # whoever put a link there has other plans
 
 
 @contextlib.contextmanager
@@ -140,7 +146,7 @@ def replacing(*targets, by=None):
     parts = [f'{target}.{by or os.getpid()}.part' for target in targets]
     try:
         with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(open(part, 'wb')) for part in parts]
+            files = [stack.enter_context(open(part, 'wb', opener=_no_link)) for part in parts]
             yield files
             for file in files:
                 file.flush()

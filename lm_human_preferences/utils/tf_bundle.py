@@ -120,6 +120,10 @@ class Bundle(collections.abc.Mapping):
         shards = sorted({entry.shard for entry in self._entries.values()})
         return [os.path.basename(self._shard_path(shard)) for shard in shards]
 
+    def nbytes(self):
+        """Size of the data files that hold the tensors."""
+        return sum(len(_mapped(self._shard_path(shard))) for shard in {entry.shard for entry in self._entries.values()})
+
     def _shard_path(self, shard):
         if shard >= self._n_shards:
             raise BundleError(f'{self._index} is damaged: a tensor is in shard {shard} of {self._n_shards}')

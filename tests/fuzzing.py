@@ -1,0 +1,110 @@
+"""Hostile input, and what no input may do: hang, allocate beyond measure, write outside its place, execute anything."""
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+
+PATIENCE = 10  # seconds for one input
+ALLOWANCE = 1 << 30  # bytes of address space beyond what the process has; an input has a few KiB
+FORBIDDEN = {'pickle.find_class', 'os.system', 'os.exec', 'os.fork', 'os.posix_spawn', 'os.spawn', 'subprocess.Popen',
+             'socket.connect', 'ctypes.dlopen', 'os.symlink', 'os.link', 'os.chmod', 'shutil.rmtree'}
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_place = None  # the only folder that may be written to while inputs are judged, else None
+
+NASTY = [
+    None, True, False, 0, -1, 1, 27, 1 << 31, 1 << 63, -(1 << 64), 10 ** 30, 1.5, -0.0, 1e308, float('nan'),
+    float('inf'), '', 'a', '\0', '\n', '\ud800', 'on', 'off', 'None', '../../x', '/etc/passwd', '/dev/zero', 'x' * 1000,
+    [], {}, [[]], [1, [2, [3]]], {'a': {'b': {}}}, {'': None}, [0] * 300, {'__class__': 'os.system'}]
+SNIPPETS = [b'', b'\0', b'\xff' * 9, b'{', b'}', b'[' * 3000, b'"', b'\\u', b'\\ud800', b'9' * 5000, b'-', b'1e999',
+            b'NaN', b'\n', b'\r\n', b'\xef\xbb\xbf', b'\xed\xa0\x80', b'\x80\x80\x80\x80\x01', b'null', b'../',
+            b'"model"', b' ', b':']
+
+
+def _judge(event, arguments):
+    """An audit hook, which Python cannot take back: it acts while inputs are judged only."""
+    if _place is None:
+        return
+    wrote = event == 'open' and isinstance(arguments[2], int) and arguments[2] & WRITING
+    if event in FORBIDDEN or wrote and not os.path.realpath(os.fsdecode(arguments[0])).startswith(_place):
+        os.write(2, f'forbidden: {event} {arguments!r}\n'.encode(errors='replace'))
+        raise AssertionError(f'{event} {arguments}')
+
+
+sys.addaudithook(_judge)
+
+
+@contextlib.contextmanager
+def little_memory():
+    """Within the block, this process gets only ALLOWANCE more of address space."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with open('/proc/self/statm', encoding='ascii') as f:
+        used = int(f.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + ALLOWANCE, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _give_up(number, frame):
+    raise AssertionError(f'still at it after {PATIENCE} s')
+
+
+def confined(place, call, *arguments):
+    """What `call` returns, within PATIENCE; meanwhile nothing is executed, and nothing written but in `place`."""
+    global _place
+    handler = signal.signal(signal.SIGALRM, _give_up)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    _place = os.path.realpath(place)
+    try:
+        return call(*arguments)
+    finally:
+        _place = None
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def damaged(random, data):
+    """`data` (bytes) with a few bytes flipped, cut out, put in or moved."""
+    data = bytearray(data)
+    for _ in range(random.choice([1, 1, 2, 5])):
+        start = random.randrange(len(data) + 1)
+        end = min(len(data), start + random.choice([0, 1, 1, 4, 40, len(data)]))
+        kind = random.randrange(4)
+        if kind == 0 and start < len(data):
+            data[start] ^= 1 << random.randrange(8)
+        elif kind == 1:
+            data[start:end] = random.choice(SNIPPETS)
+        elif kind == 2:
+            data[start:end] = random.randbytes(end - start)
+        else:
+            data[start:start] = data[random.randrange(len(data) + 1):][:random.choice([1, 8, 100])]
+    return bytes(data[:1 << 20])
+
+
+def changed(random, value):
+    """A JSON value with something in it replaced, left out, renamed or added."""
+    if not isinstance(value, (dict, list)) or not value or random.random() < 0.1:
+        return random.choice(NASTY)
+    value = value.copy()
+    key = random.choice(list(value) if isinstance(value, dict) else range(len(value)))
+    kind = random.randrange(10)
+    if kind == 0:
+        del value[key]
+    elif kind == 1 and isinstance(value, dict):
+        value[random.choice(['', 'x', 'a.b', '\n', key + ' '])] = value.pop(key)
+    elif kind == 2 and isinstance(value, list):
+        value.insert(key, random.choice(NASTY))
+    else:
+        value[key] = changed(random, value[key])
+    return value
+
+
+def json_bytes(random, value):
+    """A changed or damaged JSON text of `value`."""
+    for _ in range(random.choice([0, 1, 1, 2])):
+        value = changed(random, value)
+    text = json.dumps(value).encode()
+    return damaged(random, text) if random.random() < 0.4 else text
