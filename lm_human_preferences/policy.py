@@ -3,8 +3,7 @@ import torch
 
 from lm_human_preferences.language.model import Cache
 from lm_human_preferences.language.sample import sample_sequence
-from lm_human_preferences.utils.core import (
-    MIN_TEMPERATURE, default_device, entropy_from_logits, logprobs_from_logits)
+from lm_human_preferences.utils.core import MIN_TEMPERATURE, default_device, logprobs_and_entropies
 
 
 class Policy:
@@ -63,11 +62,9 @@ class Policy:
         tokens, mask = self.model.mask_padding(torch.cat([contexts, responses], dim=1), self.padding_token)
         columns = torch.arange(contexts.shape[1] - 1, tokens.shape[1] - 1, device=tokens.device)
         h = self.model.hidden(tokens[:, :-1], mask[:, :-1], read=columns)
-        logits = self.model.logits(h) / max(self.temperature, MIN_TEMPERATURE)
-        with torch.no_grad():  # a statistic only: PPO has no entropy bonus
-            entropies = entropy_from_logits(logits)
-        return dict(logprobs=logprobs_from_logits(logits=logits, labels=responses), entropies=entropies,
-                    values=self.model.heads['value'](h))
+        logprobs, entropies = logprobs_and_entropies(
+            h / max(self.temperature, MIN_TEMPERATURE), self.model.transformer.wte.weight, responses)
+        return dict(logprobs=logprobs, entropies=entropies, values=self.model.heads['value'](h))
 
     @torch.no_grad()
     def analyze_responses(self, queries, responses):

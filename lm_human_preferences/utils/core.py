@@ -65,6 +65,42 @@ def entropy_from_logits(logits):
     return -(logprobs.exp() * logprobs).sum(-1)
 
 
+def logprobs_and_entropies(h, weight, labels):
+    """Both of the above, of `labels (...)`, for logits `h (..., n_embd) @ weight (n_vocab, n_embd).T`: each `(...)`.
+
+    The logits are held once and never in pieces too large for a cache. Entropies have no gradient.
+    """
+    results = _ReadOut.apply(h.flatten(0, -2), weight, labels.flatten())
+    return tuple(result.view(labels.shape) for result in results)
+
+
+class _ReadOut(torch.autograd.Function):
+    """The memory of the logits becomes that of the log-probabilities and then that of the logits' gradient."""
+
+    @staticmethod
+    def _pieces(*tensors, rows=64):
+        return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+
+    @staticmethod
+    def forward(ctx, h, weight, labels):
+        table = h @ weight.T
+        logprobs, entropies = h.new_empty(len(h)), h.new_empty(len(h))
+        for piece, label, logprob, entropy in _ReadOut._pieces(table, labels, logprobs, entropies):
+            piece.copy_(piece.log_softmax(-1))
+            logprob.copy_(piece.gather(1, label[:, None])[:, 0])
+            entropy.copy_(-piece.exp().mul_(piece).sum(-1))
+        ctx.save_for_backward(h, weight, labels, table)
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        h, weight, labels, table = ctx.saved_tensors
+        for piece, label, g in _ReadOut._pieces(table, labels[:, None], gradient[:, None]):
+            piece.exp_().mul_(-g).scatter_add_(1, label, g)
+        return table @ weight, table.T @ h, None
+
+
 def sample_from_logits(logits):
     """One draw per distribution: `logits (..., n_vocab)` -> int64 `(...)`.
 
