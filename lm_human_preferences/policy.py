@@ -3,6 +3,7 @@ import torch
 
 from lm_human_preferences.language.model import Cache
 from lm_human_preferences.language.sample import sample_sequence
+from lm_human_preferences.utils import precision
 from lm_human_preferences.utils.core import MIN_TEMPERATURE, default_device, logprobs_and_entropies
 
 
@@ -48,8 +49,9 @@ class Policy:
         Returns responses, logprobs and values, each (batch, length); a value belongs to the moment before its token.
         """
         contexts = self.embed_queries(queries.to(self.device))
-        result = sample_sequence(
-            step=self._step, context=contexts, length=length, temperature=self.temperature, extra_outputs=('values',))
+        with precision.computing(self.device):
+            result = sample_sequence(step=self._step, context=contexts, length=length, temperature=self.temperature,
+                                     extra_outputs=('values',))
         return dict(responses=result['tokens'][:, contexts.shape[1]:], logprobs=result['logprobs'],
                     values=result['values'])
 
@@ -63,7 +65,8 @@ class Policy:
         columns = torch.arange(contexts.shape[1] - 1, tokens.shape[1] - 1, device=tokens.device)
         h = self.model.hidden(tokens[:, :-1], mask[:, :-1], read=columns)
         logprobs, entropies = logprobs_and_entropies(
-            h / max(self.temperature, MIN_TEMPERATURE), self.model.transformer.wte.weight, responses)
+            h / max(self.temperature, MIN_TEMPERATURE), self.model.transformer.wte.weight, responses,
+            gradient_type=precision.computing_type(h.dtype))
         return dict(logprobs=logprobs, entropies=entropies, values=self.model.heads['value'](h))
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import label_source
 from lm_human_preferences.utils import comm as comms
 from lm_human_preferences.utils import hyperparams, precision, storage
-from lm_human_preferences.utils.core import set_seed
+from lm_human_preferences.utils.core import default_device, set_seed
 from lm_human_preferences.utils.errors import UserError
 
 
@@ -38,7 +38,7 @@ def sample_policy(save_dir, savescope='policy', temperature=None, seed=None, bat
     trained_model = trained_models.TrainedModel('sample', storage.join(save_dir, 'policy'), savescope)
     encoder = trained_model.encoding.get_encoder()
     hyperparams.dump(trained_model.hparams(), name='model_hparams')
-    precision.prefer_onednn()
+    precision.prepare('fp32', default_device())
     lm_tasks.check_lengths(hparams.task, encoder, trained_model.hparams().n_ctx)
     set_seed(seed, comm.rank)
 

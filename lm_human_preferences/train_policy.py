@@ -12,7 +12,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import get_reward_model, label_source, make_score_fn
 from lm_human_preferences.utils import checkpoints, hyperparams, precision, storage
 from lm_human_preferences.utils import comm as comms
-from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
+from lm_human_preferences.utils.core import ceil_div, default_device, exact_div, set_seed
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.logging import Logger, progress, say
 from lm_human_preferences.utils.optimizer import Adam
@@ -250,7 +250,7 @@ def train(hparams: HParams, comm=None):
         if hparams.rewards.train_new_model is not None:
             train_reward_model(hparams, comm, hparams.run.save_dir or comm.gather(scratch)[0])
         hyperparams.dump(hparams)
-        precision.prefer_onednn()
+        precision.prepare(hparams.run.precision, default_device())
         set_seed(hparams.run.seed, comm.rank)
         trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
         hyperparams.dump(trained_model.hparams(), name='model_hparams')

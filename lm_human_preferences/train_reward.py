@@ -9,7 +9,7 @@ from lm_human_preferences.language import model, trained_models
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.utils import checkpoints, hyperparams, precision, storage
 from lm_human_preferences.utils import comm as comms
-from lm_human_preferences.utils.core import ceil_div, exact_div, set_seed
+from lm_human_preferences.utils.core import ceil_div, default_device, exact_div, set_seed
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.logging import Logger, progress, say
 from lm_human_preferences.utils.optimizer import Adam
@@ -135,7 +135,7 @@ def train(hparams: HParams, comm=None):
     hparams.check_ranks(comm.size)
     checkpoints.check_directory(hparams.run.save_dir)
     hyperparams.dump(hparams)
-    precision.prefer_onednn()
+    precision.prepare(hparams.run.precision, default_device())
     set_seed(hparams.run.seed, comm.rank)
 
     trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)

@@ -3,9 +3,16 @@ import pytest
 import torch
 
 from compare import assert_close, assert_norm_close
+from golden_data import load_json
+from lm_human_preferences import train_policy, train_reward
+from lm_human_preferences.hparams.train_reward import PRECISIONS
 from lm_human_preferences.language import model
-from lm_human_preferences.utils import precision
+from lm_human_preferences.utils import comm as comms
+from lm_human_preferences.utils import core, precision
+from lm_human_preferences.utils.errors import UserError
+from trainers import ppo_trainer, rollouts_of
 
+CPU = torch.device('cpu')
 PADDING, QUERY, LENGTH, VOCABULARY = 99, 6, 5, 50
 
 
@@ -13,8 +20,9 @@ PADDING, QUERY, LENGTH, VOCABULARY = 99, 6, 5, 50
 def library(request):
     """What multiplies float32 matrices."""
     if request.param == 'oneDNN':
-        precision.prefer_onednn()
+        precision.prepare('fp32', CPU)
     yield
+    precision.prepare('fp32', CPU)
     torch.backends.mkldnn.matmul.fp32_precision = 'none'
 
 
@@ -106,3 +114,78 @@ def test_products_that_lose_digits_are_not_taken(monkeypatch):
     monkeypatch.setattr(precision, '_error_of_a_product', lambda: 1e-3)
     precision.prefer_onednn()
     assert torch.backends.mkldnn.matmul.fp32_precision == 'none'
+
+
+@pytest.mark.parametrize('shape', [(7,), (50, 3)], ids=str)
+def test_logprobs_and_entropies_from_one_table(shape):
+    torch.manual_seed(0)
+    h, weight, labels = torch.randn(*shape, 16), torch.randn(VOCABULARY, 16), torch.randint(VOCABULARY, shape)
+    weights, gradients = torch.randn(shape), []
+    for fused in (True, False):
+        h, weight = (tensor.detach().requires_grad_() for tensor in (h, weight))
+        if fused:
+            logprobs, entropies = core.logprobs_and_entropies(h, weight, labels)
+            assert not entropies.requires_grad
+        else:
+            logits = h @ weight.T
+            assert_close(logprobs, core.logprobs_from_logits(logits=logits, labels=labels).detach(), atol=1e-5)
+            assert_close(entropies, core.entropy_from_logits(logits).detach(), atol=1e-5)
+            logprobs = core.logprobs_from_logits(logits=logits, labels=labels)
+        loss = (weights * logprobs).sum()
+        loss.backward(retain_graph=fused)
+        gradients.append((h.grad, weight.grad))
+        if fused:
+            with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+                loss.backward()  # rather than the gradient of what has become of the table
+    for ours, reference in zip(*gradients, strict=True):
+        assert_norm_close(ours, reference, rtol=1e-5)
+
+
+def gradient_of(trainer, rollouts):
+    """Statistics of a minibatch, and the gradient of all parameters as one vector."""
+    trainer.optimizer.gradients.clear()
+    loss, stats = trainer.loss(rollouts)
+    loss.backward()
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in trainer.policy.get_params())
+    return stats, torch.cat([p.grad.flatten() for p in trainer.policy.get_params()])
+
+
+def test_bf16_agrees_with_float32_within_its_digits():
+    config = load_json('ppo', 'configs.json')['configs'][0]
+    trainer, rollouts = ppo_trainer(config['hparams'], comms.SingleProcess()), rollouts_of('ppo', config['id'], 0, 1)
+    exact, gradient = gradient_of(trainer, rollouts)
+    precision.prepare('bf16', CPU)
+    rounded, rounded_gradient = gradient_of(trainer, rollouts)
+    for name in exact:
+        assert_close(rounded[name], exact[name], rtol=0.02, atol=0.02, name=name)
+    error = (rounded_gradient - gradient).norm() / gradient.norm()
+    assert 1e-4 < error < 0.1, error  # the smaller is there to see that anything was rounded
+    sampled = trainer.policy.respond(rollouts['queries'], length=6)
+    analyzed = trainer.policy.analyze_responses(rollouts['queries'], sampled['responses'])
+    for name in ('logprobs', 'values'):
+        assert sampled[name].dtype == torch.float32
+        assert_close(sampled[name], analyzed[name], rtol=0, atol=0.02, name=name)
+
+
+@pytest.mark.parametrize('train, overrides', [
+    (train_policy, {'rewards.trained_model': 'test', 'ppo.batch_size': 8, 'ppo.total_episodes': 8}),
+    (train_reward, {'labels.source': 'test', 'labels.type': 'best_of_4', 'labels.num_train': 8, 'batch_size': 8})])
+def test_precision_is_an_option_of_both_trainings(train, overrides, monkeypatch):
+    asked = []
+    monkeypatch.setattr(precision, 'prepare', lambda *settings: asked.append(settings))
+    hparams = train.HParams()
+    hparams.override_from_dict({'task.query_length': 3, 'task.response_length': 4, 'task.query_dataset': 'test',
+                                'task.policy.initial_model': 'test', 'run.precision': 'bf16', **overrides})
+    train.train(hparams)
+    assert asked == [('bf16', core.default_device())]
+
+
+def test_precisions():
+    assert PRECISIONS == ('fp32', 'tf32', 'bf16')
+    with pytest.raises(ValueError, match='^--run.precision half is none of fp32, tf32, bf16$'):
+        train_reward.RunHParams(precision='half').validate(prefix='run.')
+    with pytest.raises(UserError, match='^--run.precision tf32 needs a GPU'):
+        precision.prepare('tf32', CPU)
+    for name in PRECISIONS[::-1]:
+        precision.prepare(name, torch.device('cuda'))
+        assert torch.backends.cuda.matmul.allow_tf32 == (name == 'tf32')

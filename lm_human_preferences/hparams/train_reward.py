@@ -8,6 +8,7 @@ from lm_human_preferences.utils.hyperparams import option
 
 
 ENGINES = ('auto', 'horovod', 'torch', 'mpi')
+PRECISIONS = ('fp32', 'tf32', 'bf16')
 
 
 @dataclass
@@ -27,11 +28,14 @@ class RunHParams(hyperparams.HParams):
     evaluate: bool = option(
         False, 'when a policy is trained, do what ./launch.py evaluate does; needs save_dir', ours=True)
     allreduce: str = option('auto', 'what averages over ranks: auto, horovod, torch or mpi', ours=True)
+    precision: str = option(
+        'fp32', 'type of products: fp32, tf32 (GPUs) or bf16; weights and statistics stay fp32', ours=True)
 
     def validate(self, *, prefix=''):
         super().validate(prefix=prefix)
-        if self.allreduce not in ENGINES:
-            raise ValueError(f'--{prefix}allreduce {self.allreduce} is none of {", ".join(ENGINES)}')
+        for name, known in (('allreduce', ENGINES), ('precision', PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f'--{prefix}{name} {getattr(self, name)} is none of {", ".join(known)}')
 
 
 @dataclass

@@ -7,6 +7,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2Model
 
 from lm_human_preferences.hparams.model import HParams
+from lm_human_preferences.utils import precision
 from lm_human_preferences.utils.core import cumulative_max, index_each
 
 __all__ = ['HParams', 'Model']
@@ -134,7 +135,7 @@ class ScalarHead(nn.Module):
 
     def forward(self, h):
         """`h (..., n_embd)` -> `(...)`, in the type of its own parameters."""
-        return h.to(self.w.dtype) @ self.w + self.b
+        return (h.to(self.w.dtype) * self.w).sum(-1) + self.b
 
     def regularizer(self):
         """The L2 penalty that is 1 on average for a fresh head of the original (it never trained with it)."""
@@ -230,20 +231,21 @@ class Model(nn.Module):
         self._check_positions(positions)
         network, n_head, packing = self.transformer, self.hparams.n_head, Packing(real)
         x = network.wte(packing.pack(tokens)) + network.wpe(packing.pack(positions))
-        bias = torch.zeros(allowed.shape, dtype=x.dtype, device=x.device).masked_fill_(~allowed, -torch.inf)
-        bias = bias.unsqueeze(1).expand(len(tokens), n_head, -1, -1)
-        for i, block in enumerate(network.h):
-            qkv = packing.unpack(project(block.ln_1(x), block.attn.c_attn))
-            q, k, v = qkv.unflatten(2, (3, n_head, -1)).permute(2, 0, 3, 1, 4)
-            if cache is not None:
-                k, v = cache.extend(i, k, v)
-            if read is not None and i == len(network.h) - 1:  # from here on only what is read
-                columns = read[:, None, :, None].expand(-1, n_head, -1, -1)
-                q, bias = (values.gather(2, columns.expand(-1, -1, -1, values.shape[3])) for values in (q, bias))
-                x, packing = index_each(packing.unpack(x), read).flatten(0, 1), Packing(torch.ones_like(read) > 0)
-            x = x + project(packing.pack(attend(q, k, v, bias)), block.attn.c_proj)
-            inner = F.gelu(project(block.ln_2(x), block.mlp.c_fc), approximate='tanh')
-            x = x + project(inner, block.mlp.c_proj)
+        bias = torch.zeros(allowed.shape, dtype=precision.computing_type(x.dtype), device=x.device)
+        bias = bias.masked_fill_(~allowed, -torch.inf).unsqueeze(1).expand(len(tokens), n_head, -1, -1)
+        with precision.computing(x.device):
+            for i, block in enumerate(network.h):
+                qkv = packing.unpack(project(block.ln_1(x), block.attn.c_attn))
+                q, k, v = qkv.unflatten(2, (3, n_head, -1)).permute(2, 0, 3, 1, 4)
+                if cache is not None:
+                    k, v = cache.extend(i, k, v)
+                if read is not None and i == len(network.h) - 1:  # from here on only what is read
+                    columns = read[:, None, :, None].expand(-1, n_head, -1, -1)
+                    q, bias = (values.gather(2, columns.expand(-1, -1, -1, values.shape[3])) for values in (q, bias))
+                    x, packing = index_each(packing.unpack(x), read).flatten(0, 1), Packing(torch.ones_like(read) > 0)
+                x = x + project(packing.pack(attend(q, k, v, bias)), block.attn.c_proj)
+                inner = F.gelu(project(block.ln_2(x), block.mlp.c_fc), approximate='tanh')
+                x = x + project(inner, block.mlp.c_proj)
         if cache is not None:
             cache.length += tokens.shape[1]
         return packing.unpack(network.ln_f(x))
@@ -263,7 +265,8 @@ class Model(nn.Module):
 
     def logits(self, h):
         """Language-model logits of `h (..., n_embd)` -> `(..., n_vocab)`."""
-        return F.linear(h, self.transformer.wte.weight)
+        with torch.autocast(h.device.type, enabled=False):
+            return F.linear(h, self.transformer.wte.weight)
 
     def forward(self, X, *, past=None, past_tokens=None, mask=None, padding_token=None):
         """Everything at every position, as the original returned it; training computes only what it reads.

@@ -65,12 +65,13 @@ def entropy_from_logits(logits):
     return -(logprobs.exp() * logprobs).sum(-1)
 
 
-def logprobs_and_entropies(h, weight, labels):
+def logprobs_and_entropies(h, weight, labels, gradient_type=None):
     """Both of the above, of `labels (...)`, for logits `h (..., n_embd) @ weight (n_vocab, n_embd).T`: each `(...)`.
 
-    The logits are held once and never in pieces too large for a cache. Entropies have no gradient.
+    The logits are held once, and read in pieces that fit a cache. Entropies have no gradient. gradient_type: what the
+    gradients are multiplied in, if not the type of `h`.
     """
-    results = _ReadOut.apply(h.flatten(0, -2), weight, labels.flatten())
+    results = _ReadOut.apply(h.flatten(0, -2), weight, labels.flatten(), gradient_type or h.dtype)
     return tuple(result.view(labels.shape) for result in results)
 
 
@@ -82,7 +83,7 @@ class _ReadOut(torch.autograd.Function):
         return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
 
     @staticmethod
-    def forward(ctx, h, weight, labels):
+    def forward(ctx, h, weight, labels, gradient_type):
         table = h @ weight.T
         logprobs, entropies = h.new_empty(len(h)), h.new_empty(len(h))
         for piece, label, logprob, entropy in _ReadOut._pieces(table, labels, logprobs, entropies):
@@ -91,14 +92,17 @@ class _ReadOut(torch.autograd.Function):
             entropy.copy_(-piece.exp().mul_(piece).sum(-1))
         ctx.save_for_backward(h, weight, labels, table)
         ctx.mark_non_differentiable(entropies)
+        ctx.gradient_type = gradient_type
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx, gradient, _):
         h, weight, labels, table = ctx.saved_tensors
-        for piece, label, g in _ReadOut._pieces(table, labels[:, None], gradient[:, None]):
-            piece.exp_().mul_(-g).scatter_add_(1, label, g)
-        return table @ weight, table.T @ h, None
+        d_logits = table if ctx.gradient_type == table.dtype else torch.empty_like(table, dtype=ctx.gradient_type)
+        for piece, label, g, result in _ReadOut._pieces(table, labels[:, None], gradient[:, None], d_logits):
+            torch.mul(piece.exp_(), -g, out=result).scatter_add_(1, label, g.to(result.dtype))
+        d_h, d_weight = d_logits @ weight.to(d_logits.dtype), d_logits.T @ h.to(d_logits.dtype)
+        return d_h.to(h.dtype), d_weight.to(weight.dtype), None, None
 
 
 def sample_from_logits(logits):

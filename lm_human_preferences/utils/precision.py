@@ -1,7 +1,36 @@
-"""How precisely matrices are multiplied, and by which library."""
+"""How precisely this process multiplies matrices, and by which library."""
 import torch
 
+from lm_human_preferences.utils.errors import UserError
+
 LARGEST_ERROR = 1e-6  # of a float32 product, relative
+
+_reduced = None  # the type that networks compute in where it is not that of their weights
+
+
+def prepare(precision, device):
+    """Set this process up for `precision`: fp32, tf32 or bf16, on `device`. UserError for tf32 without a GPU.
+
+    Weights, what layers are added up in, logits, losses and statistics stay float32 in any case.
+    """
+    global _reduced
+    _reduced = torch.bfloat16 if precision == 'bf16' else None
+    if device.type == 'cuda':
+        torch.backends.cuda.matmul.allow_tf32 = precision == 'tf32'
+    elif precision == 'tf32':
+        raise UserError('--run.precision tf32 needs a GPU; without one, take fp32 or bf16')
+    else:
+        prefer_onednn()
+
+
+def computing(device):
+    """Context in which the layers of networks compute as prepared. Weights are cast once for the outermost one."""
+    return torch.autocast(device.type, _reduced, enabled=_reduced is not None)
+
+
+def computing_type(default):
+    """The type that layers compute in, `default` where that is the one of their inputs."""
+    return _reduced or default
 
 
 def prefer_onednn():
