@@ -104,7 +104,7 @@ def sample_many(policy, reference, models, task, queries, settings):
     """What `compare` needs, from `settings.samples` responses of each model to each of `queries`: as above."""
     score_fns = {name: rewards.make_score_fn(task, model) for name, model in models.items()}
     kls, scores = [], {name: ([], []) for name in models}
-    rows = queries.repeat_interleave(settings.samples, 0).split(settings.batch_size)
+    rows = queries.to(policy.device).repeat_interleave(settings.samples, 0).split(settings.batch_size)
     for part in progress(rows, comm=SingleProcess(), desc='samples', unit='batch'):
         drawn = policy.respond(part, length=task.response_length)
         ref_logprobs = reference.analyze_responses(part, drawn['responses'])['logprobs']
