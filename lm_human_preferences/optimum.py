@@ -133,13 +133,10 @@ def sampled_frontier(rewards, betas):
     (len(betas),). The error is between queries, by the delta method: the highest reward at a KL is the minimum over
     beta of beta (KL + mean log Z), so that near the minimum it varies as beta log Z does.
     """
-    kls, means = frontier(as_distribution(rewards), rewards, betas)
-    errors, effective = [], []
-    for beta in map(float, betas):
-        log_z = moments(as_distribution(rewards), rewards, beta)[0]
-        errors.append(standard_error(beta * log_z))
-        effective.append(effective_samples(rewards, beta).mean())
-    return kls, means, torch.stack(errors), torch.stack(effective)
+    alike, betas = as_distribution(rewards), list(map(float, betas))
+    errors = [standard_error(beta * moments(alike, rewards, beta)[0]) for beta in betas]
+    effective = [effective_samples(rewards, beta).mean() for beta in betas]
+    return *frontier(alike, rewards, betas), torch.stack(errors), torch.stack(effective)
 
 
 def sampled_best_of_n(rewards, n):
