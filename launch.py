@@ -6,6 +6,9 @@ Seconds on any machine, without network:
   ./launch.py train_policy test first --mpi 1
   ./sample.py sample --save_dir /tmp/save/train_policy/first --nsamples 8
 \b
+A run that was interrupted goes on where it was:
+  ./launch.py resume /tmp/save/train_policy/first
+\b
 A reward model from the published labels, then a policy that follows it:
   ./launch.py train_reward descriptiveness my-reward --mpi 1
   ./launch.py train_policy descriptiveness my-policy --mpi 1 --rewards.train_new_model off \\
@@ -13,10 +16,15 @@ A reward model from the published labels, then a policy that follows it:
 
 Every hyperparameter is an option of its command: `./launch.py train_policy --help` lists them.
 """
+import os
+
+import click
+
 from lm_human_preferences.hparams import evaluate, train_policy, train_reward
 from lm_human_preferences.hparams import figures as figure_options
-from lm_human_preferences.utils import hyperparams, launch
+from lm_human_preferences.utils import hyperparams, launch, runs
 from lm_human_preferences.utils.combos import bind, bind_all, bind_nested, combos
+from lm_human_preferences.utils.errors import UserError
 
 LABELS = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
 
@@ -141,6 +149,30 @@ policy_experiments = {
 }
 
 
+TRAININGS = {'train_reward': train_reward.HParams, 'train_policy': train_policy.HParams}
+
+
+def training(name):
+    return f'lm_human_preferences.{name}:train'
+
+
+def resume(settings, save_dir):
+    mpi = settings.pop('mpi', None)
+    found = [name for name in TRAININGS if os.path.exists(os.path.join(save_dir, f'{name}_hparams.json'))]
+    if not found:
+        raise UserError(f'{save_dir} holds no run that could go on: it has no {" or ".join(TRAININGS)}_hparams.json')
+    hparams = TRAININGS[found[-1]]()
+    hparams.override_from_json_file(os.path.join(save_dir, f'{found[-1]}_hparams.json'))
+    unknown = settings.keys() - hyperparams.fields(type(hparams)).keys()
+    if unknown:
+        raise UserError(f'--{min(unknown)} is no option of {found[-1]}')
+    if found[-1] == 'train_policy':
+        settings = train_policy.complete(settings, hparams, None)
+    launch.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
+    runs.claim(launch.validated(hparams), overwrite=False, named=settings)
+    launch.run(training(found[-1]), {'hparams': hparams}, mpi or runs.ranks_of(save_dir))
+
+
 def figures(settings):
     """Both figures are of mock_sentiment, the experiment whose reward is known."""
     settings = launch.validated(figure_options.HParams(**settings)).to_nested_dict()
@@ -152,11 +184,16 @@ def figures(settings):
 
 cli = launch.Program(help=__doc__, commands=[
     launch.experiment_command(
-        'train_reward', 'lm_human_preferences.train_reward:train', train_reward.HParams, reward_experiments,
+        'train_reward', training('train_reward'), train_reward.HParams, reward_experiments,
         help='Train a reward model from human labels.'),
     launch.experiment_command(
-        'train_policy', 'lm_human_preferences.train_policy:train', train_policy.HParams, policy_experiments,
+        'train_policy', training('train_policy'), train_policy.HParams, policy_experiments,
         complete=train_policy.complete, help='Train a policy by PPO against a reward model, new or trained before.'),
+    launch.Command(
+        'resume', resume, {'mpi': hyperparams.fields(launch.RankHParams)['mpi'],
+                           **launch.settable(train_reward.HParams), **launch.settable(train_policy.HParams)},
+        [click.Argument(['save_dir'])],
+        help='Go on with the run in SAVE_DIR where it was interrupted. Its settings stay, but for those named here.'),
     launch.job_command(
         'export', 'lm_human_preferences.export:export', arguments=['model_dir', 'output_dir'],
         help='Save the language model of MODEL_DIR, a run or a released name, as a Hugging Face directory.'),

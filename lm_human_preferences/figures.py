@@ -18,7 +18,9 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.utils import checkpoints, storage, workers
 from lm_human_preferences.utils.comm import SingleProcess
 from lm_human_preferences.utils.core import ceil_div, set_seed
+from lm_human_preferences.utils.keeper import Keeper
 from lm_human_preferences.utils.logging import progress, say
+from lm_human_preferences.utils.runs import check_directory
 
 VERSION = 1  # of what a finished run means: with another one, all runs are done again
 POINTS = 10  # of a curve of Figure 2
@@ -123,17 +125,26 @@ def run_policy(path, hparams, reward_model, task):
     hparams.rewards.train_new_model, hparams.rewards.trained_model = None, reward_model
     set_seed(hparams.run.seed)
     trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
-    trainer, _ = train_policy.build_trainer(hparams, trained_model, SingleProcess())
-    curve = [{'episodes': 0, 'kl': 0.0, 'known_reward': optimum.expected(ref_logprobs, scores).mean().item()}]
+    trainer = train_policy.build_trainer(hparams, trained_model, SingleProcess())
+    with Curve(queries, ref_logprobs, scores) as curve:
+        train_policy.run_updates(trainer, curve, SingleProcess())
+    optimal = optimum.frontier_reward_at(curve.points[-1]['kl'], ref_logprobs, scores)
+    checkpoints.write_json(path, {'curve': curve.points, 'optimal_reward': optimal})
 
-    def measure():
-        logprobs = optimum.all_logprobs(trainer.policy, queries, hparams.task.response_length)
-        curve.append({'episodes': trainer.global_step * hparams.ppo.batch_size,
-                      'kl': optimum.kl(logprobs, ref_logprobs).mean().item(),
-                      'known_reward': optimum.expected(logprobs, scores).mean().item()})
-    train_policy.run_updates(trainer, measure, SingleProcess())
-    optimal = optimum.frontier_reward_at(curve[-1]['kl'], ref_logprobs, scores)
-    checkpoints.write_json(path, {'curve': curve, 'optimal_reward': optimal})
+
+class Curve(Keeper):
+    """How good a policy is, whenever another run would save it; see `everything`."""
+
+    def __init__(self, queries, ref_logprobs, scores):
+        super().__init__(None, SingleProcess(), resume=False)
+        self.queries, self.ref_logprobs, self.scores = queries, ref_logprobs, scores
+        self.points = [{'episodes': 0, 'kl': 0.0, 'known_reward': optimum.expected(ref_logprobs, scores).mean().item()}]
+
+    def save(self, trainer):
+        logprobs = optimum.all_logprobs(trainer.policy, self.queries, trainer.hparams.task.response_length)
+        self.points.append({'episodes': trainer.global_step * trainer.hparams.ppo.batch_size,
+                            'kl': optimum.kl(logprobs, self.ref_logprobs).mean().item(),
+                            'known_reward': optimum.expected(logprobs, self.scores).mean().item()})
 
 
 def jobs_of(runs, output_dir):
@@ -212,7 +223,7 @@ def figures(hparams, output_dir, quick=False, seeds=None, processes=None):
 
     quick: the small set; seeds: of each run, None for as many as the set has; processes: None for one per CPU.
     """
-    checkpoints.check_directory(output_dir, '--output_dir')
+    check_directory(output_dir, '--output_dir')
     scale = QUICK if quick else FULL
     runs = {run: run.hparams(hparams) for run in plan(dataclasses.replace(scale, seeds=seeds or scale.seeds))}
     results, frontier = run_all(runs, output_dir, processes or len(os.sched_getaffinity(0)))

@@ -10,10 +10,11 @@ from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams,
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import get_reward_model, label_source, make_score_fn
-from lm_human_preferences.utils import checkpoints, hyperparams, precision, storage
+from lm_human_preferences.utils import checkpoints, hyperparams, precision, runs, storage
 from lm_human_preferences.utils import comm as comms
-from lm_human_preferences.utils.core import ceil_div, default_device, exact_div, set_seed
+from lm_human_preferences.utils.core import ceil_div, default_device, exact_div
 from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.keeper import Keeper
 from lm_human_preferences.utils.logging import Logger, progress, say
 from lm_human_preferences.utils.optimizer import Adam
 
@@ -56,13 +57,15 @@ class PPOTrainer:
     """Takes PPO steps: sample, score, reward, learn, log.
 
     query_sampler: see lm_tasks.make_query_sampler; score_fn: see make_score_fn; hparams: HParams of this module.
+    score_model: what is saved with the policy.
     """
 
-    def __init__(self, *, policy, ref_policy, query_sampler, score_fn, hparams, comm):
+    def __init__(self, *, policy, ref_policy, query_sampler, score_fn, hparams, comm, score_model=None):
         self.policy = policy
         self.ref_policy = ref_policy
         self.query_sampler = query_sampler
         self.score_fn = score_fn
+        self.score_model = score_model
         self.hparams = hparams
         self.comm = comm
         self.global_step = 0
@@ -202,29 +205,43 @@ class PPOTrainer:
             say(decode(query).replace('\n', '⏎'), decode(response).replace('\n', '⏎'), f'  score = {score:+.2f}',
                 f'  kl = {sample_kl:+.2f}', f'  total = {score - kl_coef * sample_kl:+.2f}')
 
-    def tf_variables(self, score_model):
+    def tf_variables(self):
         """Everything that the original's checkpoint of this run holds, tensors by variable name."""
-        return {**self.policy.tf_parameters(), **self.ref_policy.tf_parameters(), **score_model.tf_parameters(),
-                **self.optimizer.tf_slots('ppo_opt'), 'global_step': torch.tensor(self.global_step),
-                'start_time': torch.tensor(self.start_time, dtype=torch.float64),
-                'last_time': torch.tensor(self.last_time, dtype=torch.float64)}
+        return train_reward.in_tf_shapes({
+            **self.policy.tf_parameters(), **self.ref_policy.tf_parameters(), **self.score_model.tf_parameters(),
+            **self.optimizer.tf_slots('ppo_opt'), 'global_step': torch.tensor(self.global_step),
+            'start_time': torch.tensor(self.start_time, dtype=torch.float64),
+            'last_time': torch.tensor(self.last_time, dtype=torch.float64)})
+
+    def state(self):
+        """What else has to be kept to go on from here, as JSON."""
+        return {'step': self.global_step, 'kl_coef': self.kl_ctl.value, 'optimizer_steps': self.optimizer.steps,
+                'elapsed': self.last_time - self.start_time}
+
+    def restore(self, state):
+        """Go on from what `state` returned; the variables are filled in afterwards."""
+        self.global_step, self.kl_ctl.value = state['step'], state['kl_coef']
+        self.start_time = self.last_time - state['elapsed']
+        self.optimizer.start_at(state['optimizer_steps'])
+        for _ in range(self.global_step):
+            self.query_sampler()
 
 
-def train_reward_model(hparams, comm, save_dir):
-    """The first of both steps at once: train the reward model of `rewards.train_new_model` into `save_dir`."""
+def train_reward_model(hparams, comm, directory):
+    """The first of both steps at once: train the reward model of `rewards.train_new_model` into `directory`."""
     new_model = hparams.rewards.train_new_model
     for name, value in vars(hparams.task).items():
         if value != getattr(new_model.task, name):
             raise UserError(f'--task.{name} and --rewards.train_new_model.task.{name} must be the same: '
                             f'{value} != {getattr(new_model.task, name)}')
-    new_model.run.save_dir = save_dir
-    train_reward.train(new_model, comm)
+    new_model.run.save_dir, hparams.rewards.trained_model = directory, storage.join(directory, 'reward_model')
+    train_reward.train_in_run(new_model, comm, hparams.run, {
+        'train_policy_hparams.json': runs.record(hparams), 'train_reward_hparams.json': runs.record(new_model)})
     comm.barrier()
-    hparams.rewards.trained_model = storage.join(save_dir, 'reward_model')
 
 
 def build_trainer(hparams, trained_model, comm):
-    """The models and the trainer of a run: (PPOTrainer, reward model)."""
+    """The models and the trainer of a run: PPOTrainer."""
     encoder = trained_model.encoding.get_encoder()
     lm_tasks.check_lengths(hparams.task, encoder, trained_model.hparams().n_ctx)
     settings = dict(embed_queries=lm_tasks.query_formatter(hparams.task, encoder),
@@ -236,57 +253,61 @@ def build_trainer(hparams, trained_model, comm):
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task, encoder=encoder, comm=comm, labels=label_source(hparams),
         batch_size=exact_div(hparams.ppo.batch_size, comm.size))
-    trainer = PPOTrainer(policy=policy, ref_policy=ref_policy, query_sampler=query_sampler, hparams=hparams, comm=comm,
-                         score_fn=make_score_fn(hparams.task, score_model))
-    return trainer, score_model
+    return PPOTrainer(policy=policy, ref_policy=ref_policy, query_sampler=query_sampler, hparams=hparams, comm=comm,
+                      score_model=score_model, score_fn=make_score_fn(hparams.task, score_model))
 
 
 def train(hparams: HParams, comm=None):
     """Fine-tune a policy and save it to SAVE_DIR/policy; the whole of `./launch.py train_policy`."""
     comm = comm or comms.world(hparams.run.allreduce)
     hparams.check_ranks(comm.size)
-    checkpoints.check_directory(hparams.run.save_dir)
-    with tempfile.TemporaryDirectory() as scratch:  # for the reward model of a run that is not saved
-        if hparams.rewards.train_new_model is not None:
-            train_reward_model(hparams, comm, hparams.run.save_dir or comm.gather(scratch)[0])
-        hyperparams.dump(hparams)
-        precision.prepare(hparams.run.precision, default_device())
-        set_seed(hparams.run.seed, comm.rank)
-        trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
-        hyperparams.dump(trained_model.hparams(), name='model_hparams')
-        trainer, score_model = build_trainer(hparams, trained_model, comm)
-        comm.barrier()
-
-    save_dir = hparams.run.save_dir if comm.rank == 0 else None
-    if save_dir:
-        say(f'Will save to {save_dir}')
-        checkpoints.write_json(storage.join(save_dir, 'train_policy_hparams.json'), hparams.to_nested_dict())
-        train_reward.write_model_files(storage.join(save_dir, 'policy'), trained_model)
-
-    def save():
-        if save_dir:
-            checkpoints.save(storage.join(save_dir, 'policy', 'checkpoints'), f'model.ckpt-{trainer.global_step}',
-                             train_reward.as_numpy(trainer.tf_variables(score_model)))
-
-    run_updates(trainer, save, comm)
-    if save_dir and hparams.run.evaluate:
+    save_dir = hparams.run.save_dir
+    directory = save_dir and storage.join(save_dir, 'policy', 'checkpoints')
+    with (runs.held(hparams, comm),
+          Keeper(directory, comm, resume=hparams.run.resume, fixed=['ref_policy', 'reward_model']) as keeper):
+        with tempfile.TemporaryDirectory() as scratch:
+            if hparams.rewards.train_new_model is not None:  # in scratch for a run that is not saved
+                train_reward_model(hparams, comm, save_dir or comm.gather(scratch)[0])
+            trainer = start(hparams, keeper, comm)
+        run_updates(trainer, keeper, comm)
+    if save_dir and comm.rank == 0 and hparams.run.evaluate:
         evaluate.evaluate(save_dir)
 
 
-def run_updates(trainer, save, comm):
-    """Take all steps, calling `save` every `save_interval` of them and at the end, also where the end is an error."""
-    hparams, saved_at = trainer.hparams, None
-    bar = progress(total=nupdates(hparams) * hparams.ppo.batch_size, comm=comm, desc='policy', unit='episode')
+def start(hparams, keeper, comm):
+    """The PPOTrainer of a run, where the run begins or goes on; writes what is known of the run by then."""
+    hyperparams.dump(hparams)
+    precision.prepare(hparams.run.precision, default_device())
+    keeper.set_seed(hparams.run.seed)
+    trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
+    hyperparams.dump(trained_model.hparams(), name='model_hparams')
+    trainer = build_trainer(hparams, trained_model, comm)
+    keeper.restore(trainer, saves=ceil_div(nupdates(hparams), hparams.run.save_interval))
+    comm.barrier()
+    save_dir = hparams.run.save_dir
+    if save_dir and comm.rank == 0:
+        say(f'Will save to {save_dir}')
+        checkpoints.write_json(storage.join(save_dir, 'train_policy_hparams.json'), runs.record(hparams))
+        train_reward.write_model_files(storage.join(save_dir, 'policy'), trained_model)
+    return trainer
+
+
+def run_updates(trainer, keeper, comm):
+    """Take all steps that are left, saving every `save_interval` of them and at the end, also if that is an error."""
+    hparams, steps, batch_size = trainer.hparams, nupdates(trainer.hparams), trainer.hparams.ppo.batch_size
+    bar = progress(total=steps * batch_size, initial=trainer.global_step * batch_size, comm=comm, desc='policy',
+                   unit='episode')
     try:
-        while trainer.global_step < nupdates(hparams):
+        while trainer.global_step < steps:
             stats = trainer.step()
             bar.set_postfix(score=f'{stats["objective/score"]:.2f}', kl=f'{stats["objective/kl"]:.2f}', refresh=False)
-            bar.update(hparams.ppo.batch_size)
-            if trainer.global_step % hparams.run.save_interval == 0:
-                save()
-                saved_at = trainer.global_step
+            bar.update(batch_size)
+            keeper.check()
+            if trainer.global_step % hparams.run.save_interval == 0 or trainer.global_step == steps:
+                keeper.save(trainer)
+    except BaseException:
+        keeper.save_at_error(trainer)
+        raise
     finally:
-        if saved_at != trainer.global_step:
-            save()
         bar.close()
         trainer.logger.close()

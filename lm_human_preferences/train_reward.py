@@ -1,4 +1,6 @@
 """Training a reward model from human labels (the original's train_reward.py; paper, section 2.1)."""
+import shutil
+
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -7,10 +9,11 @@ from lm_human_preferences import label_files, label_types, lm_tasks, mock_reward
 from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
 from lm_human_preferences.language import model, trained_models
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.utils import checkpoints, hyperparams, precision, storage
+from lm_human_preferences.utils import checkpoints, hyperparams, precision, runs, storage
 from lm_human_preferences.utils import comm as comms
-from lm_human_preferences.utils.core import ceil_div, default_device, exact_div, set_seed
+from lm_human_preferences.utils.core import ceil_div, default_device, exact_div
 from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.keeper import Keeper, pack, unpack
 from lm_human_preferences.utils.logging import Logger, progress, say
 from lm_human_preferences.utils.optimizer import Adam
 
@@ -48,25 +51,32 @@ class RewardModelTrainer:
         self.hparams = hparams
         self.comm = comm
         self.train_step = 0
+        self.order = None  # of the labels, once it is drawn
+        self.batches_sampled = 0
         self.optimizer = Adam(reward_model.tf_parameters(), comm=comm)
         self.logger = Logger(hparams.run.save_dir, 'reward_model', log_interval=hparams.run.log_interval, comm=comm,
                              tag_prefix='train_reward/minibatch/')
 
-    def train(self):
-        """Normalise, train on every label once, normalise again."""
-        self._warn_of_idle_normalization()
-        if self.hparams.normalize_before:
-            self.normalize(*self.target_mean_std())
+    def train(self, keeper):
+        """Normalise, train on every label once, normalise again; or what is left of that."""
+        if self.order is None:
+            self._warn_of_idle_normalization()
+            if self.hparams.normalize_before:
+                self.normalize(*self.target_mean_std())
+            # Every rank draws, rank 0's order counts: each label is trained on exactly once.
+            self.order = self.comm.gather(np.random.permutation(self.num_train))[0]
 
-        # Every rank draws, rank 0's order counts: each label is trained on exactly once.
-        order = self.comm.gather(np.random.permutation(self.num_train))[0]
         batch_size = self.hparams.batch_size
         say(f'{self.comm.rank} training on {self.num_train} in batches of {exact_div(batch_size, self.comm.size)}')
-        starts = progress(range(0, self.num_train, batch_size), comm=self.comm, desc='reward model', unit='batch')
-        for start in starts:
-            indices = order[start:start + batch_size][self.comm.rank::self.comm.size]
+        starts = range(self.train_step * batch_size, self.num_train, batch_size)
+        bar = progress(starts, comm=self.comm, desc='reward model', unit='batch')
+        for start in bar:
+            indices = self.order[start:start + batch_size][self.comm.rank::self.comm.size]
             stats = self.train_batch(indices, lr=(1 - start / self.num_train) * self.hparams.lr)
-            starts.set_postfix(loss=f'{stats["loss"]:.3f}', refresh=False)
+            bar.set_postfix(loss=f'{stats["loss"]:.3f}', refresh=False)
+            keeper.check()
+            if self.train_step % self.hparams.run.save_interval == 0:
+                keeper.save(self)
 
         if self.hparams.normalize_after:
             self.normalize(0.0, 1.0)
@@ -118,56 +128,91 @@ class RewardModelTrainer:
 
     def sampled_rewards(self):
         """Rewards (batch,) of responses of the initial policy, rollout_batch_size / ranks of them."""
+        self.batches_sampled += 1
         queries, length = self.query_sampler()['tokens'], self.hparams.task.response_length
         return torch.cat([self.reward_model.get_rewards(part, self.policy.respond(part, length=length)['responses'])
                           for part in queries.split(self.hparams.micro_batch_size or len(queries))])
 
     def tf_variables(self):
         """Everything that the original's checkpoint of this run holds, tensors by variable name."""
-        return {**self.policy.tf_parameters(), **self.reward_model.tf_parameters(),
-                **self.optimizer.tf_slots('train_reward/minibatch/opt'),
-                'global_step': torch.tensor(0), 'train_step': torch.tensor(self.train_step)}
+        return in_tf_shapes({
+            **self.policy.tf_parameters(), **self.reward_model.tf_parameters(),
+            **self.optimizer.tf_slots('train_reward/minibatch/opt'),
+            'global_step': torch.tensor(0), 'train_step': torch.tensor(self.train_step)})
+
+    def state(self):
+        """What else has to be kept to go on from here, as JSON."""
+        return {'step': self.train_step, 'optimizer_steps': self.optimizer.steps,
+                'batches_sampled': self.batches_sampled, 'order': pack(self.order.astype(np.int32))}
+
+    def restore(self, state):
+        """Go on from what `state` returned; the variables are filled in afterwards."""
+        self.train_step, self.order = state['step'], unpack(state['order'], np.int32)
+        self.optimizer.start_at(state['optimizer_steps'])
+        while self.batches_sampled < state['batches_sampled']:
+            self.query_sampler()
+            self.batches_sampled += 1
 
 
 def train(hparams: HParams, comm=None):
     """Train a reward model and save it to SAVE_DIR/reward_model; the whole of `./launch.py train_reward`."""
     comm = comm or comms.world(hparams.run.allreduce)
     hparams.check_ranks(comm.size)
-    checkpoints.check_directory(hparams.run.save_dir)
-    hyperparams.dump(hparams)
-    precision.prepare(hparams.run.precision, default_device())
-    set_seed(hparams.run.seed, comm.rank)
+    with runs.held(hparams, comm):
+        train_in_run(hparams, comm, hparams.run, {'train_reward_hparams.json': runs.record(hparams)})
 
-    trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
-    hyperparams.dump(trained_model.hparams(), name='model_hparams')
+
+def train_in_run(hparams, comm, run, records):
+    """The training itself, in a directory that is held; what was done before `run` (RunHParams) was interrupted stays.
+
+    records: JSON files of the run by name, written when all is ready.
+    """
+    hyperparams.dump(hparams)
+    directory = storage.join(hparams.run.save_dir, 'reward_model') if hparams.run.save_dir else None
+    saved, unfinished = (directory and storage.join(directory, name) for name in ('checkpoints', runs.UNFINISHED))
+    if comm.gather(run.resume and directory and checkpoints.latest(saved))[0]:
+        if comm.rank == 0:
+            say(f'The reward model in {directory} is finished')
+            shutil.rmtree(unfinished, ignore_errors=True)
+        return
+    with Keeper(unfinished if run.save_dir else None, comm, resume=run.resume, fixed=['ref_policy'],
+                max_to_keep=2) as keeper:
+        precision.prepare(hparams.run.precision, default_device())
+        keeper.set_seed(hparams.run.seed)
+        trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
+        hyperparams.dump(trained_model.hparams(), name='model_hparams')
+        trainer, notes = build_trainer(hparams, trained_model, comm)
+        keeper.restore(trainer, saves=trainer.num_train // hparams.batch_size // hparams.run.save_interval)
+        if comm.rank == 0:
+            if directory:
+                say(f'Will save to {hparams.run.save_dir}')
+                for name, record in records.items():
+                    checkpoints.write_json(storage.join(hparams.run.save_dir, name), record)
+                write_model_files(directory, trained_model)
+            say(*notes)
+        trainer.train(keeper)
+    if comm.rank == 0 and directory:
+        checkpoints.save(saved, 'model.ckpt', trainer.tf_variables())
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def build_trainer(hparams, trained_model, comm):
+    """The models and the trainer of a run: (RewardModelTrainer, what is to be said of the labels)."""
     encoder = trained_model.encoding.get_encoder()
     lm_tasks.check_lengths(hparams.task, encoder, trained_model.hparams().n_ctx)
     is_mock = hparams.labels.source == 'mock'
     labels, notes = (None, []) if is_mock else label_files.load_labels(hparams, trained_model.encoding)
-
     ref_policy = Policy(trained_model, scope='ref_policy', temperature=hparams.task.policy.temperature,
                         embed_queries=lm_tasks.query_formatter(hparams.task, encoder))
     reward_model = rewards.RewardModel(trained_model)
     comm.broadcast_(ref_policy.get_params() + reward_model.get_params())
     if is_mock:
         labels = mock_rewards.simulated_labels(hparams, ref_policy, comm)
-    trainer = RewardModelTrainer(
-        reward_model=reward_model, policy=ref_policy, labels=labels, hparams=hparams, comm=comm,
-        query_sampler=lm_tasks.make_query_sampler(
-            hparams=hparams.task, encoder=encoder, comm=comm, labels=hparams.labels.source,
-            batch_size=exact_div(hparams.rollout_batch_size, comm.size)))
-
-    save_dir = hparams.run.save_dir if comm.rank == 0 else None
-    if save_dir:
-        say(f'Will save to {save_dir}')
-        checkpoints.write_json(storage.join(save_dir, 'train_reward_hparams.json'), hparams.to_nested_dict())
-        write_model_files(storage.join(save_dir, 'reward_model'), trained_model)
-    if comm.rank == 0:
-        say(*notes)
-    trainer.train()
-    if save_dir:
-        checkpoints.save(storage.join(save_dir, 'reward_model', 'checkpoints'), 'model.ckpt',
-                         as_numpy(trainer.tf_variables()))
+    query_sampler = lm_tasks.make_query_sampler(
+        hparams=hparams.task, encoder=encoder, comm=comm, labels=hparams.labels.source,
+        batch_size=exact_div(hparams.rollout_batch_size, comm.size))
+    return RewardModelTrainer(reward_model=reward_model, policy=ref_policy, labels=labels, hparams=hparams, comm=comm,
+                              query_sampler=query_sampler), notes
 
 
 def write_model_files(directory, trained_model):
@@ -176,6 +221,6 @@ def write_model_files(directory, trained_model):
     checkpoints.write_json(storage.join(directory, 'encoding'), trained_model.encoding.name)
 
 
-def as_numpy(tensors):
-    """{TensorFlow variable name: tensor} as arrays in TensorFlow's shapes; on a CPU they share the tensors' memory."""
-    return {name: model.as_tf(name, tensor.detach()).cpu().numpy() for name, tensor in tensors.items()}
+def in_tf_shapes(tensors):
+    """{TensorFlow variable name: tensor} as views, without gradients, in the shapes that TensorFlow's have."""
+    return {name: model.as_tf(name, tensor.detach()) for name, tensor in tensors.items()}

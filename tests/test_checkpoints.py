@@ -239,15 +239,14 @@ def test_state(tmp_path):
     assert restore_state(save(tmp_path, 'model.ckpt-2', tensors(2))) is None
 
 
-@pytest.mark.parametrize('text, reason', [
-    *((text, 'is not JSON: ') for text in ('', '{', '[' * 100000, '\x00')),
-    *((text, 'does not belong to ') for text in ('[]', '1', '{}', '{"index_sha256": "x"}'))])
-def test_damaged_state(tmp_path, text, reason):
+@pytest.mark.parametrize('text', [
+    '', '{', '[' * 100000, '\x00', '[]', '1', '{}', '{"index_sha256": "x"}', '{"sha256": "x"}'])
+def test_damaged_state(tmp_path, text):
     prefix = save(tmp_path, 'model.ckpt-1', tensors(1), state={})
     Path(f'{prefix}.resume.json').write_text(text)
     with pytest.raises(UserError) as e:
         restore_state(prefix)
-    assert str(e.value).startswith(f'{prefix}.resume.json {reason}') and '\n' not in str(e.value)
+    assert str(e.value) == f'{prefix}.resume.json is damaged: its checksum does not match'
 
 
 def test_state_of_another_checkpoint(tmp_path):

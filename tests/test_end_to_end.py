@@ -100,7 +100,7 @@ def test_queries_of_the_reward_models_labels_stand_in_for_lost_books(tmp_path, m
     assert first.exit_code == 0, first.output
     for trained in ('reward', 'reward/reward_model'):
         result = invoke(f'train_policy test policy {books} --rewards.train_new_model off --rewards.trained_model '
-                        f'{tmp_path}/{trained} --ppo.total_episodes 64')
+                        f'{tmp_path}/{trained} --ppo.total_episodes 64 --overwrite')
         assert result.exit_code == 0, result.output
     sampled = invoke(f'sample --save_dir {tmp_path}/policy --nsamples 8 --mpi 1', sample.cli)
     assert sampled.exit_code == 0, sampled.output
@@ -137,8 +137,10 @@ def test_the_embedded_experiment_and_samples_of_it(tmp_path):
     assert np.mean(scores[-3:]) > scores[0] + 1
     assert files_under(tmp_path / 'first') == [
         'policy/checkpoints/checkpoint', 'policy/checkpoints/model.ckpt-100.data-00000-of-00001',
-        'policy/checkpoints/model.ckpt-100.index', 'policy/checkpoints/model.ckpt-50.data-00000-of-00001',
-        'policy/checkpoints/model.ckpt-50.index', 'policy/encoding', 'policy/hparams.json',
+        'policy/checkpoints/model.ckpt-100.index', 'policy/checkpoints/model.ckpt-100.resume.json',
+        'policy/checkpoints/model.ckpt-50.data-00000-of-00001',
+        'policy/checkpoints/model.ckpt-50.index', 'policy/checkpoints/model.ckpt-50.resume.json', 'policy/encoding',
+        'policy/hparams.json',
         'reward_model/checkpoints/checkpoint', 'reward_model/checkpoints/model.ckpt.data-00000-of-00001',
         'reward_model/checkpoints/model.ckpt.index', 'reward_model/encoding', 'reward_model/hparams.json',
         'tb/ppo/events.out.tfevents', 'tb/reward_model/events.out.tfevents', 'train_policy_hparams.json',

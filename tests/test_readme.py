@@ -96,7 +96,7 @@ def test_launch_commands_are_understood(commands):
     assert {tuple(args[:2]) for args in launches} >= {
         ('train_policy', 'test'), ('train_policy', 'descriptiveness'), ('train_reward', 'descriptiveness')}
     for args in launches:
-        if args[0] in ('export', 'evaluate', 'figures'):  # have no dry run
+        if args[0] in ('export', 'evaluate', 'figures', 'resume'):  # have no dry run
             launch.cli.commands[args[0]].make_context(args[0], args[1:])
             continue
         command = [sys.executable, ROOT / 'launch.py', *args, '--dry_run']

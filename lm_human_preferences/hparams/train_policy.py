@@ -82,6 +82,10 @@ class HParams(hyperparams.HParams):
         if problem := self._too_few_to_whiten(name, f'{self.ppo.nminibatches} minibatches', self.ppo.nminibatches):
             raise AssertionError(f'{problem}, or --{prefix}ppo.whiten_rewards false')
 
+    def writes(self):
+        """The commands whose files the run writes, its own last."""
+        return ['train_reward', 'train_policy'] if self.rewards.train_new_model is not None else ['train_policy']
+
     def check_ranks(self, ranks):
         """UserError unless so many ranks can share the batches equally, and each can whiten its minibatches."""
         parts = self.ppo.nminibatches * ranks

@@ -23,8 +23,9 @@ class LabelHParams(hyperparams.HParams):
 class RunHParams(hyperparams.HParams):
     seed: Optional[int] = option(None, 'seed of all random numbers; None: another one every time')
     log_interval: int = option(10, 'steps between two entries in the log', at_least=1)
-    save_interval: int = option(50, 'steps between two checkpoints of the policy', at_least=1)
+    save_interval: int = option(50, 'steps between two checkpoints', at_least=1)
     save_dir: Optional[str] = option(None, 'where the run is kept; --save_dir joined with NAME, unless that is None')
+    resume: bool = option(False, 'go on from the newest checkpoint in save_dir, if there is one', ours=True)
     evaluate: bool = option(
         False, 'when a policy is trained, do what ./launch.py evaluate does; needs save_dir', ours=True)
     allreduce: str = option('auto', 'what averages over ranks: auto, horovod, torch or mpi', ours=True)
@@ -69,3 +70,7 @@ class HParams(hyperparams.HParams):
         """UserError unless so many ranks can share the batches equally."""
         for name in ('batch_size', 'rollout_batch_size'):
             hyperparams.check_multiple(getattr(self, name), f'--{prefix}{name}', {'--mpi': ranks})
+
+    def writes(self):
+        """The commands whose files the run writes, its own last."""
+        return ['train_reward']

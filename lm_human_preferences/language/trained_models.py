@@ -8,7 +8,7 @@ import torch
 from lm_human_preferences.language import encodings, model, reviews_model
 from lm_human_preferences.utils import checkpoints, storage
 from lm_human_preferences.utils.errors import UserError
-from lm_human_preferences.utils.tf_bundle import Bundle
+from lm_human_preferences.utils.tf_bundle import Bundle, BundleError
 
 TINY = 128  # width of a network that one thread of the CPU computes fastest
 RELEASED = ('124M', '355M', '774M', '1558M')
@@ -50,8 +50,13 @@ def open_bundle(directory):
     for place in (directory, storage.join(directory, 'checkpoints')):
         if storage.exists(storage.join(place, 'checkpoint')):
             names = checkpoints.parse_checkpoint_file(storage.read_text(storage.join(place, 'checkpoint')))
-            if names:
-                return _fetch_bundle(place, names[-1])
+            for name in reversed(names):
+                try:
+                    return _fetch_bundle(place, name)
+                except BundleError as e:
+                    if name == names[0]:
+                        raise
+                    print(f'WARNING: {e}; the checkpoint before is used')
     raise UserError(f'{directory} has no TensorFlow checkpoint: no `checkpoint` file there or in checkpoints/')
 
 
@@ -61,6 +66,7 @@ def _fetch_bundle(place, name):
         shards = Bundle(index.removesuffix('.index')).shard_names()
         storage.local_copies([storage.join(place, shard) for shard in shards])
         return Bundle(index.removesuffix('.index'))
+    checkpoints.restore_state(storage.join(place, name))  # notices more damage than opening does
     return Bundle(storage.join(place, name))
 
 

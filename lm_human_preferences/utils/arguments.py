@@ -84,6 +84,8 @@ def _suits(key, field, word):
 
 def convert(key, field, text):
     """The value of option `key` given as `text`; UserError names the option, the text and the expected type."""
+    if field.metadata.get('ours') and bool in members(field.type):  # the original's take no on and off
+        text = {'on': 'true', 'off': 'false'}.get(text, text)
     try:
         value = _read(field.type, text)
     except (ValueError, OverflowError):

@@ -3,10 +3,11 @@
     DIRECTORY/checkpoint                           the newest and all that are kept; replaced last: this is the commit
     DIRECTORY/model.ckpt-N.data-00000-of-00001     values of the variables, under the original's names
     DIRECTORY/model.ckpt-N.index                   their names, shapes and checksums
-    DIRECTORY/model.ckpt-N.resume.json             what TensorFlow does not keep
+    DIRECTORY/model.ckpt-N.resume.json             what TensorFlow does not keep, sizes and checksums: the manifest
 
 The original program reads these directories as its own, and nothing in them can execute.
 """
+import collections
 import errno
 import hashlib
 import json
@@ -18,7 +19,7 @@ from lm_human_preferences.utils import storage, tf_bundle
 from lm_human_preferences.utils.errors import UserError
 
 NAME = r'model\.ckpt(?:-\d+)?'
-RESUME = '.resume.json'
+RESUME, DATA, INDEX = '.resume.json', '.data-00000-of-00001', '.index'
 SUFFIX = r'\.(?:index|meta|resume\.json|data-\d{5}-of-\d{5})'
 FILE = re.compile(f'({NAME})({SUFFIX})')
 LEFTOVER = re.compile(rf'(?:checkpoint|{NAME}{SUFFIX})\.\d+\.part')
@@ -55,15 +56,19 @@ def _kept(directory):
     return [name for name in names if os.path.exists(os.path.join(directory, f'{name}.index'))]
 
 
-def check_directory(directory, option='--save_dir'):
-    """Raise UserError where a run could not be kept in `directory` (None: it is not kept), before time is spent."""
-    if directory and storage.is_remote(directory):
-        raise UserError(f'{option}: {directory} is remote; runs are kept in local directories only')
-    existing = os.path.abspath(directory or '.')
-    while not os.path.exists(existing):
-        existing = os.path.dirname(existing)
-    if directory and not (os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)):
-        raise UserError(f'{option}: {directory} cannot be made: {existing} is no directory that you may write to')
+def check_room(directory, tensors, saves, *, max_to_keep=20):
+    """UserError unless the disk has room for those checkpoints of `tensors` that are kept at a time, of `saves`."""
+    count = min(saves, max_to_keep + 1) - len(_kept(directory))  # the newest is written before the oldest goes
+    while not os.path.exists(directory):
+        directory = os.path.dirname(directory) or '.'
+    need, free = count * _size(tensors), shutil.disk_usage(directory).free
+    if free < need:
+        raise UserError(f'--save_dir: {directory} has {free >> 20} MiB free, but {count} checkpoints will take '
+                        f'{need >> 20} MiB: make room, or raise --run.save_interval')
+
+
+def _size(tensors):
+    return sum(getattr(tensor, 'nbytes', 8) for tensor in tensors.values()) + (1 << 20)
 
 
 def save(directory, name, tensors, *, state=None, max_to_keep=20):
@@ -75,7 +80,7 @@ def save(directory, name, tensors, *, state=None, max_to_keep=20):
     """
     assert re.fullmatch(NAME, name), name
     prefix = os.path.join(directory, name)
-    need = sum(getattr(tensor, 'nbytes', 8) for tensor in tensors.values()) + (1 << 20)
+    need = _size(tensors)
     free = 'free space unknown'
     try:
         os.makedirs(directory, exist_ok=True)
@@ -92,8 +97,7 @@ def save(directory, name, tensors, *, state=None, max_to_keep=20):
             _delete(directory, {name} - set(kept))
             raise
         # Only we write resume.json, so that one that is not listed is a killed run's.
-        resumable = {file.removesuffix(RESUME) for file in os.listdir(directory) if file.endswith(RESUME)}
-        _delete(directory, (resumable | set(kept)) - set(keep))
+        _delete(directory, {*resumable(directory), *kept} - set(keep))
     except OSError as e:
         raise UserError(f'cannot save {name} in {directory}: {e.strerror}; it needs {need >> 20} MiB, {free}') from e
     return prefix
@@ -102,14 +106,21 @@ def save(directory, name, tensors, *, state=None, max_to_keep=20):
 def write_bundle(prefix, tensors, state=None):
     """Write the checkpoint `prefix` byte for byte as tf.train.Saver does, and `state` beside it; all of it, or nothing.
 
-    The resume.json names the index by digest, and that holds the checksum of every tensor.
+    The resume.json has the sizes of both files and the digest of the index, which holds the checksum of every tensor.
     """
     paths = [f'{prefix}{RESUME}'] if state is not None else []
-    with storage.replacing(*paths, f'{prefix}.data-00000-of-00001', f'{prefix}.index') as (*resume, data, index):
+    with storage.replacing(*paths, prefix + DATA, prefix + INDEX) as (*resume, data, index):
         table = tf_bundle.write_values(data, tensors)
         index.write(table)
+        manifest = {'index_sha256': hashlib.sha256(table).hexdigest(), 'sizes': {INDEX: len(table), DATA: data.tell()}}
         for file in resume:
-            file.write(json.dumps({'index_sha256': hashlib.sha256(table).hexdigest(), 'state': state}).encode())
+            file.write(_signed({**manifest, 'state': state}))
+
+
+def _signed(value):
+    """`value`, a dict, as JSON that begins with the digest of what follows it: no byte can change unnoticed."""
+    rest = json.dumps(value)[1:].encode()
+    return b'{"sha256": "%s", ' % hashlib.sha256(rest).hexdigest().encode() + rest
 
 
 def _commit(directory, keep):
@@ -127,16 +138,71 @@ def _delete(directory, names):
             os.remove(os.path.join(directory, file))
 
 
+def _parsed(text):
+    """What `_signed` made the JSON of; of anything else, something else."""
+    try:
+        return {name: value for name, value in json.loads(text).items() if name != 'sha256'}
+    except (ValueError, AttributeError, RecursionError):
+        return {}
+
+
+def resumable(directory):
+    """Names of the checkpoints in a local directory that have a state, whole or not, the newest first."""
+    files = os.listdir(directory) if os.path.isdir(directory) else []
+    return sorted((m[1] for m in map(FILE.fullmatch, files) if m and m[0].endswith(RESUME)), key=_step, reverse=True)
+
+
+def _step(name):
+    return int((re.search(r'-(\d+)$', name) or [0, 0])[1])
+
+
+def newest(directory):
+    """(prefix, state) of the newest checkpoint in a local directory that a run can go on from, None if there never was.
+
+    Every byte is verified. Damaged ones are named, and passed over; UserError where no other is left.
+    """
+    prefixes = [os.path.join(directory, name) for name in resumable(directory)]
+    prefixes = [prefix for prefix in prefixes if os.path.exists(prefix + INDEX)]  # which is the last one to appear
+    for prefix in prefixes:
+        try:
+            state = restore_state(prefix)
+            collections.deque(tf_bundle.Bundle(prefix).values(), maxlen=0)
+            return prefix, state
+        except UserError as e:
+            print(f'WARNING: {prefix} is passed over: {e}')
+    if prefixes:
+        raise UserError(f'no checkpoint in {directory} is whole: begin again with --overwrite')
+    return None
+
+
+def rewind(directory, name):
+    """Make `name` the newest checkpoint in `directory`, and delete those of later steps."""
+    kept = _kept(directory)
+    keep = [other for other in kept if other != name and _step(other) < _step(name)] + [name]
+    if keep != kept:
+        _commit(directory, keep)
+        _delete(directory, {*resumable(directory), *kept} - set(keep))
+
+
 def restore_state(prefix):
-    """The `state` saved with the checkpoint `prefix`, None where there is none; UserError if it is damaged."""
+    """The `state` saved with the checkpoint `prefix`, None where there is none.
+
+    BundleError where it, the index or the size of the data is not what was saved. Values are not looked at.
+    """
     path = prefix + RESUME
     if not os.path.exists(path):
         return None
-    saved = storage.read_json(path)
-    with open(f'{prefix}.index', 'rb') as f:
-        digest = hashlib.sha256(f.read()).hexdigest()
-    if not isinstance(saved, dict) or saved.get('index_sha256') != digest:
-        raise UserError(f'{path} does not belong to {prefix}.index: one of them is damaged')
+    try:
+        with open(path, 'rb') as state, open(prefix + INDEX, 'rb') as index:
+            text, digest, size = state.read(), hashlib.sha256(index.read()).hexdigest(), os.path.getsize(prefix + DATA)
+    except OSError as e:
+        raise tf_bundle.BundleError(f'{e.filename} cannot be read: {e.strerror}') from e
+    if text != _signed(saved := _parsed(text)):
+        raise tf_bundle.BundleError(f'{path} is damaged: its checksum does not match')
+    if saved['index_sha256'] != digest:
+        raise tf_bundle.BundleError(f'{path} does not belong to {prefix}{INDEX}: one of them is damaged')
+    if saved['sizes'][DATA] != size:
+        raise tf_bundle.BundleError(f'{prefix}{DATA} is damaged: it has {size} of {saved["sizes"][DATA]} bytes')
     return saved['state']
 
 

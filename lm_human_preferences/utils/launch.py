@@ -8,7 +8,7 @@ from typing import Optional
 
 import click
 
-from lm_human_preferences.utils import hyperparams, ranks, storage
+from lm_human_preferences.utils import hyperparams, ranks, runs, storage
 from lm_human_preferences.utils.arguments import convert, did_you_mean, read_words
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.hyperparams import group_class, members, option
@@ -147,11 +147,9 @@ def experiment_command(name, job, hparam_class, experiments, *, help, complete=l
     """
     launch_class = dataclasses.make_dataclass('LaunchHParams', bases=(RankHParams,), fields=[
         ('dry_run', bool, option(False, 'print the resolved hyperparameters and start nothing')),
-        ('save_dir', Optional[str], option(f'/tmp/save/{name}', 'the run is kept here, in NAME; None: it is not'))])
+        ('save_dir', Optional[str], option(f'/tmp/save/{name}', 'the run is kept here, in NAME; None: it is not')),
+        ('overwrite', bool, option(False, 'delete what a run of this NAME has left, and start anew'))])
     launch_fields = hyperparams.fields(launch_class)
-    groups = _optional_groups(hparam_class)
-    settable = {key: field for key, field in hyperparams.fields(hparam_class).items()
-                if key in groups or not group_class(field.type)}
 
     def launch_experiment(settings, exp, trial_name):
         """Resolve all trials of an experiment before the first of them starts."""
@@ -165,23 +163,27 @@ def experiment_command(name, job, hparam_class, experiments, *, help, complete=l
             binds, descriptor = read_trial(trial)
             hparams = hparam_class()
             hparams.override_from_dict(binds)
-            override(hparams, complete(settings, hparams, exp))
+            named = complete(settings, hparams, exp)
+            override(hparams, named)
             job_name = f'{trial_name}/{descriptor}'.rstrip('/')
             if launch.save_dir:
                 hparams.run.save_dir = storage.join(launch.save_dir, job_name)
-            jobs.append((job_name, binds, validated(hparams)))
+            jobs.append((job_name, binds, validated(hparams), named))
         if launch.save_dir and 'run.save_dir' in settings:
             note('note: --run.save_dir has no effect: the run is kept in --save_dir joined with NAME')
-        for job_name, binds, hparams in jobs:
+        for job_name, binds, hparams, named in jobs:
             if launch.dry_run:
                 click.echo(f'{job_name}: {binds}')
                 hyperparams.dump(hparams)
             else:
-                run(job, {'hparams': hparams}, launch.mpi)
+                runs.claim(hparams, overwrite=launch.overwrite, named=named)
+        for *_, hparams, _ in jobs if not launch.dry_run else ():
+            before = runs.ranks_of(hparams.run.save_dir) if hparams.run.resume else None
+            run(job, {'hparams': hparams}, launch.mpi or before)
 
     arguments = [click.Argument(['exp'], metavar='EXPERIMENT', shell_complete=lambda ctx, param, incomplete: [
                      exp for exp in experiments if exp.startswith(incomplete)]), click.Argument(['name'])]
-    return Command(name, launch_experiment, {**launch_fields, **settable}, arguments,
+    return Command(name, launch_experiment, {**launch_fields, **settable(hparam_class)}, arguments,
                    positionals=('dry_run', 'mpi', 'mode', 'save_dir'), short_help=help, help=f"""{help}
 
 \b
@@ -189,6 +191,13 @@ EXPERIMENT: {', '.join(experiments)}
 NAME:       a name for this run
 Example:    ./launch.py {name} {next(iter(experiments))} first --mpi 1 --run.seed 2
 The defaults below hold where an experiment sets nothing else; --dry_run shows what it sets.""")
+
+
+def settable(hparam_class):
+    """The fields that are options on the command line: values, and groups that may be off."""
+    groups = _optional_groups(hparam_class)
+    return {key: field for key, field in hyperparams.fields(hparam_class).items()
+            if key in groups or not group_class(field.type)}
 
 
 def _check_name(name):

@@ -1,0 +1,159 @@
+"""Keeping a training: checkpoints written in the background, from which it goes on as if nothing had happened.
+
+TensorFlow's variables are in the checkpoint itself, exactly. The rest is the state beside it: the trainer's counts, the
+seed, and the random generators of every rank.
+"""
+import base64
+import concurrent.futures
+import os
+import secrets
+
+import numpy as np
+import torch
+
+from lm_human_preferences.utils import checkpoints
+from lm_human_preferences.utils.core import set_seed
+from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.logging import say
+from lm_human_preferences.utils.tf_bundle import Bundle
+
+
+class Keeper:
+    """Saves a trainer to a local `directory` (None: nowhere), and puts it where its newest checkpoint was taken.
+
+    Every rank has one; rank 0 writes. resume: whether to go on from what is there. fixed: the scopes of variables that
+    do not change. A trainer has `logger`, `tf_variables()`, `state()` (what else it needs, its `step` among it,
+    as JSON) and `restore(state)`. Closing it waits for what is being written.
+    """
+
+    def __init__(self, directory, comm, *, resume, fixed=(), max_to_keep=20):
+        self.directory, self.comm, self.resume = directory, comm, resume
+        self.fixed, self.max_to_keep = tuple(f'{scope}/' for scope in fixed), max_to_keep
+        found = checkpoints.newest(directory) if resume and directory and comm.rank == 0 else None
+        self.prefix, self.state = comm.gather(found)[0] or (None, {})
+        self.seed = self.saved_step = self.writing = None
+        self.copies, self.failed = {}, False
+        self.thread = concurrent.futures.ThreadPoolExecutor(1)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        try:
+            self.wait()
+        finally:
+            self.thread.shutdown()
+
+    def set_seed(self, seed):
+        """Seed this rank as the run that goes on was seeded; a new one by `seed`, None: by chance."""
+        if seed is None:
+            seed = self.state.get('seed', self.comm.gather(secrets.randbits(31))[0])
+        self.seed = seed
+        set_seed(seed, self.comm.rank)
+
+    def restore(self, trainer, saves):
+        """Put a new `trainer` where the checkpoint was taken, if one was; UserError if `saves` in all have no room."""
+        if self.resume:
+            trainer.logger.rewind(self.state['trainer']['step'] if self.prefix else 0)
+        if self.prefix:
+            trainer.restore(self.state['trainer'])
+            self.saved_step = self.state['trainer']['step']
+            load(self.prefix, trainer.tf_variables())
+            self._restore_random_state(self.state['random'], self.comm.size)
+            self.comm.barrier()
+        if self.directory and self.comm.rank == 0:
+            if self.prefix:
+                say(f'Going on from {self.prefix}')
+                checkpoints.rewind(self.directory, os.path.basename(self.prefix))
+            checkpoints.check_room(self.directory, trainer.tf_variables(), saves, max_to_keep=self.max_to_keep)
+
+    def _restore_random_state(self, states, size):
+        before, now = (f'{n} rank(s) on {["CPU", "GPU"][has_gpu]}' for n, has_gpu in (
+            (len(states), 'cuda' in states[0]), (size, torch.cuda.is_available())))
+        if before == now:
+            set_random_state(states[self.comm.rank])
+            return
+        set_seed((self.seed + self.saved_step) % 2 ** 31, self.comm.rank)
+        if self.comm.rank == 0:
+            say(f'note: {now}, before {before}: responses and minibatches are drawn from other random streams and sums '
+                'are rounded otherwise, so this is not bit for bit the run that it would have been')
+
+    def save(self, trainer, *, resumable=True):
+        """Save `trainer` in the background, from a copy, as soon as the checkpoint before is written.
+
+        resumable: it is between two steps, on all ranks, which all are here; else only rank 0 counts. Raises what went
+        wrong with the checkpoint before.
+        """
+        if not self.directory:
+            return
+        state, step = None, trainer.state()['step']
+        if resumable:
+            state = {'trainer': trainer.state(), 'seed': self.seed, 'random': self.comm.gather(random_state())}
+        if self.comm.rank == 0:
+            self.wait()
+            trainer.logger.flush()
+            self.saved_step = step
+            self.writing = self.thread.submit(
+                checkpoints.save, self.directory, f'model.ckpt-{step}', self._copy(trainer.tf_variables()), state=state,
+                max_to_keep=self.max_to_keep)
+
+    def save_at_error(self, trainer):
+        """Save `trainer`, which may be in the midst of a step, unless that has been done or cannot be."""
+        if self.directory and self.comm.rank == 0 and self.saved_step != trainer.state()['step'] and not self.failed:
+            self.save(trainer, resumable=False)
+
+    def _copy(self, tensors):
+        """{name: tensor in host memory}, which is used for every checkpoint; what is fixed is not copied."""
+        copied = {name: tensor for name, tensor in tensors.items() if not name.startswith(self.fixed)}
+        for name, tensor in copied.items():
+            self.copies.setdefault(name, torch.empty_like(tensor, device='cpu')).copy_(tensor)
+        return {**tensors, **self.copies}
+
+    def check(self):
+        """Raise what went wrong in the background."""
+        if self.writing and self.writing.done():
+            self.wait()
+
+    def wait(self):
+        """Return when nothing is being written; raises what went wrong."""
+        writing, self.writing = self.writing, None
+        if writing:
+            self.failed = writing.exception() is not None
+            writing.result()
+
+
+def load(prefix, tensors):
+    """Copy the values of the checkpoint `prefix` into `tensors`, {variable name: tensor}; UserError if one differs."""
+    bundle = Bundle(prefix)
+    for name, tensor in tensors.items():
+        if name not in bundle or bundle.shape(name) != tuple(tensor.shape):
+            raise UserError(f'{prefix} has no {name} of shape {tuple(tensor.shape)}: it is of another model')
+        tensor.copy_(torch.from_numpy(np.array(bundle[name])))
+
+
+def random_state():
+    """The states of numpy's and torch's generators of this process, as JSON."""
+    _, keys, *rest = np.random.get_state()
+    state = {'numpy': [pack(keys), *rest], 'torch': pack(torch.get_rng_state().numpy())}
+    if torch.cuda.is_available():
+        state['cuda'] = pack(torch.cuda.get_rng_state().numpy())
+    return state
+
+
+def set_random_state(state):
+    """Restore what `random_state` returned."""
+    keys, *rest = state['numpy']
+    np.random.set_state(('MT19937', unpack(keys, np.uint32), *rest))
+    torch.set_rng_state(torch.from_numpy(unpack(state['torch'], np.uint8)))
+    if 'cuda' in state:
+        torch.cuda.set_rng_state(torch.from_numpy(unpack(state['cuda'], np.uint8)))
+
+
+def pack(array):
+    """The bytes of an array as text."""
+    return base64.b64encode(np.ascontiguousarray(array)).decode()
+
+
+def unpack(text, dtype):
+    """The array that `pack` got."""
+    return np.frombuffer(base64.b64decode(text), dtype).copy()

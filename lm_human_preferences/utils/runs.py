@@ -1,0 +1,175 @@
+"""The directory of a run: who writes it, what is there already, with which settings it goes on.
+
+SAVE_DIR/lock says who writes, as long as that lasts; a killed process leaves it behind.
+"""
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import os
+import re
+import socket
+import sys
+import time
+
+from lm_human_preferences.utils import ranks, storage
+from lm_human_preferences.utils.errors import UserError
+
+LOCK = 'lock'
+_HERE = socket.gethostname()
+UNFINISHED = 'unfinished'  # in reward_model/: checkpoints of one that is being trained
+_CHECKPOINT = r'(checkpoint|model\.ckpt(-\d+)?\.(index|meta|resume\.json|data-\d{5}-of-\d{5}))'
+_EVENTS = r'events\.out\.tfevents\..*'
+FILES = {  # of each command
+    'train_reward': rf'train_reward_hparams\.json|tb/reward_model/{_EVENTS}|'
+                    rf'reward_model/(hparams\.json|encoding|(checkpoints|{UNFINISHED})/{_CHECKPOINT})',
+    'train_policy': rf'train_policy_hparams\.json|tb/ppo/{_EVENTS}|'
+                    rf'policy/(hparams\.json|encoding|checkpoints/{_CHECKPOINT})'}
+
+
+def check_directory(directory, option='--save_dir'):
+    """Raise UserError where a run could not be kept in `directory` (None: it is not kept), before time is spent."""
+    if directory and storage.is_remote(directory):
+        raise UserError(f'{option}: {directory} is remote; runs are kept in local directories only')
+    existing = os.path.abspath(directory or '.')
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing)
+    if directory and not (os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)):
+        raise UserError(f'{option}: {directory} cannot be made: {existing} is no directory that you may write to')
+
+
+def own_files(hparams):
+    """The files in their directory that runs with `hparams` write; halves that a kill has left end in .part."""
+    own = re.compile(rf'({"|".join(FILES[command] for command in hparams.writes())})(\.\d+\.part)?')
+    paths = [os.path.join(root, name) for root, _, names in os.walk(hparams.run.save_dir) for name in names]
+    return [path for path in paths if own.fullmatch(os.path.relpath(path, hparams.run.save_dir))]
+
+
+def refuse_existing(hparams):
+    """UserError where a run has written the files that one with `hparams` would write."""
+    directory = hparams.run.save_dir
+    if own_files(hparams):
+        raise UserError(f'{directory} holds a run already: go on with it by `./launch.py resume {directory}`, take '
+                        'another NAME, or give --overwrite to delete it and start anew')
+
+
+def claim(hparams, *, overwrite, named):
+    """See to it that a run may begin in its directory, or go on; UserError if not. Nothing is made there yet.
+
+    overwrite: delete the run that is there, and nothing else. named: what the user has set, see `check_settings`.
+    """
+    directory = hparams.run.save_dir
+    if directory is None or storage.is_remote(directory) or ranks.launched_rank():
+        return
+    if os.path.exists(os.path.join(directory, LOCK)):
+        _locked(directory)[0].close()
+    if overwrite and hparams.run.resume:
+        raise UserError('--overwrite and --run.resume contradict each other: give one of them')
+    if hparams.run.resume:
+        check_settings(hparams, named)
+    elif not overwrite:
+        refuse_existing(hparams)
+    for path in own_files(hparams) if overwrite else ():
+        os.remove(path)
+
+
+@contextlib.contextmanager
+def held(hparams, comm):
+    """Have the directory of a run for this job alone; UserError where it cannot be had, or, unless resumed, is used."""
+    directory = hparams.run.save_dir
+    check_directory(directory)
+    if directory is None or comm.rank:
+        yield
+        return
+    is_new = not os.path.isdir(directory)
+    lock, before = _locked(directory)
+    with lock:
+        try:
+            if before:
+                print(f'note: {before}, was writing {directory} and is gone', file=sys.stderr)
+            lock.truncate(0)
+            lock.write(f'process {os.getpid()} on {_HERE}, since {time.strftime("%F %T")}, {comm.size} rank(s)')
+            lock.flush()
+            if not hparams.run.resume:
+                refuse_existing(hparams)
+            for path in own_files(hparams):
+                if path.endswith('.part'):
+                    os.remove(path)
+            yield
+        finally:
+            os.remove(lock.name)
+            if is_new:
+                with contextlib.suppress(OSError):
+                    os.rmdir(directory)
+
+
+def _locked(directory):
+    """(the lock file of a directory, locked until it is closed, what a holder that was killed has left in it)."""
+    path = os.path.join(directory, LOCK)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        lock = open(path, 'a+', encoding='utf-8')
+        lock.seek(0)
+        holder = lock.read()
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            if e.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):  # a file system that knows no locks
+                raise
+        if not os.path.exists(path) or not os.path.samestat(os.stat(path), os.fstat(lock.fileno())):
+            raise BlockingIOError  # it was deleted and made anew
+    except BlockingIOError:
+        who = holder or 'a process'
+        raise UserError(f'{path}: {who} is writing this run: wait for its end, or take another NAME') from None
+    except OSError as e:
+        raise UserError(f'--save_dir: {path} cannot be written: {e.strerror}') from e
+    if holder and f' on {_HERE}, ' not in holder:
+        raise UserError(f'{path}: {holder} is writing this run; if it has ended there, delete this file')
+    return lock, holder
+
+
+def ranks_of(directory):
+    """The number of ranks of the run that was interrupted in `directory`, None where nothing tells or it is settled."""
+    if directory is None or ranks.launched_size() > 1:
+        return None
+    from lm_human_preferences.utils import checkpoints  # loads numpy, which --help is not to wait for
+    for place in ('policy/checkpoints', f'reward_model/{UNFINISHED}'):
+        for name in checkpoints.resumable(os.path.join(directory, place)):
+            with contextlib.suppress(UserError):
+                return len(checkpoints.restore_state(os.path.join(directory, place, name))['random'])
+    with contextlib.suppress(OSError), open(os.path.join(directory, LOCK), encoding='utf-8') as lock:
+        found = re.search(r'(\d+) rank', lock.read())
+        return int(found[1]) if found else None
+
+
+def record(hparams):
+    """What a run's JSON file holds of its hyperparameters: that it was interrupted leaves no trace."""
+    return dataclasses.replace(hparams, run=dataclasses.replace(hparams.run, resume=False)).to_nested_dict()
+
+
+def check_settings(hparams, named):
+    """Compare `hparams` with those of the run that is to go on in their directory, if there is one.
+
+    Differences are printed if the user has `named` them (keys, or groups of them); else they are a UserError.
+    """
+    directory = hparams.run.save_dir
+    path = os.path.join(directory, f'{hparams.writes()[-1]}_hparams.json')
+    if not os.path.exists(path):
+        return
+    recorded = type(hparams)()
+    recorded.override_from_json_file(path)
+    before, now = (dict(_leaves(record(group))) for group in (recorded, hparams))
+    changes = {key: f'--{key} {now.get(key, "off")} (before: {before.get(key, "off")})' for key in {**before, **now}
+               if before.get(key) != now.get(key) and not key.endswith('run.save_dir')
+               and not (key == 'rewards.trained_model' and now[key] is None)}  # that is what it has trained itself
+    unnamed = [text for key, text in changes.items() if not any(f'{key}.'.startswith(f'{name}.') for name in named)]
+    if unnamed:
+        raise UserError(f'{directory} was begun with other settings than {", ".join(unnamed)}: name what is to change, '
+                        f'or keep them all by `./launch.py resume {directory}`')
+    for text in changes.values():
+        print(f'note: going on with {text}', file=sys.stderr)
+
+
+def _leaves(nested, prefix=''):
+    for key, value in nested.items():
+        yield from _leaves(value, f'{prefix}{key}.') if isinstance(value, dict) else [(prefix + key, value)]
