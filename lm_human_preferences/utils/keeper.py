@@ -126,9 +126,10 @@ def load(prefix, tensors):
     """Copy the values of the checkpoint `prefix` into `tensors`, {variable name: tensor}; UserError if one differs."""
     bundle = Bundle(prefix)
     for name, tensor in tensors.items():
-        if name not in bundle or bundle.shape(name) != tuple(tensor.shape):
+        value = bundle.get(name)
+        if value is None or value.shape != tuple(tensor.shape):
             raise UserError(f'{prefix} has no {name} of shape {tuple(tensor.shape)}: it is of another model')
-        tensor.copy_(torch.from_numpy(np.array(bundle[name])))
+        tensor.copy_(torch.from_numpy(np.array(value)))
 
 
 def random_state():
