@@ -251,7 +251,8 @@ def test_running_name_is_refused(tmp_path):
     """By the launcher, whatever is asked for, and by the training itself."""
     with runs.held(hparams_in(tmp_path / 'run'), comm_of()), runs.held(hparams_in(tmp_path / 'run'), comm_of(rank=1)):
         told = re.compile(rf'{tmp_path}/run/lock: process {os.getpid()} on {socket.gethostname()}, '
-                          r'since \d{4}-[-\d]+ [:\d]+, 1 rank\(s\) is writing this run: wait for its end, or take another NAME')
+                          r'since \d{4}-[-\d]+ [:\d]+, 1 rank\(s\) is writing this run: wait for its end, or take '
+                          'another NAME')
         for more in ('', '--overwrite', '--run.resume on'):
             assert told.fullmatch(error_of(invoke(words('train_reward', tmp_path, more))))
         with pytest.raises(UserError, match=told.pattern), runs.held(hparams_in(tmp_path / 'run'), comm_of()):
