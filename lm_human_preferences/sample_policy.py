@@ -12,17 +12,11 @@ from lm_human_preferences.utils.errors import UserError
 
 def load_run_hparams(save_dir):
     """The hyperparameters of the run that wrote `save_dir`, local or remote."""
-    path = storage.join(save_dir, 'train_policy_hparams.json')
     hparams = HParams()
     try:
-        hparams.override_from_nested_dict(storage.read_json(path))
-        hparams.check_values()
+        hparams.override_from_json_file(storage.join(save_dir, 'train_policy_hparams.json'))
     except storage.NotFound as e:
         raise UserError(f'--save_dir {save_dir} is no run of train_policy: it has no train_policy_hparams.json') from e
-    except storage.StorageError:
-        raise
-    except (AttributeError, TypeError, ValueError) as e:
-        raise UserError(f'{path} does not hold the hyperparameters of a run: {e}') from e
     return hparams
 
 

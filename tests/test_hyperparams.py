@@ -207,15 +207,18 @@ def test_fields_where_there_are_none():
 
 
 @pytest.mark.parametrize('text, message', [
-    ('{"ppo": ', 'Expecting value: line 1 column 9 (char 8)'),
-    ('{"nosuch": 1}', "lm_human_preferences.hparams.train_policy.HParams has no field 'nosuch'"),
-    ('[1]', "'list' object has no attribute 'items'")])
+    ('{"ppo": ', ' is not JSON: Expecting value: line 1 column 9 (char 8)'),
+    ('{"nosuch": 1}', ' does not hold the hyperparameters that it should: '
+     "lm_human_preferences.hparams.train_policy.HParams has no field 'nosuch'"),
+    ('{"ppo": {"batch_size": 0}}', ' does not hold the hyperparameters that it should: '
+     '--task.query_length must be a whole number (int), got None'),
+    ('[1]', " does not hold the hyperparameters that it should: 'list' object has no attribute 'items'")])
 def test_bad_json_file(tmp_path, text, message):
     path = tmp_path / 'hparams.json'
     path.write_text(text)
     with pytest.raises(UserError) as caught:
         train_policy.HParams().override_from_json_file(str(path))
-    assert str(caught.value) == f'{path}: {message}'
+    assert str(caught.value) == f'{path}{message}'
 
 
 def test_missing_json_file(tmp_path):

@@ -87,13 +87,9 @@ def convert(key, field, text):
     if field.metadata.get('ours') and bool in members(field.type):  # the original's take no on and off
         text = {'on': 'true', 'off': 'false'}.get(text, text)
     try:
-        value = _read(field.type, text)
+        return _read(field.type, text)
     except (ValueError, OverflowError):
         raise UserError(f'--{key} must be {describe(field.type)}, got {text!r}') from None
-    least = field.metadata['at_least']
-    if None not in (least, value) and value < least:
-        raise UserError(f'--{key} must be at least {least}, got {text}')
-    return value
 
 
 def _read(ty, text):

@@ -36,11 +36,13 @@ class HParams:
     """Base of all hyperparameter classes, which are dataclasses as well."""
 
     def override_from_json_file(self, filename):
-        """Override from a JSON file of nested objects, local or remote; UserError names the file."""
+        """Override from a JSON file of nested objects, local or remote, and check all values; UserError names it."""
+        nested = storage.read_json(filename)
         try:
-            self.parse_json(storage.read_text(filename))
-        except (AttributeError, RecursionError, ValueError) as e:
-            raise UserError(f'{filename}: {e}') from e
+            self.override_from_nested_dict(nested)
+            self.check_values()
+        except (AttributeError, TypeError, ValueError) as e:
+            raise UserError(f'{filename} does not hold the hyperparameters that it should: {e}') from e
 
     def override_from_str(self, hparam_str):
         """Override from 'x.y=1,name=foobar'; a value cannot hold a comma."""
