@@ -198,6 +198,9 @@ cli = launch.Program(help=__doc__, commands=[
         'export', 'lm_human_preferences.export:export', arguments=['model_dir', 'output_dir'],
         help='Save the language model of MODEL_DIR, a run or a released name, as a Hugging Face directory.'),
     launch.job_command(
+        'doctor', 'lm_human_preferences.doctor:doctor',
+        help='Look at this machine: what training needs and whether it is here; one line each, with the fix.'),
+    launch.job_command(
         'evaluate', 'lm_human_preferences.evaluate:evaluate', evaluate.HParams, ['save_dir'],
         help='Compare the policy of SAVE_DIR, a run of train_policy, with the best one possible at its KL.'),
     launch.Command(

@@ -114,6 +114,11 @@ def exists(path):
         return False
 
 
+def reach(path):
+    """Ask the server for a remote file, though it be in the cache; StorageError where there is no good answer."""
+    return _stat(_Blob(path))
+
+
 def read_text(path):
     """The contents of a UTF-8 file, local or remote, with every line end as \\n."""
     try:

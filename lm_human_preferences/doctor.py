@@ -1,0 +1,129 @@
+"""What a run needs and whether it is here: `./launch.py doctor`, a line for each, with the fix of what is wrong."""
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from lm_human_preferences.hparams.train_reward import ENGINES
+from lm_human_preferences.utils import ranks, storage
+from lm_human_preferences.utils.errors import UserError
+
+PACKAGES = ('blobfile', 'filelock', 'ftfy', 'google_crc32c', 'matplotlib', 'mpi4py', 'numpy', 'safetensors',
+            'tensorboard', 'tiktoken', 'torch', 'tqdm', 'transformers', 'urllib3')
+SAVES = '/tmp/save'  # where runs are kept by default
+LEAST_DISK, LEAST_MEMORY = 10, 6  # GiB that a 124M run takes, with two checkpoints and micro-batches of 8
+PATIENCE = 180  # seconds for a training step, most of which go into starting
+STEP = ['train_policy', 'test', 'doctor', '--save_dir=None', '--ppo.total_episodes=64', '--rewards.train_new_model=off',
+        '--rewards.trained_model=test']
+
+
+def _python():
+    """A check, like all that follow: returns what is well, raises UserError with what is wrong and the fix."""
+    if sys.version_info[:2] != (3, 11):
+        raise UserError(f'{sys.version} is not the tested 3.11: `PYTHON=python3.11 sh tools/setup.sh`')
+    return sys.version
+
+
+def _packages():
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f'{", ".join(missing)} missing: `sh tools/setup.sh` installs all; then start by `pipenv run`')
+    import torch
+    import transformers
+    return f'all there, with torch {torch.__version__} and transformers {transformers.__version__}'
+
+
+def _devices():
+    import torch
+    if count := torch.cuda.device_count():
+        return f'{count} GPU(s): ' + '; '.join(
+            f'{torch.cuda.get_device_name(i)}, {torch.cuda.mem_get_info(i)[0] >> 30} GiB free' for i in range(count))
+    if shutil.which('nvidia-smi'):
+        raise UserError(f'torch {torch.__version__} sees no GPU, though there is a driver: see `nvidia-smi` and '
+                        'CUDA_VISIBLE_DEVICES, or install a torch for its CUDA')
+    return f'no GPU, {len(os.sched_getaffinity(0))} processors, of which torch takes {torch.get_num_threads()}'
+
+
+def _enough(gib, least, fix):
+    if gib < least:
+        raise UserError(f'{gib} GiB free, {least} are needed for GPT-2 124M: {fix}')
+    return f'{gib} GiB free'
+
+
+def _memory():
+    available = re.search(r'MemAvailable: +(\d+)', Path('/proc/meminfo').read_text(encoding='ascii'))[1]
+    return _enough(int(available) >> 20, LEAST_MEMORY, 'end other programs')
+
+
+def _disk():
+    place = next(path for path in (Path(SAVES), *Path(SAVES).parents) if path.exists())
+    return _enough(shutil.disk_usage(place).free >> 30, LEAST_DISK, f'make room at {place}, or see --save_dir')
+
+
+def _cache():
+    folder = storage.cache_root()
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return f'{folder} is writable, {shutil.disk_usage(folder).free >> 30} GiB free'
+    except OSError as e:
+        raise UserError(f'{folder} cannot keep downloads ({e.strerror}): name another folder by LMHP_CACHE') from e
+
+
+def _store():
+    if os.environ.get('LMHP_OFFLINE') == '1':
+        return 'not asked, as LMHP_OFFLINE=1: only what is in the cache can be used'
+    storage.reach('gs://gpt-2/models/124M/hparams.json')
+    return 'labels and models can be downloaded'
+
+
+def _mpi():
+    path, is_open_mpi = ranks.find_mpiexec()
+    return f'{path} of {"Open MPI" if is_open_mpi else "MPICH"}'
+
+
+def _horovod():
+    if importlib.util.find_spec('horovod') is None:
+        return 'not installed, nor needed: torch averages over ranks; `sh tools/horovod.sh` compiles it'
+    import horovod.torch
+    return f'{horovod.__version__}, {"with" if horovod.torch.nccl_built() else "without"} NCCL'
+
+
+def step(*options):
+    """A step of the experiment `test` with `options`; where GPUs are too few for the ranks, on processors."""
+    import torch
+    variables = {'CUDA_VISIBLE_DEVICES': ''} if torch.cuda.device_count() == 1 and options else {}
+    command = [sys.executable, Path(__file__).parents[1] / 'launch.py', *STEP, *(options or ['--mpi=1'])]
+    try:
+        done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False,
+                              timeout=PATIENCE, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired as e:
+        raise UserError(f'not done after {PATIENCE} s; see what {" ".join(map(str, command))} prints') from e
+    if done.returncode:
+        raise UserError((done.stderr.strip() or f'ended with status {done.returncode}').splitlines()[-1])
+    return f'done, {re.search("step_time=.*", done.stdout)[0]}'
+
+
+def doctor():
+    """Print what every check finds; SystemExit 1 where not even one rank could train."""
+    essential = [('packages', _packages), ('one rank', step)]
+    engines = [engine for engine in ENGINES[1:] if engine != 'horovod' or importlib.util.find_spec('horovod')]
+    checks = [('Python', _python), essential[0], ('devices', _devices), ('memory', _memory), ('disk', _disk),
+              ('cache', _cache), ('store', _store), ('MPI', _mpi), ('Horovod', _horovod), essential[1],
+              *((f'two by {engine}', lambda engine=engine: step('--mpi=2', f'--run.allreduce={engine}'))
+                for engine in engines)]
+    broken = []
+    for name, check in checks:
+        try:
+            print(f'ok       {name}: {check()}', flush=True)
+        except Exception as e:  # whatever stops a check is what the user came to hear
+            text = str(e) if isinstance(e, UserError) else f'{type(e).__name__}: {e}'
+            print(f'problem  {name}: {" ".join(text.splitlines())}', flush=True)
+            broken.append((name, check))
+    print(f'{len(broken)} problem(s)' if broken else 'All is well.')
+    if any(check in essential for check in broken):
+        sys.exit(1)
