@@ -121,7 +121,7 @@ def test_task_without_a_new_reward_model(started):
 # ---------------------------------------------------------------- mistakes
 
 POLICY = 'train_policy sentiment nm '
-COMMANDS = 'train_reward, train_policy, resume, export, evaluate, figures'
+COMMANDS = 'train_reward, train_policy, resume, export, doctor, evaluate, figures'
 
 
 @pytest.mark.parametrize('argv, message', [
