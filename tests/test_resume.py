@@ -20,6 +20,7 @@ from lm_human_preferences.hparams.train_reward import RunHParams
 from lm_human_preferences.utils import checkpoints, keeper, runs
 from lm_human_preferences.utils.errors import UserError
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
+from test_experiments import resolved
 
 SMALL = '--labels.num_train 160 --normalize_samples 64 --run.save_interval 2'  # 5 steps, 2 checkpoints
 COMMANDS = {
@@ -190,7 +191,8 @@ def test_mistakes(tmp_path, argv, told):
 
 
 def test_option_of_the_other_training(tmp_path):
-    (tmp_path / 'train_policy_hparams.json').write_text('{}')
+    hparams = resolved('train_policy', 'test').to_nested_dict()
+    (tmp_path / 'train_policy_hparams.json').write_text(json.dumps(hparams))
     assert error_of(invoke(f'resume {tmp_path} --normalize_samples 3')) == (
         '--normalize_samples is no option of train_policy')
 
