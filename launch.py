@@ -157,6 +157,7 @@ def training(name):
 
 
 def resume(settings, save_dir):
+    """Both kinds of run go on by this; one with both steps is known by what the second of them writes."""
     mpi = settings.pop('mpi', None)
     found = [name for name in TRAININGS if os.path.exists(os.path.join(save_dir, f'{name}_hparams.json'))]
     if not found:

@@ -66,6 +66,7 @@ class ScalarRating(LabelType):
         return labels['score']
 
     def loss_of(self, rewards, labels):
+        """Also mean and variance of the labels, and their correlation with the rewards."""
         predicted = rewards[:, 0]
         score = labels['score'].to(predicted.device)
         error = F.mse_loss(predicted, score)

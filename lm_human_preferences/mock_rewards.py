@@ -69,6 +69,7 @@ def _fit(encoder):
     solver = torch.optim.LBFGS([weights], max_iter=100, line_search_fn='strong_wolfe')
 
     def loss():
+        """The error of all reviews and the penalty; leaves their gradient in the weights."""
         solver.zero_grad()
         error = F.binary_cross_entropy_with_logits(_log_odds(weights, tokens, encoder.padding_token), targets)
         total = error + PENALTY * weights.square().sum() / len(texts)

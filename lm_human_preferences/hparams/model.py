@@ -19,6 +19,7 @@ class HParams(hyperparams.HParams):
     head_pdrop: float = option(0.1, 'dropout before the scalar heads')
 
     def validate(self, *, prefix=''):
+        """Also ValueError unless the heads share the width equally."""
         super().validate(prefix=prefix)
         if any(isinstance(value, bool) for value in vars(self).values()):
             raise TypeError('true and false are no sizes')

@@ -30,6 +30,7 @@ class Dataset:
         known = encoder.padding_token if encoder.eot_token is None else encoder.eot_token + 1
 
         def epoch():
+            """Yield the sequences of all texts once."""
             for text in self.generator(mode, seed=seed, shuffle=shuffle):
                 if isinstance(text, str):
                     tokens = _cut(encoder.encode(text), sequence_length, start_token, end_token)

@@ -84,6 +84,7 @@ class _ReadOut(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, h, weight, labels, gradient_type):
+        """See logprobs_and_entropies: `h (rows, n_embd)`, `labels (rows,)` -> two of (rows,)."""
         table = h @ weight.T
         logprobs, entropies = h.new_empty(len(h)), h.new_empty(len(h))
         for piece, label, logprob, entropy in _ReadOut._pieces(table, labels, logprobs, entropies):
@@ -97,6 +98,7 @@ class _ReadOut(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient, _):
+        """Of a row's logits: its gradient times (one at the label, minus the probabilities)."""
         h, weight, labels, table = ctx.saved_tensors
         d_logits = table if ctx.gradient_type == table.dtype else torch.empty_like(table, dtype=ctx.gradient_type)
         for piece, label, g, result in _ReadOut._pieces(table, labels[:, None], gradient[:, None], d_logits):
