@@ -195,9 +195,8 @@ The defaults below hold where an experiment sets nothing else; --dry_run shows w
 
 def settable(hparam_class):
     """The fields that are options on the command line: values, and groups that may be off."""
-    groups = _optional_groups(hparam_class)
     return {key: field for key, field in hyperparams.fields(hparam_class).items()
-            if key in groups or not group_class(field.type)}
+            if not group_class(field.type) or types.NoneType in members(field.type)}
 
 
 def _check_name(name):
@@ -219,7 +218,7 @@ def read_trial(trial):
 def override(hparams, settings):
     """Lay the user's settings over `hparams`. A leaf switches its group on; `on` leaves a group that is on as it is."""
     settings = dict(settings)
-    for group in _optional_groups(type(hparams)):
+    for group in [key for key, field in settable(type(hparams)).items() if group_class(field.type)]:
         leaf = next((key for key in settings if key.startswith(f'{group}.')), None)
         if leaf and settings.get(group) == 'off':
             raise UserError(f'--{leaf} has no meaning with --{group} off: drop one of them')
@@ -228,8 +227,3 @@ def override(hparams, settings):
             if functools.reduce(lambda hp, part: getattr(hp, part, None), group.split('.'), hparams) is not None:
                 del settings[group]
     hparams.override_from_dict(settings)
-
-
-def _optional_groups(hparam_class):
-    return [key for key, field in hyperparams.fields(hparam_class).items()
-            if group_class(field.type) and types.NoneType in members(field.type)]
