@@ -62,12 +62,11 @@ def _column(source, found, field, schema):
             if column.dtype.kind in kinds and column.shape[1:] == schema.shape:
                 return torch.from_numpy(column).to(schema.dtype)
     for index, label in enumerate(found):
-        _check_value(source, index, label, field, schema)
+        _check_value(f'--labels.source {source}: label {index}', label, field, schema, types)
     raise UserError(f'--labels.source {source}: field {field!r} holds numbers out of range')
 
 
-def _check_value(source, index, label, field, schema):
-    where = f'--labels.source {source}: label {index}'
+def _check_value(where, label, field, schema, types):
     if not isinstance(label, dict):
         raise UserError(f'{where} is a {type(label).__name__}, not an object')
     if field not in label:
@@ -76,14 +75,9 @@ def _check_value(source, index, label, field, schema):
     if length is not None and (not isinstance(value, list) or len(value) != length):
         size = f'{len(value)} tokens' if isinstance(value, list) else f'a {type(value).__name__}'
         raise UserError(f'{where}, field {field!r} must be {length} tokens, not {size}')
-    if not all(_is_number(x, schema) for x in (value if length is not None else [value])):
+    if not all(type(x) in types and abs(x) < 2 ** 63 for x in (value if schema.shape else [value])):
         kind = 'a number' if schema.dtype.is_floating_point else 'an integer' if length is None else 'integers'
         raise UserError(f'{where}, field {field!r} must be {kind}, not {json.dumps(value)[:80]}')
-
-
-def _is_number(value, schema):
-    allowed = (int, float) if schema.dtype.is_floating_point else (int,)
-    return isinstance(value, allowed) and not isinstance(value, bool) and abs(value) < 2 ** 63
 
 
 def _check_ranges(source, labels, schemas, encoding):
@@ -99,10 +93,8 @@ def _check_ranges(source, labels, schemas, encoding):
             bad = ((values < 0) | (values >= encoding.n_vocab)) & (values != padding)
             expected = f'token ids 0 to {encoding.n_vocab - 1}, or {padding} for padding'
         if bad.any():
-            index = int(bad.flatten(1).any(1).nonzero()[0]) if bad.ndim > 1 else int(bad.nonzero()[0])
-            culprit = values[index][bad[index]].flatten()[0].item()
-            raise UserError(
-                f'--labels.source {source}: label {index}, field {field!r} must be {expected}, not {culprit}')
+            raise UserError(f'--labels.source {source}: label {int(bad.nonzero()[0, 0])}, field {field!r} must be '
+                            f'{expected}, not {values[bad][0].item()}')
     if (empty := (labels['query'] == padding).all(1)).any():
         raise UserError(f"--labels.source {source}: label {int(empty.nonzero()[0])}, field 'query' is padding only")
 
