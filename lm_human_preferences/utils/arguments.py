@@ -4,6 +4,7 @@
 `read_words` tells what is given, as text; `convert` reads a value as the type of its field says.
 """
 import ast
+import contextlib
 import difflib
 import re
 import types
@@ -31,10 +32,12 @@ def read_words(args, fields, arguments, positionals=()):
         name, equals, value = word[2:].partition('=')
         key, negated = _known(name, fields, arguments, may_negate=not equals)
         given[key] = value if equals else 'False' if negated else _next_value(key, fields.get(key), words)
-    for key in [key for key in (*arguments, *positionals) if key not in given]:
-        if not by_position or key in fields and not _suits(key, fields[key], by_position[0]):
-            break
-        given[key] = by_position.pop(0)
+    places = [key for key in (*arguments, *positionals) if key not in given]
+    with contextlib.suppress(UserError):  # the first word that does not suit its place is told of below
+        for key, word in zip(places, by_position.copy()):
+            if key in fields:
+                convert(key, fields[key], word)
+            given[key] = by_position.pop(0)
     if by_position:
         raise UserError(f'unexpected argument {by_position[0]!r}: options are given as --name value')
     missing = [shown for key, shown in arguments.items() if key not in given]
@@ -72,14 +75,6 @@ def _next_value(key, field, words):
     if flag or field is not None and {int, float} & set(members(field.type)):
         return 'True'
     raise UserError(f'--{key} needs a value')
-
-
-def _suits(key, field, word):
-    try:
-        convert(key, field, word)
-        return True
-    except UserError:
-        return False
 
 
 def convert(key, field, text):

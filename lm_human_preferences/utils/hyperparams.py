@@ -98,8 +98,10 @@ class HParams:
             getattr(self, name).override_from_nested_dict(value)
 
     def to_nested_dict(self):
-        """What override_from_nested_dict takes."""
-        return {name: v.to_nested_dict() if isinstance(v, HParams) else v for name, v in _recorded(self).items()}
+        """What override_from_nested_dict takes: fields that the original has too, others unless at their default."""
+        values = {f: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {f.name: v.to_nested_dict() if isinstance(v, HParams) else v for f, v in values.items()
+                if not f.metadata.get('ours') or v != f.default}
 
     def validate(self, *, prefix=''):
         """`check_values`, for one. Subclasses add what must hold between fields."""
@@ -167,18 +169,12 @@ def check_multiple(total, name, factors):
 
 def dump(hparams, *, name='hparams', out=None):
     """Write `name:` and sorted, indented `name: value` lines to `out` (standard output unless given)."""
-    print(f'{name}:', *_dump_lines(hparams, '  '), sep='\n', file=out)
+    print(f'{name}:', *_dump_lines(hparams.to_nested_dict(), '  '), sep='\n', file=out)
 
 
-def _recorded(hparams):
-    """The fields that the original's files have too, and others where they are not at their default."""
-    values = {f: getattr(hparams, f.name) for f in dataclasses.fields(hparams)}
-    return {f.name: v for f, v in values.items() if not f.metadata.get('ours') or v != f.default}
-
-
-def _dump_lines(hparams, indent):
-    for key, value in sorted(_recorded(hparams).items()):
-        if isinstance(value, HParams):
+def _dump_lines(nested, indent):
+    for key, value in sorted(nested.items()):
+        if isinstance(value, dict):
             yield f'{indent}{key}:'
             yield from _dump_lines(value, indent + '  ')
         else:
