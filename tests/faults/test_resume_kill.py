@@ -1,0 +1,88 @@
+"""kill -9 at random moments, again and again, and going on after each: the result is that of a run left alone.
+
+LMHP_FAULTS is how many kills there are, 12 unless given, and a quarter of that on two ranks. Moments come from a seed,
+LMHP_TEST_SEED or a new one each time; it is printed with a failure.
+"""
+import os
+import random
+import re
+import signal
+import time
+
+import pytest
+
+from interrupted import assert_same, result_of, run, start, wait
+from launched import Launch, eventually
+
+pytestmark = pytest.mark.slow
+KILLS = int(os.environ.get('LMHP_FAULTS', 12))
+NEW = '--rewards.train_new_model'
+WORDS = ['--ppo.total_episodes=640', '--run.save_interval=2', f'{NEW}.run.save_interval=4']  # 32 steps, then 10
+
+
+@pytest.fixture
+def chance():
+    seed = os.environ.get('LMHP_TEST_SEED', str(random.randrange(10 ** 6)))
+    print(f'LMHP_TEST_SEED={seed}')
+    return random.Random(seed)
+
+
+def result_anywhere(directory):
+    return {key: value.replace(os.fsencode(directory), b'DIR') if isinstance(key, str) else value
+            for key, value in result_of(directory / 'run').items()}
+
+
+def words(directory):
+    return ['train_policy', 'test', 'run', '--mpi=1', f'--save_dir={directory}', *WORDS, '--run.resume=on']
+
+
+def test_killed_at_random_moments(tmp_path, chance):
+    """A run is killed wherever it is, and what goes on as well, five times or until it is through."""
+    (tmp_path / 'alone').mkdir()
+    began = time.monotonic()
+    assert run(words(tmp_path / 'alone'), tmp_path / 'alone/out') == 0
+    duration, expected = time.monotonic() - began, result_anywhere(tmp_path / 'alone')
+    kills, runs = 0, 0
+    while kills < KILLS:
+        directory = tmp_path / f'run{runs}'
+        directory.mkdir()
+        for _ in range(min(5, KILLS - kills)):
+            process = start(words(directory), directory / 'out')
+            time.sleep(chance.uniform(0, 0.7 * duration))
+            os.kill(process, signal.SIGKILL)
+            if wait(process) == 0:
+                break
+            kills += 1
+        assert run(words(directory), directory / 'out') == 0, (directory / 'out').read_text()[-2000:]
+        assert_same(result_anywhere(directory), expected)
+        runs += 1
+    print(f'{kills} kills in {runs} runs')
+
+
+def begun(directory):
+    """Two ranks that train."""
+    launch = Launch(directory, '--mpi=2', *WORDS)
+    eventually(lambda: 'training on' in launch.output() or launch.process.poll() is not None)
+    return launch
+
+
+def test_two_ranks_killed(tmp_path, chance):
+    """One rank of two, or the launcher, is killed; `./launch.py resume` knows how many ranks there were."""
+    alone = Launch(tmp_path / 'alone', '--mpi=2', *WORDS)
+    assert alone.wait(120) == 0, alone.errors()
+    expected = result_anywhere(tmp_path / 'alone')
+    for attempt in range(max(3, KILLS // 5)):
+        directory = tmp_path / str(attempt)
+        killed = begun(directory)
+        if chance.random() < 0.7:
+            killed.reach(chance.randrange(8))
+        time.sleep(chance.random() / 5)
+        victims = [killed.process.pid, *killed.ranks()]
+        os.kill(chance.choice(victims), signal.SIGKILL)
+        killed.wait()
+        killed.assert_nothing_left(10)
+        again = Launch(directory / 'again', command=('launch.py', 'resume', str(killed.run)))
+        assert again.wait(120) == 0, again.errors()
+        assert re.search('^2 ranks, averaging by', again.output(), re.MULTILINE)
+        assert_same(result_anywhere(directory), expected)
+        again.assert_nothing_left(10)
