@@ -149,29 +149,25 @@ policy_experiments = {
 }
 
 
-TRAININGS = {'train_reward': train_reward.HParams, 'train_policy': train_policy.HParams}
-
-
-def training(name):
-    return f'lm_human_preferences.{name}:train'
+TRAININGS = {'train_policy': train_policy.HParams, 'train_reward': train_reward.HParams}
 
 
 def resume(settings, save_dir):
     """Both kinds of run go on by this; one with both steps is known by what the second of them writes."""
     mpi = settings.pop('mpi', None)
-    found = [name for name in TRAININGS if os.path.exists(os.path.join(save_dir, f'{name}_hparams.json'))]
-    if not found:
-        raise UserError(f'{save_dir} holds no run that could go on: it has no {" or ".join(TRAININGS)}_hparams.json')
-    hparams = TRAININGS[found[-1]]()
-    hparams.override_from_json_file(os.path.join(save_dir, f'{found[-1]}_hparams.json'))
-    unknown = settings.keys() - hyperparams.fields(type(hparams)).keys()
-    if unknown:
-        raise UserError(f'--{min(unknown)} is no option of {found[-1]}')
-    if found[-1] == 'train_policy':
+    paths = {name: os.path.join(save_dir, f'{name}_hparams.json') for name in TRAININGS}
+    name = next(filter(lambda name: os.path.exists(paths[name]), paths), None)
+    if name is None:
+        raise UserError(f'{save_dir} holds no run that could go on: it has no {" or ".join(paths)}_hparams.json')
+    hparams = TRAININGS[name]()
+    hparams.override_from_json_file(paths[name])
+    if unknown := settings.keys() - hyperparams.fields(TRAININGS[name]).keys():
+        raise UserError(f'--{min(unknown)} is no option of {name}')
+    if name == 'train_policy':
         settings = train_policy.complete(settings, hparams, None)
     launch.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
     runs.claim(launch.validated(hparams), overwrite=False, named=settings)
-    launch.run(training(found[-1]), {'hparams': hparams}, mpi or runs.ranks_of(save_dir))
+    launch.run(f'lm_human_preferences.{name}:train', {'hparams': hparams}, mpi or runs.ranks_of(save_dir))
 
 
 def figures(settings):
@@ -185,10 +181,10 @@ def figures(settings):
 
 cli = launch.Program(help=__doc__, commands=[
     launch.experiment_command(
-        'train_reward', training('train_reward'), train_reward.HParams, reward_experiments,
+        'train_reward', 'lm_human_preferences.train_reward:train', train_reward.HParams, reward_experiments,
         help='Train a reward model from human labels.'),
     launch.experiment_command(
-        'train_policy', training('train_policy'), train_policy.HParams, policy_experiments,
+        'train_policy', 'lm_human_preferences.train_policy:train', train_policy.HParams, policy_experiments,
         complete=train_policy.complete, help='Train a policy by PPO against a reward model, new or trained before.'),
     launch.Command(
         'resume', resume, {'mpi': hyperparams.fields(launch.RankHParams)['mpi'],

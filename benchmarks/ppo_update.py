@@ -68,8 +68,9 @@ class Ours:
         scorer = RewardModel(trained_model)
         scorer.score = scorer.get_rewards
         self.trainer = train_policy.PPOTrainer(
-            policy=Policy(trained_model, temperature=0.7), ref_policy=Policy(trained_model, temperature=0.7),
-            query_sampler=lambda: {'tokens': queries}, hparams=hparams, comm=world,
+            policy=Policy(trained_model, temperature=0.7), score_model=scorer,
+            ref_policy=Policy(trained_model, scope='ref_policy', temperature=0.7), hparams=hparams, comm=world,
+            query_sampler=lambda: {'tokens': queries},
             score_fn=train_policy.make_score_fn(hparams.task, scorer))
         self.trainer.global_step = 1  # step 0 would print
 

@@ -20,7 +20,6 @@ from lm_human_preferences.hparams.train_reward import RunHParams
 from lm_human_preferences.utils import checkpoints, keeper, runs
 from lm_human_preferences.utils.errors import UserError
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
-from test_experiments import resolved
 
 SMALL = '--labels.num_train 160 --normalize_samples 64 --run.save_interval 2'  # 5 steps, 2 checkpoints
 COMMANDS = {
@@ -181,7 +180,7 @@ def test_changed_settings(tmp_path):
 
 
 @pytest.mark.parametrize('argv, told', [
-    ('resume {}', '{} holds no run that could go on: it has no train_reward or train_policy_hparams.json'),
+    ('resume {}', '{} holds no run that could go on: it has no train_policy or train_reward_hparams.json'),
     ('resume', 'SAVE_DIR missing: --help shows an example'),
     ('resume {} --ppo.lrr 3', 'no such option: --ppo.lrr (did you mean --ppo.lr?)'),
     ('train_reward test run --save_dir {} --run.resume on --overwrite',

@@ -92,10 +92,10 @@ class Keeper:
         if self.comm.rank == 0:
             self.wait()
             trainer.logger.flush()
-            self.saved_step = step
             self.writing = self.thread.submit(
                 checkpoints.save, self.directory, f'model.ckpt-{step}', self._copy(trainer.tf_variables()), state=state,
                 max_to_keep=self.max_to_keep)
+            self.saved_step = step
 
     def save_at_error(self, trainer):
         """Save `trainer`, which may be in the midst of a step, unless that has been done or cannot be."""
@@ -116,9 +116,9 @@ class Keeper:
 
     def wait(self):
         """Return when nothing is being written; raises what went wrong."""
-        writing, self.writing = self.writing, None
-        if writing:
-            self.failed = writing.exception() is not None
+        if self.writing:
+            self.failed = self.writing.exception() is not None  # this may be interrupted: the copy is still in use then
+            writing, self.writing = self.writing, None
             writing.result()
 
 

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""How long saving a checkpoint holds up policy training, as a share of the steps between two of them.
+
+    pipenv run python benchmarks/checkpoint.py [--size 124M] [--episodes 16] [--steps 2] [--repeats 3] [--interval 50]
+
+Steps without a checkpoint and as many after one, with all of its writing, in turn in the same run; the difference is
+what a checkpoint costs. It is told of the clock, and of the processors' time, which a busy machine disturbs less. The
+first checkpoint, which also takes the memory for the copy, is told apart.
+"""
+import argparse
+import os
+import statistics
+import tempfile
+import time
+
+import torch
+from ppo_update import QUERY_LENGTH, SIZES, VOCABULARY, Ours, hparams_of
+
+from lm_human_preferences.utils import comm
+from lm_human_preferences.utils.keeper import Keeper
+
+
+def clocks():
+    return time.perf_counter(), time.process_time()
+
+
+def timed(work):
+    """(seconds, seconds of processors) that `work()` takes."""
+    before = clocks()
+    work()
+    return tuple(after - start for after, start in zip(clocks(), before))
+
+
+def measure(trainer, keeper, args):
+    """Seconds of a step, of the call that saves, of a checkpoint in all; each of clock and processors."""
+    def steps():
+        for _ in range(args.steps):
+            trainer.step()
+
+    def steps_after_saving():
+        calls.append(timed(lambda: keeper.save(trainer)))
+        steps()
+        keeper.wait()
+
+    calls, plain, saving = [], [], []
+    first = timed(steps_after_saving)
+    for _ in range(args.repeats):
+        plain.append(timed(steps))
+        saving.append(timed(steps_after_saving))
+    plain, saving, calls_after, first_call = (
+        [statistics.median(kind) for kind in zip(*times)] for times in (plain, saving, calls[1:], calls[:1]))
+    return ([seconds / args.steps for seconds in plain], first_call, calls_after,
+            [a - b for a, b in zip(first, plain)], [a - b for a, b in zip(saving, plain)])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--size', choices=SIZES, default='124M')
+    parser.add_argument('--episodes', type=int, default=16)
+    parser.add_argument('--steps', type=int, default=2)
+    parser.add_argument('--repeats', type=int, default=3)
+    parser.add_argument('--interval', type=int, default=50, help='--run.save_interval')
+    args = parser.parse_args()
+    world = comm.SingleProcess()
+    queries = torch.randint(VOCABULARY, (args.episodes, QUERY_LENGTH))
+    trainer = Ours(args.size, hparams_of(args.episodes), queries, world).trainer
+    with tempfile.TemporaryDirectory() as directory, Keeper(
+            directory, world, resume=False, fixed=['ref_policy', 'reward_model'], max_to_keep=2) as keeper:
+        step, first_call, call, first, cost = measure(trainer, keeper, args)
+        size = max(os.path.getsize(os.path.join(directory, name)) for name in os.listdir(directory))
+    print(f'{args.size}, {args.episodes} episodes a step, checkpoints of {size >> 20} MiB every {args.interval} steps')
+    for name, (clock, processors) in {'a step': step, 'copying, the first time': first_call, 'copying': call,
+                                      'the first checkpoint in all': first, 'a checkpoint in all': cost}.items():
+        print(f'{name:30} {clock:8.3f} s   {processors:8.3f} processor seconds')
+    print('share of training              {:8.2%}     {:8.2%} of its processor seconds'.format(
+        *(c / (args.interval * s) for c, s in zip(cost, step))))
+
+
+if __name__ == '__main__':
+    main()
