@@ -20,6 +20,7 @@ from lm_human_preferences.hparams.train_reward import RunHParams
 from lm_human_preferences.utils import checkpoints, keeper, runs
 from lm_human_preferences.utils.errors import UserError
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
+from test_experiments import resolved
 
 SMALL = '--labels.num_train 160 --normalize_samples 64 --run.save_interval 2'  # 5 steps, 2 checkpoints
 COMMANDS = {
