@@ -109,7 +109,7 @@ def write_bundle(prefix, tensors, state=None):
     The resume.json has the sizes of both files and the digest of the index, which holds the checksum of every tensor.
     """
     paths = [f'{prefix}{RESUME}'] if state is not None else []
-    with storage.replacing(*paths, prefix + DATA, prefix + INDEX) as (*resume, data, index):
+    with storage.replacing(*paths, f'{prefix}{DATA}', f'{prefix}{INDEX}') as (*resume, data, index):
         table = tf_bundle.write_values(data, tensors)
         index.write(table)
         manifest = {'index_sha256': hashlib.sha256(table).hexdigest(), 'sizes': {INDEX: len(table), DATA: data.tell()}}

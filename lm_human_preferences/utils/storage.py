@@ -82,10 +82,9 @@ def local_copy(path):
 
     Raises NotFound where there is no such file, StorageError where it cannot be had for another reason.
     """
-    blob = _Blob(path) if is_remote(path) else None
-    if blob and not os.path.exists(blob.cached):
+    copy = path
+    if is_remote(path) and not os.path.exists(copy := (blob := _Blob(path)).cached):
         _fetch(blob)
-    copy = blob.cached if blob else path
     if not os.path.exists(copy):
         raise NotFound(f'{path}: no such file or directory')
     if not os.path.isfile(copy):  # a pipe would be waited for without end, a device read
@@ -156,13 +155,11 @@ def replacing(*targets, by=None):
             for file in files:
                 file.flush()
                 os.fsync(file.fileno())
-        for part, target in zip(parts, targets, strict=True):
-            os.replace(part, target)
-        directory = os.open(os.path.dirname(targets[0]) or '.', os.O_RDONLY)
-        try:
+            for part, target in zip(parts, targets, strict=True):
+                os.replace(part, target)
+            directory = os.open(os.path.dirname(targets[0]) or '.', os.O_RDONLY)
+            stack.callback(os.close, directory)
             os.fsync(directory)  # the names, too
-        finally:
-            os.close(directory)
     except BaseException:
         for part in parts:
             with contextlib.suppress(OSError):
