@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import socket
-from collections import Counter
 from unittest import mock
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from command_line import error_of, invoke
-from events import events_of
 from interrupted import assert_same, result_of, run, start, wait
 from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.hparams.train_reward import RunHParams
@@ -57,6 +55,7 @@ def interrupted(command, directory, kill_at, more=''):
 
 # Going on
 
+@pytest.mark.slow
 def test_killed_at_any_moment(reference, tmp_path):
     """Before, during and after each step and each system call that saving makes; half of the runs are killed twice."""
     command, expected, moments = reference
@@ -84,8 +83,7 @@ def test_events_are_one_line(reference, tmp_path):
     folder = tmp_path / 'run/tb' / {'train_reward': 'reward_model', 'train_policy': 'ppo'}[command]
     first, second = ([event.step for event in EventFileLoader(str(path)).Load() if event.summary.value]
                      for path in sorted(folder.iterdir()))
-    assert first and second and first + second == sorted(first + second)
-    assert set(Counter(first + second).values()) == {len(events_of(folder))}
+    assert first and second and first + second == list(range(len(first + second)))
 
 
 def test_clock_goes_on(tmp_path):

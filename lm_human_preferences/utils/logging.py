@@ -1,11 +1,18 @@
 """A dict of named numbers in, TensorBoard and the original's console lines out."""
+import contextlib
 import glob
 import os
+import socket
+import struct
 import sys
+import time
 
 import numpy as np
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
 from tqdm import tqdm
 
+from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.tf_table import masked_crc
 
 
@@ -34,7 +41,7 @@ class Logger:
         self.tag_prefix = tag_prefix
         self.active = comm.rank == 0
         self.directory = os.path.join(save_dir, 'tb', subdir) if self.active and save_dir else None
-        self.writer = self.first_step = None
+        self.file = self.first_step = None
 
     def rewind(self, step):
         """Forget what a run that was interrupted has logged from `step` on; before anything is logged."""
@@ -48,34 +55,58 @@ class Logger:
 
     def log(self, stats, step):
         """Record `stats`, a dict of numbers, under `step` (from 0)."""
-        if self.directory and not self.writer:
-            from torch.utils.tensorboard import SummaryWriter
-            self.writer = SummaryWriter(self.directory, purge_step=self.first_step)
-        if self.writer:
-            for name, value in stats.items():
-                self.writer.add_scalar(self.tag_prefix + name, value, step)
+        if self.directory:
+            values = [Summary.Value(tag=self.tag_prefix + name, simple_value=value) for name, value in stats.items()]
+            with self._explained():
+                self.file = self.file or self._open()
+                self.file.write(_record(Event(wall_time=time.time(), step=step, summary=Summary(value=values))))
         if self.is_due(step):
             say(*(f'k =  {name} , v =  {_as_float32(value)}' for name, value in stats.items()))
             self.flush()
 
+    def _open(self):
+        os.makedirs(self.directory, exist_ok=True)
+        name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}'
+        file = open(os.path.join(self.directory, name), 'ab')
+        file.write(_record(Event(wall_time=time.time(), file_version='brain.Event:2')))
+        if self.first_step is not None:
+            start = SessionLog(status=SessionLog.START)
+            file.write(_record(Event(wall_time=time.time(), step=self.first_step, session_log=start)))
+        return file
+
+    @contextlib.contextmanager
+    def _explained(self):
+        try:
+            yield
+        except OSError as e:
+            raise UserError(f'cannot write to {self.directory}: {e.strerror}') from e
+
     def flush(self):
         """Write what was logged so far."""
-        if self.writer:
-            self.writer.flush()
+        if self.file:
+            with self._explained():
+                self.file.flush()
 
     def close(self):
         """Write what is still buffered."""
-        if self.writer:
-            self.writer.close()
+        if self.file:
+            with self._explained():
+                self.file.close()
+
+
+def _record(event):
+    """An event as TensorBoard's files hold it: its length, a checksum of that, the event, a checksum of that."""
+    data = event.SerializeToString()
+    size = struct.pack('<Q', len(data))
+    return b''.join([size, struct.pack('<I', masked_crc(size)), data, struct.pack('<I', masked_crc(data))])
 
 
 def _cut_events(directory, step):
     """Cut TensorBoard's files off before the first event of `step` or later, or where a kill has left half of one."""
-    from tensorboard.compat.proto.event_pb2 import Event
     for path in glob.glob(os.path.join(glob.escape(directory), 'events.out.tfevents.*')):
         with open(path, 'rb+') as f:
             data, end = f.read(), 0
-            while end < len(data):  # of a record: its length, a checksum of that, the event, a checksum of that
+            while end < len(data):
                 after = end + 16 + int.from_bytes(data[end:end + 8], 'little')
                 event, crc = data[end + 12:after - 4], data[after - 4:after]
                 if masked_crc(event) != int.from_bytes(crc, 'little') or Event.FromString(event).step >= step:
