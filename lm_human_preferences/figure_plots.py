@@ -22,10 +22,10 @@ def groups(rows, *keys):
     return found
 
 
-def _short(number):
+def _short(number, places=0):
     """64M for 64000000."""
     from matplotlib.ticker import EngFormatter
-    return EngFormatter(places=0, sep='').format_eng(number)
+    return EngFormatter(places=places, sep='').format_eng(number)
 
 
 def _draw_bands(axes, rows, at, x, **style):
@@ -54,11 +54,11 @@ def figure2(path, rows, target, optimal):
     """Known reward against episodes at a KL target; optimal: the highest reward possible there."""
     paper = [{'access': access, 'episodes': episodes, 'known_reward': reward}
              for access, points in storage.read_json(PAPER)['figure2'].items() for episodes, reward in points]
-    figure, panels = plots.panels(2, width=7)
+    figure, panels = plots.panels(2, width=6, height=3.9)
     panels[0].axhline(optimal, color=plots.INK, linestyle='--', linewidth=1, label='optimum')
     for axes, part, title in zip(panels, (rows, paper), (f'{_ours(rows)}; KL {target:g}', f'{THEIRS}; KL 8')):
         _draw_bands(axes, part, 'episodes', 'episodes')
-        axes.xaxis.set_major_formatter(lambda number, _: _short(number))
+        axes.xaxis.set_major_formatter(lambda number, _: _short(number, None))
         _finish(axes, title, 'episodes')
     plots.save(figure, path)
 
@@ -70,7 +70,7 @@ def figure3(path, rows, frontier):
     paper = [{'access': access, 'episodes': int(episodes), 'target': target, 'kl': kl, 'known_reward': reward}
              for episodes, curves in theirs.items() for access, points in curves.items()
              for target, (kl, reward) in enumerate(points)]
-    figure, panels = plots.panels(2, width=7)
+    figure, panels = plots.panels(2, width=6, height=3.9)
     for axes, part, curve, title in zip(panels, (rows, paper), (frontier, best), (_ours(rows), THEIRS)):
         kls, bests = ([row[name] for row in curve] for name in ('kl', 'known_reward'))
         right = 1.05 * max(row['kl'] for row in part)

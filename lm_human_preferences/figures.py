@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import functools
 import hashlib
+import inspect
 import io
 import itertools
 import json
@@ -12,18 +13,20 @@ import shutil
 
 import numpy as np
 
-from lm_human_preferences import evaluate, figure_plots, lm_tasks, optimum, rewards, train_policy, train_reward
-from lm_human_preferences.language import trained_models
+from lm_human_preferences import (
+    evaluate, figure_plots, lm_tasks, mock_rewards, optimum, rewards, train_policy, train_reward)
+from lm_human_preferences.language import encodings, trained_models
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.utils import checkpoints, storage, workers
 from lm_human_preferences.utils.comm import SingleProcess
-from lm_human_preferences.utils.core import ceil_div, set_seed
+from lm_human_preferences.utils.core import ceil_div
 from lm_human_preferences.utils.keeper import Keeper
 from lm_human_preferences.utils.logging import progress, say
 from lm_human_preferences.utils.runs import check_directory
 
 VERSION = 1  # of what a finished run means: with another one, all runs are done again
 POINTS = 10  # of a curve of Figure 2
+HORIZON = 10_000  # the paper's: the KL coefficient begins near the right value, see run_policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +39,8 @@ class Scale:
     seeds: int
 
 
-FULL = Scale(labels=(8192, 2048, 512), targets=(1., 2., 3., 4., 6.), curve=3., episodes=(8192, 32768), seeds=5)
-QUICK = Scale(labels=(8192, 2048, 512), targets=(1., 3., 6.), curve=3., episodes=(4096, 16384), seeds=2)
+FULL = Scale(labels=(65536, 8192, 1024), targets=(1., 2., 4., 6.), curve=4., episodes=(16384, 65536), seeds=5)
+QUICK = Scale(labels=(16384, 4096, 1024), targets=(1., 3., 6.), curve=3., episodes=(4096, 16384), seeds=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Run:
     def hparams(self, experiment):
         """The hyperparameters of this variant of `experiment`, train_policy's."""
         found = copy.deepcopy(experiment)
-        settings = {'run.seed': self.seed, 'ppo.total_episodes': self.episodes,
+        settings = {'run.seed': self.seed, 'ppo.total_episodes': self.episodes, 'rewards.adaptive_kl.horizon': HORIZON,
                     'rewards.adaptive_kl.target': self.target}
         if self.labels is None:
             settings |= {'rewards.train_new_model': 'off', 'rewards.trained_model': 'mock'}
@@ -82,7 +85,7 @@ def plan(scale):
 def place(output_dir, kind, hparams, *names):
     """Where the result of a job is kept: named by what it is, and by a digest of all that it depends on."""
     initial_model = trained_models.TrainedModel(hparams.task.policy.initial_model).savedir
-    settings = [VERSION, os.path.basename(initial_model), hparams.to_nested_dict()]
+    settings = [VERSION, os.path.basename(initial_model), inspect.getsource(mock_rewards), hparams.to_nested_dict()]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     return os.path.join(output_dir, kind, '-'.join([*names, digest]))
 
@@ -120,16 +123,20 @@ def run_reward(path, hparams):
 
 
 def run_policy(path, hparams, reward_model, task):
-    """A job: train a policy as ./launch.py train_policy does, and measure it exactly on the way."""
-    queries, ref_logprobs, scores = everything(task)  # this may draw random numbers: before the seed is set
+    """A job: train a policy as ./launch.py train_policy does, and measure it exactly on the way.
+
+    The KL coefficient begins where the optimum has the KL that is aimed at: these runs are too short to look for it.
+    """
+    queries, ref_logprobs, scores = everything(task)
     hparams.rewards.train_new_model, hparams.rewards.trained_model = None, reward_model
-    set_seed(hparams.run.seed)
-    trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
-    trainer = train_policy.build_trainer(hparams, trained_model, SingleProcess())
+    own = scores if reward_model == 'mock' else optimum.all_rewards(
+        rewards.TrainedRewardModel(reward_model, encodings.Reviews), queries, hparams.task.response_length)
+    hparams.rewards.kl_coef = optimum.frontier_at(hparams.rewards.adaptive_kl.target, ref_logprobs, own)[1]
     with Curve(queries, ref_logprobs, scores) as curve:
+        trainer = train_policy.start(hparams, curve, SingleProcess())
         train_policy.run_updates(trainer, curve, SingleProcess())
     optimal = optimum.frontier_reward_at(curve.points[-1]['kl'], ref_logprobs, scores)
-    checkpoints.write_json(path, {'curve': curve.points, 'optimal_reward': optimal})
+    checkpoints.write_json(path, {'kl_coef': hparams.rewards.kl_coef, 'curve': curve.points, 'optimal_reward': optimal})
 
 
 class Curve(Keeper):

@@ -46,7 +46,7 @@ def test_plan(scale, experiment):
 def test_runs_differ_from_the_experiment_in_what_they_say(experiment):
     for run, hparams in runs_of(TINY, experiment).items():
         assert (hparams.run.seed, hparams.ppo.total_episodes) == (run.seed, run.episodes)
-        assert hparams.rewards.adaptive_kl.target == run.target
+        assert vars(hparams.rewards.adaptive_kl) == {'target': run.target, 'horizon': figures.HORIZON}
         new = hparams.rewards.train_new_model
         if run.access == 'direct':
             assert (new, hparams.rewards.trained_model) == (None, 'mock')
@@ -183,6 +183,8 @@ def test_end_to_end(tmp_path, monkeypatch, experiment, capsys):
 
     run = next(run for run in figures.plan(scale) if (run.access, run.episodes) == ('64', 512))
     hparams = run.hparams(experiment)
+    result, = tmp_path.glob('runs/64-kl1-512-seed1-*.json')
+    hparams.rewards.kl_coef = storage.read_json(str(result))['kl_coef']
     hparams.run.save_dir, hparams.run.evaluate = str(tmp_path / 'saved'), False
     train_policy.train(hparams)
     policy, reference, models = evaluate.load_models(hparams.run.save_dir, hparams)
