@@ -174,6 +174,7 @@ def test_end_to_end(tmp_path, monkeypatch, experiment, capsys):
     """Tables of real runs, whose numbers are those of the policy that train_policy saves under the same settings."""
     scale = dataclasses.replace(TINY, labels=(64,), targets=(1.,), seeds=1)
     monkeypatch.setattr(figures, 'QUICK', scale)
+    monkeypatch.setattr(figures, 'POINTS', 2)
     figures.figures(experiment, str(tmp_path), quick=True, processes=1)
     for name in ('figure2.png', 'figure3.png'):
         assert (tmp_path / name).read_bytes().startswith(b'\x89PNG')
