@@ -36,6 +36,10 @@ class LabelType(ABC):
         """The same with the rewards that `reward_model`, a function of (queries, responses), gives: (batch,) each."""
         return self.loss_of(torch.stack([reward_model(labels['query'], labels[s]) for s in self.samples], 1), labels)
 
+    @abstractmethod
+    def agreement(self, rewards, labels):
+        """How far `rewards (batch, samples)` order as the labels do: 1 always, 0 as chance would, -1 never."""
+
     def target_scales(self, labels):
         """Numbers (batch,) on the scale that rewards should have, or None where labels tell nothing of it."""
         return None
@@ -53,6 +57,10 @@ class PickBest(LabelType):
     def loss_of(self, rewards, labels):
         error = F.cross_entropy(rewards, labels['best'].to(rewards.device))
         return {'loss': error, 'error': error}
+
+    def agreement(self, rewards, labels):
+        ahead = (rewards.gather(1, labels['best'][:, None]) - rewards).sign()
+        return ahead.sum() / (ahead.numel() - len(ahead)) if ahead.shape[1] > 1 else torch.zeros(())
 
 
 class ScalarRating(LabelType):
@@ -74,6 +82,9 @@ class ScalarRating(LabelType):
         corr = pearson_r(score, predicted.detach())
         return {'loss': error, 'error': error, 'label_mean': mean, 'label_var': var, 'corr': corr}
 
+    def agreement(self, rewards, labels):
+        return pearson_r(labels['score'], rewards[:, 0]).nan_to_num(0.0)
+
 
 class ScalarComparison(LabelType):
     """How much better the second of two responses is: squared error of the difference of rewards."""
@@ -89,6 +100,9 @@ class ScalarComparison(LabelType):
         predicted = rewards[:, 1] - rewards[:, 0]
         error = F.mse_loss(predicted, labels['difference'].to(predicted.device))
         return {'loss': error, 'error': error}
+
+    def agreement(self, rewards, labels):
+        return ((rewards[:, 1] - rewards[:, 0]).sign() * labels['difference'].sign()).mean()
 
 
 def get(name):

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import torch
 
-from lm_human_preferences import evaluate, lm_tasks, ppo, train_reward
+from lm_human_preferences import andon, evaluate, lm_tasks, ppo, train_reward
 from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams, PpoHParams, RewardHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.policy import Policy
@@ -21,7 +21,6 @@ from lm_human_preferences.utils.optimizer import Adam
 __all__ = ['AdaptiveKLController', 'AdaptiveKLParams', 'FixedKLController', 'HParams', 'PPOTrainer', 'PpoHParams',
            'RewardHParams', 'make_score_fn', 'nupdates', 'train']
 
-PENALIZED_ALARM = 0.95  # share of a batch without a truncate token that is worth a warning
 SAMPLES_SHOWN = 3
 
 
@@ -69,6 +68,7 @@ class PPOTrainer:
         self.hparams = hparams
         self.comm = comm
         self.global_step = 0
+        self.penalized = None  # share of the last step's responses, see penalized_share
         self.start_time = self.last_time = time.time()
         kl_coef, adaptive = hparams.rewards.kl_coef, hparams.rewards.adaptive_kl
         self.kl_ctl = FixedKLController(kl_coef) if adaptive is None else AdaptiveKLController(kl_coef, adaptive)
@@ -91,7 +91,7 @@ class PPOTrainer:
             kl_coef=kl_coef, logprobs=logprobs, ref_logprobs=ref_logprobs, scores=scores,
             non_score_reward=non_score_reward, score_stats=score_stats, train_stats=train_stats)
         self.kl_ctl.update(stats['objective/kl'], self.hparams.ppo.batch_size)
-        self.warn_of_penalties(rollouts['responses'])
+        self.penalized = self.penalized_share(rollouts['responses'])
         self.print_samples(queries, sampled['postprocessed'], scores, logprobs - ref_logprobs, kl_coef)
         if self.comm.rank == 0:
             step_time = time.time() - started
@@ -184,16 +184,10 @@ class PPOTrainer:
                 'elapsed/steps/total': steps * batch_size * length, 'elapsed/episodes': steps * batch_size,
                 'elapsed/fps': int(batch_size * length / delta), 'elapsed/time': now - self.start_time}
 
-    def warn_of_penalties(self, responses):
-        """Say so when nearly all of this rank's `responses (batch, response_length)` score the penalty."""
-        if not self.logger.is_due(self.global_step):
-            return
-        task = self.hparams.task
-        penalized = 1 - lm_tasks.filter_fn_from_hparams(task)(responses).float().mean().item()
-        if penalized > PENALIZED_ALARM:
-            say(f'WARNING: {penalized:.0%} of the responses have no token {task.truncate_token} at or after position '
-                f'{task.truncate_after} and score {task.penalty_reward_value}; see --task.truncate_token, '
-                '--task.truncate_after and --task.penalty_reward_value')
+    def penalized_share(self, responses):
+        """Share over all ranks of `responses (batch, response_length)` that score the penalty."""
+        valid = lm_tasks.filter_fn_from_hparams(self.hparams.task)(responses).float().mean().item()
+        return 1 - self.comm.mean({'valid': valid})['valid']
 
     def print_samples(self, queries, responses, scores, kl, kl_coef):
         """Show the first few episodes; kl (batch, response_length) is per token, kl_coef the one that was in force."""
@@ -297,11 +291,15 @@ def run_updates(trainer, keeper, comm):
     hparams, steps, batch_size = trainer.hparams, nupdates(trainer.hparams), trainer.hparams.ppo.batch_size
     bar = progress(total=steps * batch_size, initial=trainer.global_step * batch_size, comm=comm, desc='policy',
                    unit='episode')
+    cord = andon.Andon(hparams.run.andon, comm)
     try:
         while trainer.global_step < steps:
             stats = trainer.step()
             bar.set_postfix(score=f'{stats["objective/score"]:.2f}', kl=f'{stats["objective/kl"]:.2f}', refresh=False)
             bar.update(batch_size)
+            cord.first = cord.first or stats
+            cord.pull(andon.policy_alarms({**stats, andon.PENALIZED: trainer.penalized}, cord.first, hparams), trainer,
+                      keeper)
             keeper.check()
             if trainer.global_step % hparams.run.save_interval == 0 or trainer.global_step == steps:
                 keeper.save(trainer)

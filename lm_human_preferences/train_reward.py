@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from lm_human_preferences import label_files, label_types, lm_tasks, mock_rewards, rewards
+from lm_human_preferences import andon, label_files, label_types, lm_tasks, mock_rewards, rewards
 from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
 from lm_human_preferences.language import model, trained_models
 from lm_human_preferences.policy import Policy
@@ -53,12 +53,13 @@ class RewardModelTrainer:
         self.train_step = 0
         self.order = None  # of the labels, once it is drawn
         self.batches_sampled = 0
+        self.agreements = []  # of each batch's rewards with its labels, before it was learned
         self.optimizer = Adam(reward_model.tf_parameters(), comm=comm)
         self.logger = Logger(hparams.run.save_dir, 'reward_model', log_interval=hparams.run.log_interval, comm=comm,
                              tag_prefix='train_reward/minibatch/')
 
-    def train(self, keeper):
-        """Normalise, train on every label once, normalise again; or what is left of that."""
+    def train(self, keeper, mode='warn'):
+        """Normalise, train on every label once, normalise again; or what is left of that. mode: of --run.andon."""
         if self.order is None:
             self._warn_of_idle_normalization()
             if self.hparams.normalize_before:
@@ -68,12 +69,15 @@ class RewardModelTrainer:
 
         batch_size = self.hparams.batch_size
         say(f'{self.comm.rank} training on {self.num_train} in batches of {exact_div(batch_size, self.comm.size)}')
+        cord = andon.Andon(mode, self.comm)
         starts = range(self.train_step * batch_size, self.num_train, batch_size)
         bar = progress(starts, comm=self.comm, desc='reward model', unit='batch')
         for start in bar:
             indices = self.order[start:start + batch_size][self.comm.rank::self.comm.size]
             stats = self.train_batch(indices, lr=(1 - start / self.num_train) * self.hparams.lr)
             bar.set_postfix(loss=f'{stats["loss"]:.3f}', refresh=False)
+            quarter = self.agreements[-(len(starts) // 4):] if start == starts[-1] else []
+            cord.pull(andon.reward_alarms(stats, quarter, batch_size), self, keeper)
             keeper.check()
             if self.train_step % self.hparams.run.save_interval == 0:
                 keeper.save(self)
@@ -87,9 +91,12 @@ class RewardModelTrainer:
         batch = {field: values[torch.as_tensor(indices)] for field, values in self.labels.items()}
         get_rewards = micro_batched(self.reward_model.get_rewards_op, self.hparams.micro_batch_size)
         responses = torch.stack([batch[sample] for sample in self.label_type.samples], dim=1)
-        stats = self.label_type.loss_of(get_rewards(batch['query'], responses), batch)
+        found = get_rewards(batch['query'], responses)
+        stats = self.label_type.loss_of(found, batch)
         self.optimizer.minimize(stats['loss'], lr)
-        stats = self.comm.mean({name: stats[name].item() for name in sorted(stats)})
+        agreement = self.label_type.agreement(found.detach().cpu(), batch)
+        stats = self.comm.mean({name: stat.item() for name, stat in sorted({**stats, 'agreement': agreement}.items())})
+        self.agreements.append(stats.pop('agreement'))
         self.logger.log(stats, self.train_step)
         self.train_step += 1
         return stats
@@ -190,7 +197,7 @@ def train_in_run(hparams, comm, run, records):
                     checkpoints.write_json(storage.join(hparams.run.save_dir, name), record)
                 write_model_files(directory, trained_model)
             say(*notes)
-        trainer.train(keeper)
+        trainer.train(keeper, run.andon)
     if comm.rank == 0 and directory:
         checkpoints.save(saved, 'model.ckpt', trainer.tf_variables())
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -175,8 +175,9 @@ def test_a_warning_names_the_options_when_nothing_ends_in_time(tmp_path):
     result = invoke(f'{base} --task.truncate_token 5')
     assert result.exit_code == 0, result.output
     warning, = (line for line in result.stdout.splitlines() if line.startswith('WARNING'))
-    assert warning == ('WARNING: 100% of the responses have no token 5 at or after position 4 and score -1; see '
-                       '--task.truncate_token, --task.truncate_after and --task.penalty_reward_value')
+    assert warning == ('WARNING: step 1: hardly a response has token 5 at or after position 4, so they score -1; see '
+                       '--task.truncate_token, --task.truncate_after and --task.penalty_reward_value (share of '
+                       'penalties is 1, the limit 0.95)')
     calm = invoke(f'train_policy test calm --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 64')
     assert 'WARNING' not in calm.stdout
 

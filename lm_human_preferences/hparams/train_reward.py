@@ -8,6 +8,7 @@ from lm_human_preferences.utils.hyperparams import option
 
 
 ENGINES = ('auto', 'horovod', 'torch', 'mpi')
+ANDON = ('off', 'warn', 'stop')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
 
 
@@ -29,12 +30,14 @@ class RunHParams(hyperparams.HParams):
     evaluate: bool = option(
         False, 'when a policy is trained, do what ./launch.py evaluate does; needs save_dir', ours=True)
     allreduce: str = option('auto', 'what averages over ranks: auto, horovod, torch or mpi', ours=True)
+    andon: str = option(
+        'warn', 'when training goes wrong: off, warn, or stop, with a checkpoint of the moment', ours=True)
     precision: str = option(
         'fp32', 'type of products: fp32, tf32 (GPUs) or bf16; weights and statistics stay fp32', ours=True)
 
     def validate(self, *, prefix=''):
         super().validate(prefix=prefix)
-        for name, known in (('allreduce', ENGINES), ('precision', PRECISIONS)):
+        for name, known in (('allreduce', ENGINES), ('andon', ANDON), ('precision', PRECISIONS)):
             if getattr(self, name) not in known:
                 raise ValueError(f'--{prefix}{name} {getattr(self, name)} is none of {", ".join(known)}')
 
