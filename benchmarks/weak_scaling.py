@@ -17,7 +17,8 @@ import torch
 from on_ranks import measure, result_of, start
 
 from lm_human_preferences.utils import comm
-from ppo_update import QUERY_LENGTH, SIZES, VOCABULARY, Ours, hparams_of
+from ppo_update import Ours, hparams_of
+from workload import QUERY_LENGTH, SIZES, VOCABULARY
 
 ENGINES = ('horovod', 'torch', 'mpi')
 

@@ -1,4 +1,7 @@
 """The network as it is computed here against the plain one: transformers' GPT-2 on each row alone, without padding."""
+import resource
+import sys
+
 import pytest
 import torch
 
@@ -189,3 +192,13 @@ def test_precisions():
     for name in PRECISIONS[::-1]:
         precision.prepare(name, torch.device('cuda'))
         assert torch.backends.cuda.matmul.allow_tf32 == (name == 'tf32')
+
+
+@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='of glibc')
+def test_freed_memory_is_used_again():
+    precision.prepare('fp32', CPU)
+    torch.ones(1 << 22)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.ones(1 << 22)  # 4096 pages
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 4096

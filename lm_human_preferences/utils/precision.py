@@ -1,9 +1,13 @@
-"""How precisely this process multiplies matrices, and by which library."""
+"""How precisely this process multiplies matrices, by which library, and in what memory."""
+import ctypes
+
 import torch
 
 from lm_human_preferences.utils.errors import UserError
 
 LARGEST_ERROR = 1e-6  # of a float32 product, relative
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
 _reduced = None  # the type that networks compute in where it is not that of their weights
 
@@ -21,6 +25,7 @@ def prepare(precision, device):
         raise UserError('--run.precision tf32 needs a GPU; without one, take fp32 or bf16')
     else:
         prefer_onednn()
+        keep_freed_memory()
 
 
 def computing(device):
@@ -42,6 +47,18 @@ def prefer_onednn():
     torch.backends.mkldnn.matmul.fp32_precision = 'bf16'
     if _error_of_a_product() > LARGEST_ERROR:
         torch.backends.mkldnn.matmul.fp32_precision = 'none'
+
+
+def keep_freed_memory():
+    """Have memory that is freed stay with this process, up to 2 GB of it, where the C library is glibc.
+
+    By default the pages of every large tensor come from the system and go back to it: a sixth of the processor's time
+    in bf16, and time that threads do not share.
+    """
+    mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, 2 ** 31 - 1)
 
 
 def _error_of_a_product():
