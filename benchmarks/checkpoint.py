@@ -14,7 +14,8 @@ import tempfile
 import time
 
 import torch
-from ppo_update import QUERY_LENGTH, SIZES, VOCABULARY, Ours, hparams_of
+from ppo_update import Ours, hparams_of
+from workload import QUERY_LENGTH, SIZES, VOCABULARY
 
 from lm_human_preferences.utils import comm
 from lm_human_preferences.utils.keeper import Keeper
