@@ -174,6 +174,24 @@ def test_passing_trouble_is_survived(server, blobs, fault):  # noqa: F811
     assert fault.hits == fault.times
 
 
+@pytest.mark.parametrize('fault, expected', [
+    (Fault('stall', 1, times=None, method='GET'), 'Read timed out'),
+    (Fault('truncate', 1000, times=None, method='GET'), 'Connection broken'),
+    (Fault('reset', times=None, method='GET'), 'Connection aborted'),
+    (Fault('html', times=None, method='GET'), 'unexpected status 200'),
+    (Fault('status', 404, times=None, method='GET'), 'unexpected status 404'),
+    (Fault('status', 503, times=None, method='GET'), 'unexpected status 503'),
+    (Fault('stall', 1, times=None), 'Read timed out'), (Fault('reset', times=None), 'Connection aborted')],
+    ids=lambda x: f'{x.kind}{x.arg} {x.method}' if isinstance(x, Fault) else '')
+def test_lasting_trouble_ends(server, cache, monkeypatch, fault, expected):  # noqa: F811
+    """After the retries, each within READ_TIMEOUT."""
+    monkeypatch.setattr(storage, 'READ_TIMEOUT', .2)
+    server.faults.append(fault)
+    start = time.monotonic()
+    assert expected in failure() and not files(cache)
+    assert 1 < len(server.log) <= 2 * storage.RETRIES + 2 and time.monotonic() - start < 20
+
+
 def test_a_server_without_md5(server):  # noqa: F811
     server.with_md5 = False
     assert contents(storage.local_copy(BASE + '/labels/a.json')) == b'[1]'
@@ -188,6 +206,59 @@ def test_unwritable_cache(server, tmp_path, monkeypatch):  # noqa: F811
     (tmp_path / 'file').write_text('')
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'file'))
     assert 'Not a directory' in failure()
+
+
+def test_cache_without_permission(server, cache, monkeypatch):  # noqa: F811
+    def refuse(path, *args, **settings):
+        raise PermissionError(13, 'Permission denied', path)
+    monkeypatch.setattr(os, 'makedirs', refuse)
+    assert f"Permission denied: '{cache}/{CONTAINER}'" in failure()
+
+
+def test_copy_that_may_not_be_read(server, monkeypatch):  # noqa: F811
+    storage.local_copy(BASE + '/labels/a.json')
+
+    def refuse(path, *args, **settings):
+        raise PermissionError(13, 'Permission denied', path)
+    monkeypatch.setattr('builtins.open', refuse)
+    with pytest.raises(storage.StorageError, match='a.json cannot be read .*Permission denied'):
+        storage.read_json(BASE + '/labels/a.json')
+
+
+@pytest.fixture
+def damaged(server, cache):  # noqa: F811
+    """The place of a copy that was damaged after it was fetched, without a change of size or form."""
+    place = storage.local_copy(BASE + '/labels/a.json')
+    if storage.MD5 not in os.listxattr(place):
+        pytest.skip('this disk keeps no attributes of files')
+    with open(place, 'r+b') as file:
+        file.write(b'[2')
+    return place
+
+
+def test_a_copy_damaged_later_is_fetched_again(server, damaged):  # noqa: F811
+    assert storage.read_json(BASE + '/labels/a.json') == [1] and server.count('GET') == 2
+    assert storage.local_copies([BASE + '/labels/a.json']) == [damaged] and server.count('GET') == 2
+
+
+def test_a_copy_damaged_later_offline(damaged, monkeypatch):
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    assert 'labels/a.json: damaged since it was fetched, and LMHP_OFFLINE=1; ' in failure(BASE + '/labels/a.json')
+
+
+def test_a_copy_replaced_by_hand_is_used(server, damaged):  # noqa: F811
+    os.remove(damaged)
+    with open(damaged, 'w', encoding='utf-8') as file:
+        file.write('[3]')
+    assert storage.read_json(BASE + '/labels/a.json') == [3] and server.count('GET') == 1
+
+
+def test_a_disk_without_attributes(server, monkeypatch):  # noqa: F811
+    def refuse(*args):
+        raise OSError(95, 'Operation not supported')
+    monkeypatch.setattr(os, 'setxattr', refuse)
+    monkeypatch.setattr(os, 'getxattr', refuse)
+    assert [storage.read_json(BASE + '/labels/a.json') for _ in range(2)] == [[1]] * 2 and server.count('GET') == 1
 
 
 def test_own_credentials_stay_at_home(server, monkeypatch):  # noqa: F811

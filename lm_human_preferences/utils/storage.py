@@ -9,8 +9,9 @@ A blob is kept as $LMHP_CACHE/ACCOUNT/CONTAINER/NAME, where LMHP_CACHE is ~/.cac
 gs://gpt-2/encodings/main/vocab.bpe is openaipublic/gpt-2/encodings/main/vocab.bpe in there. A file put there by hand
 is used like a downloaded one. With LMHP_OFFLINE=1 there is nothing but what is there.
 
-What is in the cache is complete: it had the server's size and MD5 before it got its name. A download that was
-interrupted starts again from nothing. Every error is one line that names the URL.
+What is in the cache is complete: it had the server's size and MD5 before it got its name. Its MD5 stays with it, as an
+attribute of the file where the disk has such; what was damaged since is fetched again. A download that was interrupted
+starts again from nothing. Every error is one line that names the URL.
 """
 import concurrent.futures
 import contextlib
@@ -30,6 +31,8 @@ FIRST_ANSWER = 8  # seconds in which a server must give its first answer, retrie
 STAY_AWAY = 30  # seconds for which a server that gave none is not asked again
 THREADS, RETRIES, CONNECT_TIMEOUT, READ_TIMEOUT = 16, 5, 5, 20  # the last two in seconds, of one request
 BLOCK = 8 << 20  # bytes of one request
+MD5 = 'user.lmhp.md5'
+LARGE = 256 << 20  # bytes of a file that is not hashed again: a checkpoint, which has checksums of its own
 _silent = {}  # account -> (time until which it is not asked again, reason)
 REMOTE = re.compile(r'(?:az://([a-z0-9]+)/|https://([a-z0-9]+)\.blob\.core\.windows\.net/'
                     r'|gs://(?=gpt-2/|lm-human-preferences/))([a-z0-9-]+)/([^?#]+)')
@@ -83,7 +86,7 @@ def local_copy(path):
     Raises NotFound where there is no such file, StorageError where it cannot be had for another reason.
     """
     copy = path
-    if is_remote(path) and not os.path.exists(copy := (blob := _Blob(path)).cached):
+    if is_remote(path) and not _is_intact(copy := (blob := _Blob(path)).cached):
         _fetch(blob)
     if not os.path.exists(copy):
         raise NotFound(f'{path}: no such file or directory')
@@ -100,6 +103,23 @@ def local_copies(paths):
         thread_map(functools.partial(_fetch, show=False), missing, max_workers=THREADS, unit='file', leave=False,
                    desc=f'fetching {missing[0].url} ...')
     return [local_copy(path) for path in paths]
+
+
+def _is_intact(path):
+    """Whether there is a file, and still what was fetched; of one put there by hand that is taken for granted."""
+    if not os.path.exists(path):
+        return False
+    try:
+        stat, recorded = os.stat(path), os.getxattr(path, MD5)
+        return stat.st_size > LARGE or _md5(path, stat.st_size, stat.st_mtime_ns) == recorded.decode()
+    except OSError:  # nothing is recorded; or it cannot be read, which whoever wants to will say
+        return True
+
+
+@functools.lru_cache(maxsize=None)
+def _md5(path, size, modified):
+    with open(path, 'rb') as file:
+        return hashlib.file_digest(file, 'md5').hexdigest()
 
 
 def exists(path):
@@ -176,7 +196,7 @@ def _fetch(blob, show=True):
         os.makedirs(os.path.dirname(blob.cached), exist_ok=True)
         with filelock.FileLock(blob.cached + '.lock') as lock:  # the kernel frees it when its holder dies
             try:
-                if not os.path.exists(blob.cached):
+                if not _is_intact(blob.cached):
                     _download(blob, stat, show)
             finally:
                 os.remove(lock.lock_file)
@@ -197,6 +217,8 @@ def _download(blob, stat, show):
             bar.update(file.write(block))
         if file.tell() != stat.size or digest.hexdigest() != (stat.md5 or digest.hexdigest()):
             raise blob.error(f'damaged on the way, {file.tell()} of {stat.size} bytes and MD5 {digest.hexdigest()}')
+        with contextlib.suppress(OSError):
+            os.setxattr(file.fileno(), MD5, digest.hexdigest().encode())
 
 
 def _stat(blob):
@@ -205,7 +227,8 @@ def _stat(blob):
     One deadline covers name look-up, connection, encryption and all retries; for want of one in each, in a thread.
     """
     if os.environ.get('LMHP_OFFLINE') == '1':
-        raise blob.error('not in the cache, and LMHP_OFFLINE=1')
+        is_there = os.path.exists(blob.cached)
+        raise blob.error(f'{"damaged since it was fetched" if is_there else "not in the cache"}, and LMHP_OFFLINE=1')
     until, reason = _silent.get(blob.account, (0, ''))
     if time.monotonic() < until:
         raise blob.error(reason)
