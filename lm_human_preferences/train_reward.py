@@ -189,7 +189,7 @@ def train_in_run(hparams, comm, run, records):
         trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
         hyperparams.dump(trained_model.hparams(), name='model_hparams')
         trainer, notes = build_trainer(hparams, trained_model, comm)
-        keeper.restore(trainer, saves=trainer.num_train // hparams.batch_size // hparams.run.save_interval)
+        keeper.restore(trainer, saves=1 + trainer.num_train // hparams.batch_size // hparams.run.save_interval)
         if comm.rank == 0:
             if directory:
                 say(f'Will save to {hparams.run.save_dir}')

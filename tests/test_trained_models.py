@@ -132,6 +132,27 @@ def test_the_scope_of_a_training_checkpoint_is_found(tmp_path):
             assert_close(logits, expected(X=TOKENS)['lm_logits'], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize('suffix', ['.index', '.data-00000-of-00001', '.resume.json'])
+def test_a_damaged_checkpoint_is_passed_over(model_dir, suffix, capsys):
+    """The one before it is read, and it is said; with none before it, that is an error."""
+    older, newer = (TrainedModel(str(model_dir)).build(scope='policy', scalar_heads=['value']) for _ in range(2))
+    with torch.no_grad():
+        newer.heads['value'].b.add_(1)
+    checkpoints.save(str(model_dir), 'model.ckpt-2', variables(newer), state={})
+    read = TrainedModel(str(model_dir)).build(scope='policy', scalar_heads=['value'])
+    assert read.heads['value'].b == newer.heads['value'].b
+    path = model_dir / f'model.ckpt-2{suffix}'
+    path.write_bytes(path.read_bytes()[:-1])
+    read = TrainedModel(str(model_dir)).build(scope='policy', scalar_heads=['value'])
+    assert read.heads['value'].b == older.heads['value'].b
+    warning = capsys.readouterr().out
+    assert warning.startswith(f'WARNING: {model_dir}/model.ckpt-2')
+    assert warning.endswith('; the checkpoint before is used\n')
+    (model_dir / 'model.ckpt.index').write_bytes(b'')
+    with pytest.raises(UserError, match='model.ckpt.index'):
+        TrainedModel(str(model_dir)).build(scope='policy')
+
+
 def test_hugging_face_directories_are_read_and_written(tmp_path, model_dir, monkeypatch):
     theirs = tmp_path / 'theirs'
     result = invoke(f'export {model_dir} {theirs}')
