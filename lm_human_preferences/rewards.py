@@ -156,7 +156,7 @@ def label_source(hparams):
     run = hparams.rewards.trained_model.rstrip('/')
     for directory in (run, os.path.dirname(run)):
         try:
-            return storage.read_json(storage.join(directory, 'train_reward_hparams.json'))['labels']['source']
+            return str(storage.read_json(storage.join(directory, 'train_reward_hparams.json'))['labels']['source'])
         except (storage.StorageError, KeyError, TypeError):
             continue
     return None

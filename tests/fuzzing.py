@@ -10,6 +10,7 @@ PATIENCE = 10  # seconds for one input
 ALLOWANCE = 1 << 30  # bytes of address space beyond what the process has; an input has a few KiB
 FORBIDDEN = {'pickle.find_class', 'os.system', 'os.exec', 'os.fork', 'os.posix_spawn', 'os.spawn', 'subprocess.Popen',
              'socket.connect', 'ctypes.dlopen', 'os.symlink', 'os.link', 'os.chmod', 'shutil.rmtree'}
+CHANGING = {'os.remove', 'os.rename', 'os.rmdir', 'os.mkdir', 'os.truncate'}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _place = None  # the only folder that may be written to while inputs are judged, else None
 
@@ -26,7 +27,7 @@ def _judge(event, arguments):
     """An audit hook, which Python cannot take back: it acts while inputs are judged only."""
     if _place is None:
         return
-    wrote = event == 'open' and isinstance(arguments[2], int) and arguments[2] & WRITING
+    wrote = event in CHANGING or event == 'open' and isinstance(arguments[2], int) and arguments[2] & WRITING
     if event in FORBIDDEN or wrote and not os.path.realpath(os.fsdecode(arguments[0])).startswith(_place):
         os.write(2, f'forbidden: {event} {arguments!r}\n'.encode(errors='replace'))
         raise AssertionError(f'{event} {arguments}')

@@ -97,7 +97,7 @@ def test_checkpoint_file_that_cannot_be_read(tmp_path):
     (tmp_path / 'checkpoint').mkdir()
     with pytest.raises(UserError) as e:
         latest(tmp_path)
-    assert str(e.value) == f'{tmp_path}/checkpoint cannot be read: Is a directory'
+    assert str(e.value) == f'{tmp_path}/checkpoint is not a file'
 
 
 # What is kept

@@ -25,8 +25,9 @@ from lm_human_preferences.hparams import train_policy, train_reward
 from lm_human_preferences.language import encodings, model, trained_models
 from lm_human_preferences.language.datasets import get_dataset
 from lm_human_preferences.rewards import TrainedRewardModel
-from lm_human_preferences.utils import checkpoints, core, storage, tf_table
+from lm_human_preferences.utils import checkpoints, core, runs, storage, tf_table
 from lm_human_preferences.utils import launch as jobs
+from lm_human_preferences.utils.comm import SingleProcess
 from lm_human_preferences.utils.errors import UserError
 
 BATCH = 25  # inputs of one example: most of what an example costs is hypothesis
@@ -110,7 +111,7 @@ class ModelDirectory:
 
 
 class RunHparams:
-    """The settings that a run left behind, read for sampling from it."""
+    """The settings that a run left behind, read for sampling from it and for going on with it."""
     inputs = 12_000
 
     def __init__(self, folder):
@@ -118,6 +119,11 @@ class RunHparams:
 
     def feed(self, random):
         (self.folder / 'train_policy_hparams.json').write_bytes(json_bytes(random, self.good))
+        if random.random() < 0.4:
+            with mock.patch.object(jobs, 'run') as run, contextlib.redirect_stderr(io.StringIO()):
+                launch.resume({}, str(self.folder))
+            assert run.call_count == 1
+            return
         hparams = sample_policy.load_run_hparams(str(self.folder))
         assert isinstance(hparams.task.query_length, int) and hparams.task.query_length > 0
         assert isinstance(hparams.rewards.trained_model, (str, type(None)))
@@ -130,7 +136,8 @@ class Checkpoint:
     def __init__(self, folder):
         self.folder = folder
         tensors = {f'm/{i:03d}': np.full(i % 5, i, 'f4') for i in range(8)}
-        checkpoints.save(str(folder), 'model.ckpt', {**tensors, 'wte': np.ones((2, 3), 'f4'), 'step': np.int64(7)})
+        checkpoints.save(str(folder), 'model.ckpt', {**tensors, 'wte': np.ones((2, 3), 'f4'), 'step': np.int64(7)},
+                         state={'step': 7})
         self.files = {path: path.read_bytes() for path in sorted(folder.iterdir())}
 
     def feed(self, random):
@@ -140,6 +147,9 @@ class Checkpoint:
             path.write_bytes(damaged(random, self.files[path]))
             names = checkpoints.parse_checkpoint_file(path.read_bytes().decode(errors='replace'))
             assert all('/' not in name and name not in ('.', '..') for name in names)
+            for name in checkpoints.resumable(str(self.folder)):
+                with contextlib.suppress(UserError):
+                    assert checkpoints.restore_state(str(self.folder / name)) == {'step': 7}
             bundle = trained_models.open_bundle(str(self.folder))
             assert os.path.dirname(bundle.prefix) == str(self.folder)
             for name in itertools.islice(bundle, 50):
@@ -185,7 +195,8 @@ class BytePairs:
 class CommandLine:
     """Words after ./launch.py and ./sample.py."""
     inputs = 12_000
-    words = ['train_policy', 'train_reward', 'export', 'sample', 'test', 'sentiment', 'cnndm', 'first', '--', '-h',
+    words = ['train_policy', 'train_reward', 'export', 'resume', 'sample', 'evaluate', 'test', 'cnndm', 'first',
+             '--', '-h',
              '--help', '--dry_run', '--mpi', '1', '--ppo.lr', '--nolr', '..', '/x', '-x', '=', '""', "'",
              '--rewards.adaptive_kl']
     values = ['1', '0', '-1', '1e3', '1e999', 'nan', 'None', 'on', 'off', '', '"', '9' * 5000, '0x' + 'f' * 5000,
@@ -193,6 +204,7 @@ class CommandLine:
               '{1}', '...']
 
     def __init__(self, folder):
+        self.folder = folder
         self.fields = [*launch.cli.commands['train_policy'].fields, *launch.cli.commands['train_reward'].fields]
 
     def feed(self, random):
@@ -208,7 +220,7 @@ class CommandLine:
         out, err = io.TextIOWrapper(io.BytesIO(), encoding='utf-8'), io.StringIO()
         with (contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(jobs, 'run')):
             try:
-                random.choice([launch.cli, launch.cli, sample.cli]).main(words)
+                random.choice([launch.cli, launch.cli, sample.cli]).main([*words, f'--save_dir={self.folder}'])
             except SystemExit as e:
                 assert e.code == 2 and err.getvalue().splitlines()[-1].startswith('error: '), err.getvalue()
                 raise UserError(err.getvalue()) from e
@@ -288,7 +300,7 @@ def test_any_input(target, share, tmp_path, monkeypatch):
 def told(call, *arguments):
     """What the user is told of it, in one line."""
     with pytest.raises(UserError) as caught, little_memory():
-        confined('/nowhere', call, *arguments)
+        confined('/tmp', call, *arguments)
     assert '\n' not in str(caught.value) and len(str(caught.value)) < 1000
     return str(caught.value)
 
@@ -416,3 +428,22 @@ def test_export_to_a_file(tmp_path):
     ModelDirectory(tmp_path)
     (tmp_path / 'file').write_text('')
     assert 'file is not empty: give a new' in error_of(invoke(f'export {tmp_path}/ours {tmp_path}/file'))
+
+
+def test_lock_that_is_no_text_or_leads_elsewhere(tmp_path):
+    (tmp_path / 'precious').write_text('mine')
+    (tmp_path / 'lock').write_bytes(b'\xff' * 5000)
+    hparams = launch_hparams()
+    hparams.run.save_dir = str(tmp_path)
+    assert 'is writing this run' in told(lambda: runs.held(hparams, SingleProcess()).__enter__())
+    for make in (lambda path: os.symlink(tmp_path / 'precious', path), os.mkfifo):
+        os.remove(tmp_path / 'lock')
+        make(tmp_path / 'lock')
+        with pytest.raises(UserError, match='cannot be written'):
+            runs.held(hparams, SingleProcess()).__enter__()
+    assert (tmp_path / 'precious').read_text() == 'mine'
+
+
+def test_list_of_checkpoints_that_is_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / 'checkpoint')
+    assert 'checkpoint is not a file' in told(checkpoints.latest, tmp_path)

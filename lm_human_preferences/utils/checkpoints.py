@@ -47,9 +47,9 @@ def _kept(directory):
     """Names of the checkpoints that `directory` lists and has, the newest last."""
     path = os.path.join(directory, 'checkpoint')
     try:
-        with open(path, encoding='utf-8', errors='replace') as f:
+        with open(storage.local_copy(path), encoding='utf-8', errors='replace') as f:
             names = parse_checkpoint_file(f.read())
-    except (FileNotFoundError, NotADirectoryError):
+    except storage.NotFound:
         return []
     except OSError as e:
         raise UserError(f'{path} cannot be read: {e.strerror}') from e

@@ -108,9 +108,9 @@ def _locked(directory):
     path = os.path.join(directory, LOCK)
     try:
         os.makedirs(directory, exist_ok=True)
-        lock = open(path, 'a+', encoding='utf-8')
+        lock = open(path, 'a+', encoding='utf-8', errors='replace', opener=storage.no_link)
         lock.seek(0)
-        holder = lock.read()
+        holder = lock.read(300)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
@@ -137,8 +137,9 @@ def ranks_of(directory):
         for name in checkpoints.resumable(os.path.join(directory, place)):
             with contextlib.suppress(UserError):
                 return len(checkpoints.restore_state(os.path.join(directory, place, name))['random'])
-    with contextlib.suppress(OSError), open(os.path.join(directory, LOCK), encoding='utf-8') as lock:
-        found = re.search(r'(\d+) rank', lock.read())
+    with contextlib.suppress(OSError), open(os.path.join(directory, LOCK), encoding='utf-8', errors='replace',
+                                                opener=storage.no_link) as lock:
+        found = re.search(r'(\d+) rank', lock.read(300))
         return int(found[1]) if found else None
 
 

@@ -156,8 +156,9 @@ def read_json(path):
         raise StorageError(f'{path} is not JSON: {e}') from e
 
 
-def _no_link(path, flags):
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)  # whoever put a link there has other plans
+def no_link(path, flags):
+    """For open(..., opener=...): OSError for a link, as whoever put it there has other plans."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # nor is a pipe waited for
 
 
 @contextlib.contextmanager
@@ -170,7 +171,7 @@ def replacing(*targets, by=None):
     parts = [f'{target}.{by or os.getpid()}.part' for target in targets]
     try:
         with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(open(part, 'wb', opener=_no_link)) for part in parts]
+            files = [stack.enter_context(open(part, 'wb', opener=no_link)) for part in parts]
             yield files
             for file in files:
                 file.flush()
