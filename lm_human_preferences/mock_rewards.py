@@ -10,7 +10,7 @@ from lm_human_preferences.language import encodings
 from lm_human_preferences.utils.core import default_device, one_thread
 from lm_human_preferences.utils.errors import UserError
 
-READ, PENALTY = 8192, 0.01  # labelled reviews that the classifier learns from; its L2 penalty per review
+READ, PENALTY = 16384, 0.1  # labelled reviews that the classifier learns from; its L2 penalty per review
 
 
 class MockRewardModel:

@@ -16,7 +16,7 @@ from lm_human_preferences.utils.core import one_thread
 from lm_human_preferences.utils.logging import progress
 
 SIZES = dict(n_vocab=encodings.Reviews.n_vocab, n_ctx=16, n_embd=32, n_head=2, n_layer=2)
-READ, STEPS, BATCH, LR, SEED = 32768, 1000, 128, 1e-2, 0
+READ, STEPS, BATCH, LR, SEED = 16384, 1000, 64, 1e-2, 0
 
 
 def directory():
