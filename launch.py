@@ -55,7 +55,7 @@ test_task = combos(
     bind('policy.initial_model', 'test'),
 )
 
-# Short film reviews from a grammar of ours, a language model that has read them, a known reward to judge them.
+# Short film reviews from a grammar of ours, a tiny language model that has read them, and a known reward.
 mock_task = combos(
     bind_all(query_length=5, query_dataset='reviews', response_length=3, start_text=None, end_text='was'),
     bind('policy.initial_model', 'reviews'),
@@ -99,7 +99,7 @@ reward_experiments = {
     'test': reward_experiment(
         test_task, bind_all('labels', source='test', num_train=1024), bind_all(batch_size=32, lr=1e-3)),
     'mock_sentiment': reward_experiment(
-        mock_task, bind_all('labels', source='mock', num_train=4096), bind_all(batch_size=32, lr=1e-3)),
+        mock_task, bind_all('labels', source='mock', num_train=4096), bind_all(batch_size=32, lr=5e-3)),
 }
 
 
@@ -110,12 +110,12 @@ def new_reward_model(experiment):
     )
 
 
-def adaptive_kl_policy(experiment, task, kl_target=6.0, **ppo):
+def adaptive_kl_policy(experiment, task, kl_coef=0.15, kl_target=6.0, **ppo):
     """A policy that is held `kl_target` nats from the initial one, with a reward model of its own; ppo: settings."""
     return combos(
         bind_nested('task', task),
         bind_all('ppo', **ppo),
-        bind_all('rewards', kl_coef=0.15, adaptive_kl='on'),
+        bind_all('rewards', kl_coef=kl_coef, adaptive_kl='on'),
         bind('rewards.adaptive_kl.target', kl_target),
         new_reward_model(experiment),
         bind('run.seed', 1),
@@ -135,7 +135,6 @@ def summarize_policy(experiment, task, kl_coef):
 
 
 books_ppo = dict(lr=1e-5, total_episodes=1_000_000, batch_size=512)
-mock_ppo = dict(lr=1e-3, total_episodes=100 * 256, batch_size=256)
 policy_experiments = {
     'sentiment': adaptive_kl_policy('sentiment', books_task, **books_ppo),
     'descriptiveness': adaptive_kl_policy('descriptiveness', books_task, **books_ppo),
@@ -143,8 +142,10 @@ policy_experiments = {
     'tldr': summarize_policy('tldr', tldr_task, kl_coef=0.03),  # 0.01 is too low
     'test': adaptive_kl_policy('test', test_task, lr=1e-2, total_episodes=100 * 64, batch_size=64),
     'mock_sentiment': combos(
-        adaptive_kl_policy('mock_sentiment', mock_task, kl_target=2.5, **mock_ppo),
-        bind('rewards.adaptive_kl.horizon', 1000),
+        # The coefficient starts high: a policy that first strays far loses words that it does not find again.
+        adaptive_kl_policy('mock_sentiment', mock_task, kl_coef=1.5, kl_target=2.0,
+                           lr=3e-3, total_episodes=200 * 256, batch_size=256),
+        bind('rewards.adaptive_kl.horizon', 2500),
         bind('run.evaluate', True)),
 }
 

@@ -1,4 +1,5 @@
 """A reward that is known, and the human who judges by it (paper, section 3.1.1): how positive a film review sounds."""
+import functools
 import itertools
 
 import torch
@@ -26,7 +27,7 @@ class MockRewardModel:
                             f'{encoding.name!r}: set --task.policy.initial_model reviews')
         self.encoder = encoding.get_encoder()
         self.padding_token = self.encoder.padding_token
-        self.weights = _fit(self.encoder).to(device or default_device())
+        self.weights = _fit().to(device or default_device())
 
     def score(self, queries, responses):
         """Log odds (batch,) of `queries (batch, query_length)` with `responses (batch, response_length)`."""
@@ -59,8 +60,10 @@ def _log_odds(weights, tokens, padding_token):
     return total
 
 
-def _fit(encoder):
+@functools.cache
+def _fit():
     """The weights of `_log_odds` that explain labelled reviews best, with a small penalty; always the same."""
+    encoder = encodings.Reviews.get_encoder()
     texts, liked = zip(*itertools.islice(reviews.labelled_reviews('train'), READ))
     tokens = torch.nn.utils.rnn.pad_sequence(
         [torch.tensor(encoder.encode(text)) for text in texts], batch_first=True, padding_value=encoder.padding_token)

@@ -77,7 +77,7 @@ def test_classifier_agrees_with_sentiment(reward):
     texts = [*reviews.responses(True), *reviews.responses(False)]
     scores = reward.score(tokens('the film was').expand(len(texts), -1), tokens(*texts))
     said = torch.tensor([reviews.sentiment(text.split()) for text in texts])
-    assert scores.dtype == torch.float32 and torch.corrcoef(torch.stack([scores, said]))[0, 1] > 0.8
+    assert scores.dtype == torch.float32 and torch.corrcoef(torch.stack([scores, said]))[0, 1] > 0.9
     held_out = itertools.islice(reviews.labelled_reviews('test'), 4000)
     texts, liked = zip(*[(text, liked) for text, liked in held_out if len(text.split()) == 6])
     odds = reward.score(tokens(*texts)[:, :3], tokens(*texts)[:, 3:])
@@ -167,7 +167,8 @@ FEW = '--rewards.train_new_model.labels.num_train=512'
 DIRECT = ('--rewards.train_new_model=off', '--rewards.trained_model=mock')
 
 
-@pytest.mark.parametrize('words', [(FEW,), DIRECT], ids=['labels', 'direct'])
+@pytest.mark.parametrize('words', [
+    pytest.param((FEW,), id='labels', marks=pytest.mark.slow), pytest.param(DIRECT, id='direct')])
 def test_a_policy_learns_what_is_liked(tmp_path, words):
     scores = printed('objective/score', train(tmp_path, *words))
     assert len(scores) == 10 and np.mean(scores[-2:]) > scores[0] + 0.3
@@ -179,6 +180,7 @@ def test_a_policy_learns_what_is_liked(tmp_path, words):
         assert query in reviews.queries() and set(response.split()) <= set(reviews.WORDS)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run(tmp_path):
     first, second = (train(tmp_path, FEW, '--ppo.total_episodes=512', name=name) for name in ('a', 'b'))
     assert printed('objective/score', first) == printed('objective/score', second)

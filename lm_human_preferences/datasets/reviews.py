@@ -11,7 +11,7 @@ import random
 
 SUBJECTS = {'film': .45, 'story': .45, 'plot': .3, 'script': .35, 'ending': .3, 'acting': .6, 'music': .65, 'cast': .55}
 STARTS = ('the {} was', 'the whole {} was', 'overall the {} was', 'i thought the {} was')  # queries end with `was`
-RESPONSE = 3  # words
+RESPONSE, READERS = 3, 10  # words of a response, readers of a labelled review
 
 # How much a word says in favour of the film; of praise and blame, strong words are the rarer ones.
 PRAISE = {'good': 1, 'nice': 1, 'fresh': 1, 'funny': 1.5, 'clever': 1.5, 'moving': 2, 'great': 2, 'brilliant': 3,
@@ -74,10 +74,11 @@ def reviews_generator(mode, seed=0, shuffle=False):
 
 
 def labelled_reviews(mode, seed=0):
-    """Yield (review, whether its reader took it for praise) without end; readers differ where little is said."""
+    """Yield (review, share of its readers who took it for praise) without end; they differ where little is said."""
     rng = random.Random(f'readers {mode} {seed}')
     for review in reviews_generator(mode, seed):
-        yield review, rng.random() < 1 / (1 + math.exp(-sentiment(review.split()[-RESPONSE:])))
+        likely = 1 / (1 + math.exp(-sentiment(review.split()[-RESPONSE:])))
+        yield review, sum(rng.random() < likely for _ in range(READERS)) / READERS
 
 
 def sentiment(words):

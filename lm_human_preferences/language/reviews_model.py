@@ -10,9 +10,8 @@ import torch.nn.functional as F
 
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.language import encodings, model
-from lm_human_preferences.utils import checkpoints, optimizer, storage
+from lm_human_preferences.utils import checkpoints, core, optimizer, precision, storage
 from lm_human_preferences.utils.comm import SingleProcess
-from lm_human_preferences.utils.core import one_thread
 from lm_human_preferences.utils.logging import progress
 
 SIZES = dict(n_vocab=encodings.Reviews.n_vocab, n_ctx=16, n_embd=32, n_head=2, n_layer=2)
@@ -33,8 +32,8 @@ def directory():
 
 def _digest():
     """Of what the weights depend on: another text, training or network, or another PyTorch, is another model."""
-    sources = [Path(path).read_bytes() for path in (__file__, reviews.__file__, model.__file__, optimizer.__file__)]
-    return hashlib.sha256(b''.join([*sources, torch.__version__.encode()])).hexdigest()[:16]
+    sources = [Path(__file__), *(Path(module.__file__) for module in (reviews, model, optimizer, precision, core))]
+    return hashlib.sha256(b''.join([*(p.read_bytes() for p in sources), torch.__version__.encode()])).hexdigest()[:16]
 
 
 def _make(place):
@@ -53,7 +52,7 @@ def train(hparams, steps=STEPS):
     """
     encoder = encodings.Reviews.get_encoder()
     texts = as_batch(encoder, itertools.islice(reviews.reviews_generator('train'), READ))
-    with one_thread(), torch.random.fork_rng(devices=[]):
+    with core.one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         network = model.Model(hparams).initialize()
         adam = optimizer.Adam(network.tf_parameters(), comm=SingleProcess())
