@@ -2,8 +2,8 @@
 """Fine-tune language models from human preferences.
 
 \b
-Seconds on any machine, without network:
-  ./launch.py train_policy test first --mpi 1
+A minute on any machine, without network:
+  ./launch.py train_policy mock_sentiment first --mpi 1
   ./sample.py sample --save_dir /tmp/save/train_policy/first --nsamples 8
 \b
 A run that was interrupted goes on where it was:

@@ -345,7 +345,7 @@ def test_help_of_an_option():
 
 
 @pytest.mark.parametrize('cli, example', [
-    (launch.cli, './launch.py train_policy test first --mpi 1'),
+    (launch.cli, './launch.py train_policy mock_sentiment first --mpi 1'),
     (sample.cli, './sample.py sample --save_dir /tmp/save/train_policy/first --nsamples 8')])
 def test_help_shows_an_example(cli, example):
     assert example in invoke('--help', cli).stdout

@@ -130,7 +130,7 @@ def test_sample_from_a_recorded_policy(name, scope, tmp_path, passages, monkeypa
 
 
 def test_the_embedded_experiment_and_samples_of_it(tmp_path):
-    """What README starts with: both trainings in one command, a policy that scores better, samples of it."""
+    """Both trainings in one command, a policy that scores better, samples of it."""
     result = invoke(f'train_policy test first --mpi 1 --save_dir {tmp_path}')
     assert result.exit_code == 0, result.output
     scores = printed('objective/score', result.stdout)

@@ -94,7 +94,8 @@ def test_launch_commands_are_understood(commands):
     for line in re.findall(r'^    .*\b(?:mpiexec|srun) .*$', README, re.MULTILINE):
         launches.append(shlex.split(line.partition('./launch.py ')[2]))
     assert {tuple(args[:2]) for args in launches} >= {
-        ('train_policy', 'test'), ('train_policy', 'descriptiveness'), ('train_reward', 'descriptiveness')}
+        ('train_policy', 'mock_sentiment'), ('train_policy', 'test'), ('train_policy', 'descriptiveness'),
+        ('train_reward', 'descriptiveness'), ('figures', './figures')}
     for args in launches:
         if args[0] in ('export', 'evaluate', 'figures', 'resume'):  # have no dry run
             launch.cli.commands[args[0]].make_context(args[0], args[1:])
@@ -110,6 +111,16 @@ def test_sample_commands_are_understood(commands):
     assert len(samplings) >= 2
     for command, *args in samplings:
         sample.cli.commands[command].make_context(command, args)
+
+
+def test_links_lead_somewhere():
+    links = re.findall(r'\]\((?!https?:)([^)#]*)#?([^)]*)\)', README)
+    headings = {re.sub(r'[^\w -]', '', heading).lower().replace(' ', '-')
+                for heading in re.findall(r'^#+ (.*)$', README, re.MULTILINE)}
+    assert {path for path, _ in links if path} >= {'docs/evaluation.png', 'launch.py'}
+    for path, heading in links:
+        assert (ROOT / path).exists() and (not heading or heading in headings), (path, heading)
+    assert all(picture.stat().st_size < 150_000 for picture in (ROOT / 'docs').iterdir())
 
 
 def test_variables_are_documented():
