@@ -28,9 +28,9 @@ class Alarm(NamedTuple):
 
 
 def not_finite(stats, names):
-    """Alarms for those of `names` whose statistics are NaN or infinite."""
+    """An alarm for the first of `names` whose statistic is NaN or infinite."""
     return [Alarm(name, stats[name], math.inf, 'the training has lost its numbers: lower the learning rate')
-            for name in names if not math.isfinite(stats[name])]
+            for name in names if not math.isfinite(stats[name])][:1]
 
 
 def policy_alarms(stats, first, hparams):
