@@ -1,4 +1,8 @@
-"""What a run needs and whether it is here: `./launch.py doctor`, a line for each, with the fix of what is wrong."""
+"""What a run needs and whether it is here: `./launch.py doctor`, a line for each, with the fix of what is wrong.
+
+A check returns what is well, and raises UserError with what is wrong.
+"""
+import functools
 import importlib.util
 import os
 import re
@@ -14,7 +18,7 @@ from lm_human_preferences.utils.errors import UserError
 
 PACKAGES = ('blobfile', 'filelock', 'ftfy', 'google_crc32c', 'matplotlib', 'mpi4py', 'numpy', 'safetensors',
             'tensorboard', 'tiktoken', 'torch', 'tqdm', 'transformers', 'urllib3')
-SAVES = '/tmp/save'  # where runs are kept by default
+SAVES = Path('/tmp/save')  # where runs are kept by default
 LEAST_DISK, LEAST_MEMORY = 10, 6  # GiB that a 124M run takes, with two checkpoints and micro-batches of 8
 PATIENCE = 180  # seconds for a training step, most of which go into starting
 STEP = ['train_policy', 'test', 'doctor', '--save_dir=None', '--ppo.total_episodes=64', '--rewards.train_new_model=off',
@@ -22,7 +26,6 @@ STEP = ['train_policy', 'test', 'doctor', '--save_dir=None', '--ppo.total_episod
 
 
 def _python():
-    """A check, like all that follow: returns what is well, raises UserError with what is wrong and the fix."""
     if sys.version_info[:2] != (3, 11):
         raise UserError(f'{sys.version} is not the tested 3.11: `PYTHON=python3.11 sh tools/setup.sh`')
     return sys.version
@@ -48,20 +51,14 @@ def _devices():
     return f'no GPU, {len(os.sched_getaffinity(0))} processors, of which torch takes {torch.get_num_threads()}'
 
 
-def _enough(gib, least, fix):
-    if gib < least:
-        raise UserError(f'{gib} GiB free, {least} are needed for GPT-2 124M: {fix}')
-    return f'{gib} GiB free'
-
-
-def _memory():
-    available = re.search(r'MemAvailable: +(\d+)', Path('/proc/meminfo').read_text(encoding='ascii'))[1]
-    return _enough(int(available) >> 20, LEAST_MEMORY, 'end other programs')
-
-
-def _disk():
-    place = next(path for path in (Path(SAVES), *Path(SAVES).parents) if path.exists())
-    return _enough(shutil.disk_usage(place).free >> 30, LEAST_DISK, f'make room at {place}, or see --save_dir')
+def _room():
+    memory = int(re.search(r'MemAvailable: +(\d+)', Path('/proc/meminfo').read_text(encoding='ascii'))[1]) >> 20
+    place = next(path for path in (SAVES, *SAVES.parents) if path.exists())
+    disk = shutil.disk_usage(place).free >> 30
+    found = f'{memory} GiB of memory available, {disk} GiB free at {place}'
+    if memory < LEAST_MEMORY or disk < LEAST_DISK:
+        raise UserError(f'{found}, but GPT-2 124M needs {LEAST_MEMORY} and {LEAST_DISK}: make room, or see --save_dir')
+    return found
 
 
 def _cache():
@@ -83,24 +80,17 @@ def _store():
 
 def _mpi():
     path, is_open_mpi = ranks.find_mpiexec()
-    return f'{path} of {"Open MPI" if is_open_mpi else "MPICH"}'
-
-
-def _horovod():
-    if importlib.util.find_spec('horovod') is None:
-        return 'not installed, nor needed: torch averages over ranks; `sh tools/horovod.sh` compiles it'
-    import horovod.torch
-    return f'{horovod.__version__}, {"with" if horovod.torch.nccl_built() else "without"} NCCL'
+    horovod = 'Horovod' if importlib.util.find_spec('horovod') else 'no Horovod, which `sh tools/horovod.sh` compiles'
+    return f'{path} of {"Open MPI" if is_open_mpi else "MPICH"}, with {horovod}'
 
 
 def step(*options):
-    """A step of the experiment `test` with `options`; where GPUs are too few for the ranks, on processors."""
+    """A check: a step of the experiment `test` with `options`; several ranks that would share a GPU do without it."""
     import torch
-    variables = {'CUDA_VISIBLE_DEVICES': ''} if torch.cuda.device_count() == 1 and options else {}
+    gpus = {'CUDA_VISIBLE_DEVICES': ''} if torch.cuda.device_count() == 1 and options else {}
     command = [sys.executable, Path(__file__).parents[1] / 'launch.py', *STEP, *(options or ['--mpi=1'])]
     try:
-        done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False,
-                              timeout=PATIENCE, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, env=os.environ | gpus, capture_output=True, text=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired as e:
         raise UserError(f'not done after {PATIENCE} s; see what {" ".join(map(str, command))} prints') from e
     if done.returncode:
@@ -110,20 +100,19 @@ def step(*options):
 
 def doctor():
     """Print what every check finds; SystemExit 1 where not even one rank could train."""
-    essential = [('packages', _packages), ('one rank', step)]
-    engines = [engine for engine in ENGINES[1:] if engine != 'horovod' or importlib.util.find_spec('horovod')]
-    checks = [('Python', _python), essential[0], ('devices', _devices), ('memory', _memory), ('disk', _disk),
-              ('cache', _cache), ('store', _store), ('MPI', _mpi), ('Horovod', _horovod), essential[1],
-              *((f'two by {engine}', lambda engine=engine: step('--mpi=2', f'--run.allreduce={engine}'))
-                for engine in engines)]
-    broken = []
-    for name, check in checks:
+    checks = {'Python': _python, 'packages': _packages, 'devices': _devices, 'room': _room, 'cache': _cache,
+              'store': _store, 'MPI': _mpi, 'one rank': step}
+    for engine in ENGINES[1:]:
+        if engine != 'horovod' or importlib.util.find_spec('horovod'):
+            checks[f'two by {engine}'] = functools.partial(step, '--mpi=2', f'--run.allreduce={engine}')
+    broken = set()
+    for name, check in checks.items():
         try:
             print(f'ok       {name}: {check()}', flush=True)
         except Exception as e:  # whatever stops a check is what the user came to hear
             text = str(e) if isinstance(e, UserError) else f'{type(e).__name__}: {e}'
             print(f'problem  {name}: {" ".join(text.splitlines())}', flush=True)
-            broken.append((name, check))
+            broken.add(name)
     print(f'{len(broken)} problem(s)' if broken else 'All is well.')
-    if any(check in essential for check in broken):
+    if broken & {'packages', 'one rank'}:
         sys.exit(1)

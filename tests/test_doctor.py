@@ -38,8 +38,7 @@ def refuse(*args, **settings):
 
 def test_all_is_named(quick):
     status, found = examined()
-    assert list(found)[:10] == [
-        'Python', 'packages', 'devices', 'memory', 'disk', 'cache', 'store', 'MPI', 'Horovod', 'one rank']
+    assert list(found)[:8] == ['Python', 'packages', 'devices', 'room', 'cache', 'store', 'MPI', 'one rank']
     assert found['one rank'] == ('ok', 'done ()')
     assert found['two by torch'] == ('ok', "done ('--mpi=2', '--run.allreduce=torch')") and 'two by mpi' in found
     assert status == 0 and 'LMHP_OFFLINE=1' in found['store'][1]
@@ -52,8 +51,8 @@ def no_module(name):
 @pytest.mark.parametrize('name, target, change, said, status', [
     ('Python', 'sys.version_info', (3, 14, 0), 'PYTHON=python3.11 sh tools/setup.sh', 0),
     ('packages', 'importlib.util.find_spec', no_module('tiktoken'), 'tiktoken missing: `sh tools/setup.sh`', 1),
-    ('memory', 'LEAST_MEMORY', 1 << 40, 'end other programs', 0),
-    ('disk', 'shutil.disk_usage', lambda path: types.SimpleNamespace(free=3 * GIB), '3 GiB free, 10 are needed', 0),
+    ('room', 'LEAST_MEMORY', 1 << 40, 'make room', 0),
+    ('room', 'shutil.disk_usage', lambda path: types.SimpleNamespace(free=3 * GIB), '3 GiB free at /tmp', 0),
     ('MPI', 'ranks.find_mpiexec', refuse, 'there is none', 0),
     ('one rank', 'step', refuse, 'there is none', 1),
     ('two by torch', 'step', lambda *options: refuse() if options else '', 'there is none', 0)])
@@ -61,7 +60,7 @@ def test_faults(quick, monkeypatch, name, target, change, said, status):
     monkeypatch.setattr(f'lm_human_preferences.doctor.{target}', change)
     found = examined()
     assert found[1][name][0] == 'problem' and said in found[1][name][1] and found[0] == status
-    assert len(found[1]) >= 12  # one fault hides no other
+    assert len(found[1]) >= 10  # one fault hides no other
 
 
 def test_what_a_check_stumbles_over_is_its_finding(quick, monkeypatch):
@@ -69,7 +68,7 @@ def test_what_a_check_stumbles_over_is_its_finding(quick, monkeypatch):
         raise RuntimeError('a driver\nthat is too old')
     monkeypatch.setattr('torch.cuda.device_count', stumble)
     status, found = examined()
-    assert found['devices'] == ('problem', 'RuntimeError: a driver that is too old') and found['disk'][0] == 'ok'
+    assert found['devices'] == ('problem', 'RuntimeError: a driver that is too old') and found['room'][0] == 'ok'
 
 
 def test_a_driver_without_a_torch_for_it(quick, monkeypatch):
