@@ -39,8 +39,8 @@ class Scale:
     seeds: int
 
 
-FULL = Scale(labels=(65536, 8192, 1024), targets=(1., 2., 4., 6.), curve=4., episodes=(16384, 65536), seeds=5)
-QUICK = Scale(labels=(16384, 4096, 1024), targets=(1., 3., 6.), curve=3., episodes=(4096, 16384), seeds=2)
+FULL = Scale(labels=(65536, 8192, 1024), targets=(1., 2., 4., 6.), curve=4., episodes=(12800, 51200), seeds=5)
+QUICK = Scale(labels=(16384, 4096, 1024), targets=(1., 2., 4.), curve=2., episodes=(3200, 12800), seeds=2)
 
 
 @dataclasses.dataclass(frozen=True)
