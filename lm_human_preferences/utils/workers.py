@@ -8,6 +8,8 @@ import sys
 import threading
 import traceback
 
+from tqdm import tqdm
+
 from lm_human_preferences.utils.errors import UserError
 
 
@@ -30,6 +32,7 @@ def _start():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ['OMP_NUM_THREADS'] = '1'
     os.environ['CUDA_VISIBLE_DEVICES'] = ''  # models so small are faster without, and each process would hold memory
+    tqdm.set_lock(threading.RLock())  # its own is shared by processes, and would outlive one that is killed
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
