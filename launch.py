@@ -159,7 +159,8 @@ def resume(settings, save_dir):
     paths = {name: os.path.join(save_dir, f'{name}_hparams.json') for name in TRAININGS}
     name = next(filter(lambda name: os.path.exists(paths[name]), paths), None)
     if name is None:
-        raise UserError(f'{save_dir} holds no run that could go on: it has no {" or ".join(paths)}_hparams.json')
+        raise UserError(f'{save_dir} holds no run that could go on: it has no '
+                        f'{" or ".join(map(os.path.basename, paths.values()))}')
     hparams = TRAININGS[name]()
     hparams.override_from_json_file(paths[name])
     if unknown := settings.keys() - hyperparams.fields(TRAININGS[name]).keys():
