@@ -1,6 +1,7 @@
 """Ranks and launchers that are ended in the midst of training: nothing hangs, nothing stays, no checkpoint is torn.
 
-Where and when comes from a seed, LMHP_TEST_SEED or a new one each time; it is printed with a failure.
+Where and when comes from a seed, LMHP_TEST_SEED or a new one each time; it is printed with a failure. LMHP_FAULTS=20 is
+the whole test: so many ranks are killed, and half as many launchers get each signal.
 """
 import os
 import random
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launched import FOREVER, Launch, eventually, job, start_job
+from launched import FAULTS, FOREVER, Launch, eventually, job, start_job
 from lm_human_preferences.utils import checkpoints
 from lm_human_preferences.utils.tf_bundle import Bundle
 
@@ -48,7 +49,7 @@ def assert_ended(launch, since, status):
     print(f'ended within {time.monotonic() - since:.2f} s')
 
 
-@pytest.mark.parametrize('attempt', range(20))
+@pytest.mark.parametrize('attempt', range(FAULTS))
 def test_killed_rank(tmp_path, chance, attempt):
     launch = train_for_a_while(tmp_path, chance)
     rank = chance.randrange(2)
@@ -61,7 +62,7 @@ def test_killed_rank(tmp_path, chance, attempt):
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize('attempt', range(10))
+@pytest.mark.parametrize('attempt', range(FAULTS // 2))
 def test_signal_to_the_launcher(tmp_path, chance, number, attempt):
     launch = train_for_a_while(tmp_path, chance)
     launch.process.send_signal(number)
