@@ -16,7 +16,7 @@ import torch
 
 from on_ranks import measure, result_of, start
 
-from lm_human_preferences.utils import comm
+from lm_human_preferences.utils import comm, precision
 from ppo_update import Ours, hparams_of
 from workload import QUERY_LENGTH, SIZES, VOCABULARY
 
@@ -26,6 +26,7 @@ ENGINES = ('horovod', 'torch', 'mpi')
 def measure_here(engine, size, episodes, updates):
     """Print the seconds of each of so many updates on `episodes` episodes a rank, as JSON."""
     world = comm.world(engine)
+    precision.prepare('fp32', torch.device('cpu'))
     torch.manual_seed(world.rank)
     run = Ours(size, hparams_of(episodes * world.size), torch.randint(VOCABULARY, (episodes, QUERY_LENGTH)), world)
     seconds = []
