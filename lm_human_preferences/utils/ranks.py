@@ -29,7 +29,7 @@ from lm_human_preferences.utils.errors import UserError
 SIZE_VARIABLES = ('LMHP_RANKS', 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'SLURM_STEP_NUM_TASKS')
 RANK_VARIABLES = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'SLURM_PROCID')
 PATIENCE = 2  # seconds that mpiexec has to end its ranks, and what was printed before to arrive
-ECHO = 0.5  # seconds in which a launcher learns that a rank has died, if this is what made others fail
+ECHO = 0.5  # seconds that news of a rank takes: that it has died, if this is what made others fail; its last words
 FIRST_WORD = 2  # seconds that rank 0 has to name what went wrong on all ranks before the others do
 
 
@@ -297,7 +297,8 @@ def _fail(error, launcher):
     elif not interrupted:
         time.sleep(FIRST_WORD if launched_rank() else 0)
         message = f'error: {text}' if mistake else f'{text}error: rank {launched_rank()} failed'
-        print(message, file=sys.__stderr__)
+        print(message, file=sys.__stderr__, flush=True)
+        time.sleep(ECHO)  # mpiexec drops what it has not yet passed on when ranks abort
     try:
         from lm_human_preferences.utils import comm
         comm.abort(2 if mistake else 130 if interrupted else 1)
