@@ -242,6 +242,7 @@ def build_trainer(hparams, trained_model, comm):
                     temperature=hparams.task.policy.temperature)
     ref_policy = Policy(trained_model, scope='ref_policy', **settings)
     policy = Policy(trained_model, scope='policy', **settings)
+    policy.model.checkpointed = hparams.run.gradient_checkpointing
     score_model = get_reward_model(hparams.rewards.trained_model, trained_model.encoding)
     comm.broadcast_(score_model.get_params() + ref_policy.get_params() + policy.get_params())
     query_sampler = lm_tasks.make_query_sampler(

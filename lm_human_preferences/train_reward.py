@@ -212,6 +212,7 @@ def build_trainer(hparams, trained_model, comm):
     ref_policy = Policy(trained_model, scope='ref_policy', temperature=hparams.task.policy.temperature,
                         embed_queries=lm_tasks.query_formatter(hparams.task, encoder))
     reward_model = rewards.RewardModel(trained_model)
+    reward_model.model.checkpointed = hparams.run.gradient_checkpointing
     comm.broadcast_(ref_policy.get_params() + reward_model.get_params())
     if is_mock:
         labels = mock_rewards.simulated_labels(hparams, ref_policy, comm)

@@ -29,17 +29,17 @@ class RunHParams(hyperparams.HParams):
     resume: bool = option(False, 'go on from the newest checkpoint in save_dir, if there is one', ours=True)
     evaluate: bool = option(
         False, 'when a policy is trained, do what ./launch.py evaluate does; needs save_dir', ours=True)
-    allreduce: str = option('auto', 'what averages over ranks: auto, horovod, torch or mpi', ours=True)
+    allreduce: str = option(
+        'auto', 'what averages over ranks: auto, horovod, torch or mpi', one_of=ENGINES, ours=True)
     andon: str = option(
-        'warn', 'when training goes wrong: off, warn, or stop, with a checkpoint of the moment', ours=True)
+        'warn', 'when training goes wrong: off, warn, or stop, with a checkpoint of the moment', one_of=ANDON,
+        ours=True)
     precision: str = option(
-        'fp32', 'type of products: fp32, tf32 (GPUs) or bf16; weights and statistics stay fp32', ours=True)
-
-    def validate(self, *, prefix=''):
-        super().validate(prefix=prefix)
-        for name, known in (('allreduce', ENGINES), ('andon', ANDON), ('precision', PRECISIONS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f'--{prefix}{name} {getattr(self, name)} is none of {", ".join(known)}')
+        'fp32', 'type of products: fp32, tf32 (GPUs) or bf16; weights and statistics stay fp32', one_of=PRECISIONS,
+        ours=True)
+    gradient_checkpointing: bool = option(
+        False, 'less memory, more time: keep what goes into a block only, and compute the block again for its gradient',
+        ours=True)
 
 
 @dataclass

@@ -1,9 +1,11 @@
 """GPT-2 with padding, scalar heads and a cache: a thin layer over the network of `transformers`."""
 import re
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2Model
 
 from lm_human_preferences.hparams.model import HParams
@@ -146,12 +148,13 @@ class Model(nn.Module):
     """The original's language/model.py: a language model whose outputs at padding repeat the last real token's.
 
     scalar_heads: names of heads, 'value' (starts at zero) or 'reward' (starts random).
-    Parameters are uninitialised until `initialize` or until all of them are loaded.
+    Parameters are uninitialised until `initialize` or until all of them are loaded. checkpointed: whether a backward
+    pass computes each block anew from its inputs, which are then all that is kept of it.
     """
 
     def __init__(self, hparams, scalar_heads=()):
         super().__init__()
-        self.hparams = hparams
+        self.hparams, self.checkpointed = hparams, False
         config = GPT2Config(
             vocab_size=hparams.n_vocab, n_positions=hparams.n_ctx, n_embd=hparams.n_embd, n_layer=hparams.n_layer,
             n_head=hparams.n_head, activation_function='gelu_pytorch_tanh', layer_norm_epsilon=1e-5, embd_pdrop=0,
@@ -229,26 +232,34 @@ class Model(nn.Module):
         positions: (batch, length); allowed: see attention_mask; real: bool (batch, length), where to compute at all.
         """
         self._check_positions(positions)
-        network, n_head, packing = self.transformer, self.hparams.n_head, Packing(real)
+        network, packing = self.transformer, Packing(real)
         x = network.wte(packing.pack(tokens)) + network.wpe(packing.pack(positions))
         bias = torch.zeros(allowed.shape, dtype=precision.computing_type(x.dtype), device=x.device)
-        bias = bias.masked_fill_(~allowed, -torch.inf).unsqueeze(1).expand(len(tokens), n_head, -1, -1)
+        bias = bias.masked_fill_(~allowed, -torch.inf).unsqueeze(1).expand(len(tokens), self.hparams.n_head, -1, -1)
+        compute = self._block
+        if self.checkpointed and torch.is_grad_enabled():
+            compute = partial(checkpoint, self._block, use_reentrant=False, preserve_rng_state=False)
         with precision.computing(x.device):
-            for i, block in enumerate(network.h):
-                qkv = packing.unpack(project(block.ln_1(x), block.attn.c_attn))
-                q, k, v = qkv.unflatten(2, (3, n_head, -1)).permute(2, 0, 3, 1, 4)
-                if cache is not None:
-                    k, v = cache.extend(i, k, v)
-                if read is not None and i == len(network.h) - 1:  # from here on only what is read
-                    columns = read[:, None, :, None].expand(-1, n_head, -1, -1)
-                    q, bias = (values.gather(2, columns.expand(-1, -1, -1, values.shape[3])) for values in (q, bias))
-                    x, packing = index_each(packing.unpack(x), read).flatten(0, 1), Packing(torch.ones_like(read) > 0)
-                x = x + project(packing.pack(attend(q, k, v, bias)), block.attn.c_proj)
-                inner = F.gelu(project(block.ln_2(x), block.mlp.c_fc), approximate='tanh')
-                x = x + project(inner, block.mlp.c_proj)
+            for i in range(len(network.h)):
+                x, packing = compute(i, x, packing, bias, cache, read if i == len(network.h) - 1 else None)
         if cache is not None:
             cache.length += tokens.shape[1]
         return packing.unpack(network.ln_f(x))
+
+    def _block(self, i, x, packing, bias, cache, read):
+        """Block `i` on `x (rows, n_embd)`, after its keys only at columns `read` if there are any: (x, its packing)."""
+        block, n_head = self.transformer.h[i], self.hparams.n_head
+        qkv = packing.unpack(project(block.ln_1(x), block.attn.c_attn))
+        q, k, v = qkv.unflatten(2, (3, n_head, -1)).permute(2, 0, 3, 1, 4)
+        if cache is not None:
+            k, v = cache.extend(i, k, v)
+        if read is not None:
+            columns = read[:, None, :, None].expand(-1, n_head, -1, -1)
+            q, bias = (values.gather(2, columns.expand(-1, -1, -1, values.shape[3])) for values in (q, bias))
+            x, packing = index_each(packing.unpack(x), read).flatten(0, 1), Packing(torch.ones_like(read) > 0)
+        x = x + project(packing.pack(attend(q, k, v, bias)), block.attn.c_proj)
+        inner = F.gelu(project(block.ln_2(x), block.mlp.c_fc), approximate='tanh')
+        return x + project(inner, block.mlp.c_proj), packing
 
     def _check_positions(self, positions):
         if positions.shape[1] > 0 and positions.max() >= self.hparams.n_ctx:

@@ -22,12 +22,12 @@ class UnknownFieldError(AttributeError, KeyError):
     __str__ = AttributeError.__str__
 
 
-def option(default, help, *, at_least=None, ours=False):  # `help` is the keyword of click
-    """A field with a line of help; `at_least` bounds what the command line accepts.
+def option(default, help, *, at_least=None, one_of=(), ours=False):  # `help` is the keyword of click
+    """A field with a line of help; `at_least` and `one_of` say what the command line accepts.
 
     ours: the original does not know it. So it is left out of what is printed and saved while it has its default.
     """
-    metadata = {'help': help, 'at_least': at_least, 'ours': ours}
+    metadata = {'help': help, 'at_least': at_least, 'one_of': one_of, 'ours': ours}
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
 
 
@@ -120,6 +120,8 @@ class HParams:
                 raise ValueError(f'{name} must be a number of at most 64 bits')
             if None not in (least := f.metadata.get('at_least'), value) and value < least:
                 raise ValueError(f'{name} must be at least {least}, got {value}')
+            if (known := f.metadata.get('one_of')) and value not in known:
+                raise ValueError(f'{name} {value} is none of {", ".join(known)}')
             if isinstance(value, HParams):
                 value.check_values(prefix=f'{prefix}{f.name}.')
 
