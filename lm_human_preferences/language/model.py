@@ -96,7 +96,7 @@ class Packing:
     def pack(self, grid):
         """`grid (batch, length, ...)` -> `(rows, ...)`."""
         flat = grid.flatten(0, 1)
-        return flat if self.cells is None else flat[self.cells]
+        return flat if self.cells is None else flat.index_select(0, self.cells)
 
     def unpack(self, packed):
         """`packed (rows, ...)` -> `(batch, length, ...)`, with zeros at padding."""
