@@ -12,7 +12,7 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from command_line import error_of, invoke
-from interrupted import assert_same, result_of, run, start, wait
+from interrupted import assert_same, result_anywhere, result_of, run, start, wait
 from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.hparams.train_reward import RunHParams
 from lm_human_preferences.utils import checkpoints, keeper, runs
@@ -37,13 +37,7 @@ def reference(request, tmp_path_factory):
     """(command, what it leaves when nobody interrupts it, how many moments there are to do that)."""
     directory = tmp_path_factory.mktemp(request.param)
     assert run(words(request.param, directory), directory / 'out', counter=directory / 'moments') == 0
-    return request.param, anywhere(directory), int((directory / 'moments').read_text())
-
-
-def anywhere(directory):
-    """The result of the run in `directory`, where that is not told."""
-    return {key: value.replace(os.fsencode(directory), b'DIR') if isinstance(key, str) else value
-            for key, value in result_of(directory / 'run').items()}
+    return request.param, result_anywhere(directory), int((directory / 'moments').read_text())
 
 
 def interrupted(command, directory, kill_at, more=''):
@@ -70,7 +64,7 @@ def test_killed_at_any_moment(reference, tmp_path):
             again = ['resume', str(directory / 'run')]
         assert run(again, directory / 'out') == 0, (moment, (directory / 'out').read_text()[-1000:])
         try:
-            assert_same(anywhere(directory), expected)
+            assert_same(result_anywhere(directory), expected)
         except AssertionError as e:
             raise AssertionError(f'killed at moment {moment}') from e
 
@@ -124,7 +118,7 @@ def test_finished_run_has_nothing_left_to_do(reference, tmp_path):
     command, expected, _ = reference
     assert run(words(command, tmp_path), tmp_path / 'out') == 0
     assert run(['resume', str(tmp_path / 'run')], tmp_path / 'out') == 0
-    assert_same(anywhere(tmp_path), expected)
+    assert_same(result_anywhere(tmp_path), expected)
 
 
 def test_resume_on_starts_anew_where_nothing_is(tmp_path):
@@ -342,7 +336,7 @@ def test_going_on_from_the_checkpoint_before_a_damaged_one(reference, tmp_path):
     assert run(['resume', str(tmp_path / 'killed/run')], tmp_path / 'out') == (0 if len(places) > 1 else 2)
     if len(places) > 1:
         assert 'is passed over' in (tmp_path / 'out').read_text()
-        assert_same(anywhere(tmp_path / 'killed'), expected)
+        assert_same(result_anywhere(tmp_path / 'killed'), expected)
 
 
 # Disks

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from interrupted import assert_same, result_of, run, start, wait
+from interrupted import assert_same, result_anywhere, run, start, wait
 from launched import FAULTS, Launch, eventually
 
 pytestmark = pytest.mark.slow
@@ -24,11 +24,6 @@ def chance():
     seed = os.environ.get('LMHP_TEST_SEED', str(random.randrange(10 ** 6)))
     print(f'LMHP_TEST_SEED={seed}')
     return random.Random(seed)
-
-
-def result_anywhere(directory):
-    return {key: value.replace(os.fsencode(directory), b'DIR') if isinstance(key, str) else value
-            for key, value in result_of(directory / 'run').items()}
 
 
 def words(directory):
