@@ -2,6 +2,7 @@
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 from lm_human_preferences.utils.errors import UserError
@@ -9,7 +10,7 @@ from lm_human_preferences.utils.errors import UserError
 
 def write_number(path, number, folder):
     """A job that leaves a mark each time it is called, and fails while `folder` holds broken-NUMBER."""
-    Path(folder, f'{number}-{len(os.listdir(folder))}').touch()
+    Path(folder, f'{number}-{time.time_ns()}').touch()
     print('number', number, 'torch' in sys.modules, os.environ['OMP_NUM_THREADS'])
     if Path(folder, f'broken-{number}').exists():
         raise UserError(f'{number} is broken')
