@@ -68,8 +68,36 @@ def _single_token(encoder, option, text):
     return tokens[0]
 
 
+class QuerySampler:
+    """Called, gives the next {'tokens': queries (batch_size, query_length)}; see make_query_sampler.
+
+    position: where in the stream of queries all ranks are, as rank 0 tells it, who is the first to take one of the
+    next: (texts of the epoch that it has read, sequences after them that the other ranks take).
+    """
+
+    def __init__(self, hparams, batch_size, comm, dataset, **options):
+        self.hparams, self.batch_size, self.dataset = hparams, batch_size, dataset
+        self.options, self.taken_by_others = {**options, 'comm': comm}, comm.size - 1 if comm else 0
+        self.go_on((0, 0))
+
+    def __call__(self):
+        """The next batch; UserError where the data set has nothing that makes a query."""
+        batch = list(itertools.islice(self.sequences, self.batch_size))
+        if len(batch) < self.batch_size:
+            task = self.hparams
+            raise UserError(f'--task.query_dataset {task.query_dataset} has no usable text: none contains '
+                            f'--task.start_text {task.start_text!r} and --task.end_text {task.end_text!r}')
+        self.position = self.dataset.texts_read, self.taken_by_others
+        return {'tokens': torch.tensor(batch, dtype=torch.int64)}
+
+    def go_on(self, position):
+        """Go on where rank 0 of as many ranks, or of another number, was; texts before it are not encoded again."""
+        self.position = position
+        self.sequences = self.dataset.sequences(**self.options, skip=position)
+
+
 def make_query_sampler(*, hparams, encoder, batch_size, mode='train', comm=None, labels=None):
-    """Function without arguments giving the next {'tokens': queries (batch_size, query_length)}.
+    """Function without arguments giving the next {'tokens': queries (batch_size, query_length)}, a QuerySampler.
 
     mode: 'train', 'valid' or 'test', the part of the data set. With `comm`, each rank gets its own share.
     labels: source of the labels, whose queries stand in where the `books` passages cannot be had.
@@ -78,20 +106,11 @@ def make_query_sampler(*, hparams, encoder, batch_size, mode='train', comm=None,
     if hparams.query_dataset == 'test':
         drawn = torch.randint(2 ** 31, ()).item()
         seed = comm.gather(drawn)[0] if comm else drawn  # ranks take turns in one stream
-    sequences = datasets.get_dataset(hparams.query_dataset, labels=None if labels == 'test' else labels).sequences(
-        hparams.query_length, mode=mode, comm=comm, encoder=encoder, seed=seed,
+    return QuerySampler(
+        hparams, batch_size, comm,
+        datasets.get_dataset(hparams.query_dataset, labels=None if labels == 'test' else labels),
+        sequence_length=hparams.query_length, mode=mode, encoder=encoder, seed=seed,
         start_token=_single_token(encoder, 'start_text', hparams.start_text),
-        end_token=_single_token(encoder, 'end_text', hparams.end_text))
-
-    if not (hparams.query_prefix or hparams.query_suffix):
+        end_token=_single_token(encoder, 'end_text', hparams.end_text),
         # A model cannot continue nothing, which is what an empty text without start_text and end_text gives.
-        sequences = (tokens for tokens in sequences if tokens[0] != encoder.padding_token)
-
-    def sampler():
-        """The next batch; UserError where the data set has nothing that makes a query."""
-        batch = list(itertools.islice(sequences, batch_size))
-        if len(batch) < batch_size:
-            raise UserError(f'--task.query_dataset {hparams.query_dataset} has no usable text: none contains '
-                            f'--task.start_text {hparams.start_text!r} and --task.end_text {hparams.end_text!r}')
-        return {'tokens': torch.tensor(batch, dtype=torch.int64)}
-    return sampler
+        allow_empty=bool(hparams.query_prefix or hparams.query_suffix))

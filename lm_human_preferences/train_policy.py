@@ -210,15 +210,14 @@ class PPOTrainer:
     def state(self):
         """What else has to be kept to go on from here, as JSON."""
         return {'step': self.global_step, 'kl_coef': self.kl_ctl.value, 'optimizer_steps': self.optimizer.steps,
-                'elapsed': self.last_time - self.start_time}
+                'elapsed': self.last_time - self.start_time, 'queries': self.query_sampler.position}
 
     def restore(self, state):
         """Go on from what `state` returned; the variables are filled in afterwards."""
         self.global_step, self.kl_ctl.value = state['step'], state['kl_coef']
         self.start_time = self.last_time - state['elapsed']
         self.optimizer.start_at(state['optimizer_steps'])
-        for _ in range(self.global_step):
-            self.query_sampler()
+        self.query_sampler.go_on(state['queries'])
 
 
 def train_reward_model(hparams, comm, directory):

@@ -52,7 +52,6 @@ class RewardModelTrainer:
         self.comm = comm
         self.train_step = 0
         self.order = None  # of the labels, once it is drawn
-        self.batches_sampled = 0
         self.agreements = []  # of each batch's rewards with its labels, before it was learned
         self.optimizer = Adam(reward_model.tf_parameters(), comm=comm)
         self.logger = Logger(hparams.run.save_dir, 'reward_model', log_interval=hparams.run.log_interval, comm=comm,
@@ -135,7 +134,6 @@ class RewardModelTrainer:
 
     def sampled_rewards(self):
         """Rewards (batch,) of responses of the initial policy, rollout_batch_size / ranks of them."""
-        self.batches_sampled += 1
         queries, length = self.query_sampler()['tokens'], self.hparams.task.response_length
         return torch.cat([self.reward_model.get_rewards(part, self.policy.respond(part, length=length)['responses'])
                           for part in queries.split(self.hparams.micro_batch_size or len(queries))])
@@ -150,15 +148,13 @@ class RewardModelTrainer:
     def state(self):
         """What else has to be kept to go on from here, as JSON."""
         return {'step': self.train_step, 'optimizer_steps': self.optimizer.steps,
-                'batches_sampled': self.batches_sampled, 'order': pack(self.order.astype(np.int32))}
+                'queries': self.query_sampler.position, 'order': pack(self.order.astype(np.int32))}
 
     def restore(self, state):
         """Go on from what `state` returned; the variables are filled in afterwards."""
         self.train_step, self.order = state['step'], unpack(state['order'], np.int32)
         self.optimizer.start_at(state['optimizer_steps'])
-        while self.batches_sampled < state['batches_sampled']:
-            self.query_sampler()
-            self.batches_sampled += 1
+        self.query_sampler.go_on(state['queries'])
 
 
 def train(hparams: HParams, comm=None):

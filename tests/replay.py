@@ -131,6 +131,7 @@ class Replay:
             queries, responses = zip(*(self.left[comm.rank].popleft() for _ in range(batch_size)), strict=True)
             self.now.responses, self.now.position = torch.stack(responses), 0
             return {'tokens': torch.stack(queries)}
+        sampler.position = None  # these runs are not interrupted
         return sampler
 
     def sample_from_logits(self, logits):

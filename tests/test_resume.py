@@ -86,7 +86,7 @@ def test_clock_goes_on(tmp_path):
     directory = tmp_path / 'killed/run/policy/checkpoints'
     _, state = checkpoints.newest(str(directory))
     assert 0 < state['trainer']['elapsed'] < 60
-    trainer = mock.Mock(last_time=1000.0, optimizer=mock.Mock(), query_sampler=lambda: None)
+    trainer = mock.Mock(last_time=1000.0, optimizer=mock.Mock(), query_sampler=mock.Mock())
     train_policy.PPOTrainer.restore(trainer, state['trainer'])
     assert trainer.start_time == 1000 - state['trainer']['elapsed']
 

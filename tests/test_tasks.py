@@ -1,4 +1,6 @@
 """lm_tasks and make_score_fn against the recordings in tasks.npz and tasks.json."""
+import json
+
 import pytest
 import torch
 
@@ -108,3 +110,37 @@ def test_ranks_take_turns_in_one_stream_of_letters():
     core.set_seed(1, 0)
     first_of_rank_0 = torch.randint(2 ** 31, ()).item()
     assert torch.equal(drawn_queries(1, 2, Other()), drawn_queries(1, 4)[1::2])
+
+
+class Rank(comms.SingleProcess):
+    """One of `size` ranks, all of which draw the same."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+
+
+def sampler_of_lines(path, batch_size, comm):
+    """Of texts some of which make no query."""
+    path.write_text(''.join(f'{text!r}\n'.replace("'", '"') for text in ['ab', '', 'cde', 'x', '', 'fx', 'ghi', 'jkl']))
+    hparams = lm_tasks.TaskHParams(query_length=3, query_dataset=str(path), start_text=None)
+    return lm_tasks.make_query_sampler(
+        hparams=hparams, encoder=encodings.Test.get_encoder(), batch_size=batch_size, comm=comm)
+
+
+@pytest.mark.parametrize('before, after', [(1, 1), (2, 2), (3, 3), (1, 2), (2, 1), (3, 2), (2, 6)])
+@pytest.mark.parametrize('batches', range(6))
+def test_samplers_go_on_from_a_position(tmp_path, before, after, batches):
+    """Six queries at a time, at whatever number of ranks: in the midst of an epoch, at its end, in a later one."""
+    def samplers(size):
+        return [sampler_of_lines(tmp_path / 'x.jsonl', 6 // size, Rank(rank, size)) for rank in range(size)]
+
+    def draw(ranks):
+        return torch.stack([sampler()['tokens'] for sampler in ranks], dim=1).flatten(0, 1)
+    alone, those_before, those_after = samplers(1), samplers(before), samplers(after)
+    for _ in range(batches):
+        assert torch.equal(draw(those_before), draw(alone))
+    for sampler in those_after:
+        sampler.go_on(json.loads(json.dumps(those_before[0].position)))
+        assert tuple(sampler.position) == those_before[0].position  # until something is drawn
+    for _ in range(3):
+        assert torch.equal(draw(those_after), draw(alone))

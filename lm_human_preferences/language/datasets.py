@@ -13,25 +13,31 @@ from lm_human_preferences.utils.errors import UserError
 
 
 class Dataset:
-    """Texts by name. generator(mode, seed=0, shuffle=False) yields those of the part `mode`: train, valid or test."""
+    """Texts by name. generator(mode, seed=0, shuffle=False) yields those of the part `mode`: train, valid or test.
+
+    texts_read: how many of the present epoch the last of `sequences` has read.
+    """
 
     def __init__(self, name, generator):
         self.name = name
         self.generator = generator
+        self.texts_read = 0
 
     def sequences(self, sequence_length, *, mode, encoder, seed=0, comm=None, shuffle=True, repeat_count=None,
-                  start_token=None, end_token=None):
+                  start_token=None, end_token=None, allow_empty=True, skip=(0, 0)):
         """Iterator of lists of `sequence_length` token ids (the original's tf_dataset), padded on the right.
 
         A text is cut after its first start token, at `sequence_length`, and after its last end token; without one of
-        them it is left out. Each of `repeat_count` epochs (None: no end, unless an epoch is empty) has the same order.
-        Rank r of n takes every n-th sequence from the r-th on.
+        them it is left out, unless `allow_empty` also where nothing remains. Each of `repeat_count` epochs (None: no
+        end, unless an epoch is empty) has the same order. Rank r of n takes every n-th sequence from the r-th on.
+        skip: how many texts of the first epoch, and of the sequences after them, are left out before that.
         """
         known = encoder.padding_token if encoder.eot_token is None else encoder.eot_token + 1
 
-        def epoch():
-            """Yield the sequences of all texts once."""
-            for text in self.generator(mode, seed=seed, shuffle=shuffle):
+        def epoch(begin):
+            """Yield the sequences of all texts from number `begin` on."""
+            texts = itertools.islice(self.generator(mode, seed=seed, shuffle=shuffle), begin, None)
+            for self.texts_read, text in enumerate(texts, start=begin + 1):
                 if isinstance(text, str):
                     tokens = _cut(encoder.encode(text), sequence_length, start_token, end_token)
                 else:  # a query of a label file, which has its start behind it
@@ -39,10 +45,10 @@ class Dataset:
                     if not all(0 <= token < known for token in query):
                         raise UserError(f'a query of the label file holds token ids that are not in 0 to {known - 1}')
                     tokens = _cut(query, sequence_length, None, end_token)
-                if tokens is not None:
+                if tokens or allow_empty and tokens is not None:
                     yield tokens + [encoder.padding_token] * (sequence_length - len(tokens))
         rank, size = (comm.rank, comm.size) if comm else (0, 1)
-        return itertools.islice(_repeated(epoch, repeat_count), rank, None, size)
+        return itertools.islice(_repeated(epoch, repeat_count, skip[0]), skip[1] + rank, None, size)
 
 
 def _cut(tokens, length, start_token, end_token):
@@ -60,15 +66,16 @@ def _cut(tokens, length, start_token, end_token):
     return tokens
 
 
-def _repeated(epoch, count):
-    """The elements of `count` epochs, or of any number (None) until one is empty."""
+def _repeated(epoch, count, begin):
+    """The elements of `count` epochs, or any number (None) until one is empty; the first begins at text `begin`."""
     for _ in itertools.count() if count is None else range(count):
-        empty = True
-        for element in epoch():
+        empty = not begin
+        for element in epoch(begin):
             empty = False
             yield element
         if empty:
             return
+        begin = 0
 
 
 def _letters_generator(mode, seed=0, shuffle=False):

@@ -85,10 +85,10 @@ def test_killed_at_random_moments_of_downloads(tmp_path, chance, server, blobs, 
     while kills < FAULTS:
         directory = begin(f'run{runs}')
         for attempt in range(min(4, FAULTS - kills)):
+            before = cached(blobs)
             process = start(words(directory), directory / 'out')
-            whole, halves = cached(blobs)
-            if attempt % 2 == 0 and whole != needed:
-                eventually(lambda: cached(blobs)[1] - halves or cached(blobs)[0] - whole)
+            if attempt % 2 == 0 and before[0] != needed:
+                eventually(lambda before=before: cached(blobs) != before)
             time.sleep(chance.uniform(0, .3 if attempt % 2 == 0 else .7 * duration))
             os.kill(process, signal.SIGKILL)
             if wait(process) == 0:
