@@ -12,6 +12,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import get_reward_model, label_source, make_score_fn
 from lm_human_preferences.utils import checkpoints, hyperparams, precision, runs, storage
 from lm_human_preferences.utils import comm as comms
+from lm_human_preferences.utils.checkpoints import COUNT
 from lm_human_preferences.utils.core import ceil_div, default_device, exact_div
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.keeper import Keeper
@@ -22,6 +23,7 @@ __all__ = ['AdaptiveKLController', 'AdaptiveKLParams', 'FixedKLController', 'HPa
            'RewardHParams', 'make_score_fn', 'nupdates', 'train']
 
 SAMPLES_SHOWN = 3
+STATE = {'step': COUNT, 'kl_coef': float | int, 'optimizer_steps': COUNT, 'elapsed': float, 'queries': (COUNT, COUNT)}
 
 
 def nupdates(hparams):
@@ -258,7 +260,8 @@ def train(hparams: HParams, comm=None):
     save_dir = hparams.run.save_dir
     directory = save_dir and storage.join(save_dir, 'policy', 'checkpoints')
     with (runs.held(hparams, comm),
-          Keeper(directory, comm, resume=hparams.run.resume, fixed=['ref_policy', 'reward_model']) as keeper):
+          Keeper(directory, comm, resume=hparams.run.resume, form=STATE,
+                 fixed=['ref_policy', 'reward_model']) as keeper):
         with tempfile.TemporaryDirectory() as scratch:
             if hparams.rewards.train_new_model is not None:  # in scratch for a run that is not saved
                 train_reward_model(hparams, comm, save_dir or comm.gather(scratch)[0])

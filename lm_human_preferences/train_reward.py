@@ -11,13 +11,16 @@ from lm_human_preferences.language import model, trained_models
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.utils import checkpoints, hyperparams, precision, runs, storage
 from lm_human_preferences.utils import comm as comms
+from lm_human_preferences.utils.checkpoints import COUNT
 from lm_human_preferences.utils.core import ceil_div, default_device, exact_div
 from lm_human_preferences.utils.errors import UserError
-from lm_human_preferences.utils.keeper import Keeper, pack, unpack
+from lm_human_preferences.utils.keeper import Keeper
 from lm_human_preferences.utils.logging import Logger, progress, say
 from lm_human_preferences.utils.optimizer import Adam
 
 __all__ = ['HParams', 'LabelHParams', 'RunHParams', 'RewardModelTrainer', 'train']
+
+STATE = {'step': COUNT, 'optimizer_steps': COUNT, 'order': [COUNT], 'queries': (COUNT, COUNT)}
 
 
 def mean_and_std(values):
@@ -148,11 +151,14 @@ class RewardModelTrainer:
     def state(self):
         """What else has to be kept to go on from here, as JSON."""
         return {'step': self.train_step, 'optimizer_steps': self.optimizer.steps,
-                'queries': self.query_sampler.position, 'order': pack(self.order.astype(np.int32))}
+                'queries': self.query_sampler.position, 'order': self.order.tolist()}
 
     def restore(self, state):
         """Go on from what `state` returned; the variables are filled in afterwards."""
-        self.train_step, self.order = state['step'], unpack(state['order'], np.int32)
+        if sorted(state['order']) != list(range(self.num_train)):
+            raise UserError(f'the run was begun with {len(state["order"])} labels, not {self.num_train}: name them as '
+                            'before, or begin again with --overwrite')
+        self.train_step, self.order = state['step'], np.array(state['order'])
         self.optimizer.start_at(state['optimizer_steps'])
         self.query_sampler.go_on(state['queries'])
 
@@ -178,8 +184,8 @@ def train_in_run(hparams, comm, run, records):
             say(f'The reward model in {directory} is finished')
             shutil.rmtree(unfinished, ignore_errors=True)
         return
-    with Keeper(unfinished if run.save_dir else None, comm, resume=run.resume, fixed=['ref_policy'],
-                max_to_keep=2) as keeper:
+    with Keeper(unfinished if run.save_dir else None, comm, resume=run.resume, form=STATE,
+                fixed=['ref_policy'], max_to_keep=2) as keeper:
         precision.prepare(hparams.run.precision, default_device())
         keeper.set_seed(hparams.run.seed)
         trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)

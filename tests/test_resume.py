@@ -1,4 +1,5 @@
 """Trainings that are interrupted and go on: nothing is lost, and nothing differs from a run that was left alone."""
+import functools
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from interrupted import assert_same, result_anywhere, result_of, run, start, wai
 from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.hparams.train_reward import RunHParams
 from lm_human_preferences.utils import checkpoints, keeper, runs
+from lm_human_preferences.utils.comm import SingleProcess
 from lm_human_preferences.utils.errors import UserError
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 from test_experiments import resolved
@@ -325,6 +327,85 @@ def test_nothing_whole_is_left(saved, tmp_path):
     with pytest.raises(UserError) as e:
         checkpoints.newest(str(tmp_path))
     assert str(e.value) == f'no checkpoint in {tmp_path} is whole: begin again with --overwrite'
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    """The directory of a policy training, with checkpoints 2 and 3."""
+    directory = tmp_path_factory.mktemp('whole')
+    assert run(words('train_policy', directory), directory / 'out') == 0
+    return directory / 'run'
+
+
+MISSING = object()
+
+
+@pytest.fixture
+def changed_in_newest(whole, tmp_path):
+    """Function that puts `value` under `keys` in the newest resume.json of that run, checksum and all."""
+    def change(keys, value):
+        shutil.copytree(whole, tmp_path / 'run')
+        path = tmp_path / 'run/policy/checkpoints/model.ckpt-3.resume.json'
+        saved = checkpoints._parsed(path.read_bytes())
+        place = functools.reduce(lambda place, key: place[key], keys[:-1], saved)
+        if value is MISSING:
+            del place[keys[-1]]
+        else:
+            place[keys[-1]] = value
+        path.write_bytes(checkpoints._signed(saved))
+        return path
+    return change
+
+
+@pytest.mark.parametrize('keys, values', [
+    ('index_sha256', [MISSING, 5, 'x']), ('sizes', [MISSING, [], {}, {'.index': 1, '.data-00000-of-00001': 'x'}]),
+    ('state', [MISSING, None, [], 'x', {}]), ('state trainer', [MISSING, None, 5]),
+    ('state trainer step', [MISSING, None, -1, 1.0, True, '3', 10 ** 30]), ('state trainer kl_coef', [MISSING, 'x']),
+    ('state trainer optimizer_steps', [-1, 'x']), ('state trainer elapsed', ['x', {}]),
+    ('state trainer queries', [[], [1], [1, -1], 'x', 10 ** 30]), ('state seed', [MISSING, None, 'x', 10 ** 30]),
+    ('state random', [MISSING, [], {}, [1], [[]], [{}]]),
+    ('state random 0 numpy', [MISSING, [], ['x', 10 ** 6, 0, 0.0], [5, 1, 0, 0.0]]), ('state random 0 torch', [None])])
+def test_states_of_no_run_are_passed_over(changed_in_newest, tmp_path, capsys, keys, values):
+    """Their checksum is right; they were made by something else."""
+    for value in values:
+        path = changed_in_newest([int(key) if key == '0' else key for key in keys.split()], value)
+        with keeper.Keeper(str(path.parent), SingleProcess(), resume=True, form=train_policy.STATE) as kept:
+            assert kept.prefix == str(path.parent / 'model.ckpt-2')
+        told, = capsys.readouterr().out.splitlines()
+        assert told.startswith(f'WARNING: {path.parent}/model.ckpt-3 is passed over: {path}')
+        assert runs.ranks_of(str(tmp_path / 'run')) in (None, 0, 1)
+        shutil.rmtree(tmp_path / 'run')
+
+
+@pytest.mark.parametrize('keys, value', [
+    (['torch'], 'AAAA'), (['torch'], 'x'), (['numpy', 0], ''), (['numpy', 0], 'AAAA'), (['numpy', 0], '\u00e4')])
+def test_states_of_no_random_generator_are_told(changed_in_newest, tmp_path, keys, value):
+    path = changed_in_newest(['state', 'random', 0, *keys], value)
+    prefix = str(path).removesuffix('.resume.json')
+    result = invoke(f'resume {tmp_path}/run')
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith(f'error: {prefix} holds no state of random generators (')
+    for file in path.parent.glob('model.ckpt-3*'):
+        file.unlink()
+    assert invoke(f'resume {tmp_path}/run').exit_code == 0
+
+
+def test_other_labels_than_before(tmp_path):
+    interrupted('train_reward', tmp_path, 40)
+    result = invoke(f'resume {tmp_path}/run --labels.num_train 128')
+    assert result.exit_code == 2 and result.stderr.splitlines()[-1] == (
+        'error: the run was begun with 160 labels, not 128: name them as before, or begin again with --overwrite')
+
+
+@pytest.mark.parametrize('make', [os.mkfifo, lambda path: os.symlink('/dev/zero', path), os.mkdir])
+@pytest.mark.parametrize('suffix', ['.index', '.data-00000-of-00001', '.resume.json'])
+def test_parts_that_are_no_files(whole, tmp_path, suffix, make, capsys):
+    shutil.copytree(whole, tmp_path / 'run')
+    path = tmp_path / f'run/policy/checkpoints/model.ckpt-3{suffix}'
+    path.unlink()
+    make(path)
+    prefix, _ = checkpoints.newest(str(path.parent))
+    assert prefix.endswith('model.ckpt-2') and f'{path} is not a file' in capsys.readouterr().out
 
 
 def test_going_on_from_the_checkpoint_before_a_damaged_one(reference, tmp_path):

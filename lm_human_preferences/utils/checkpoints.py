@@ -22,6 +22,8 @@ NAME = r'model\.ckpt(?:-\d+)?'
 RESUME, DATA, INDEX = '.resume.json', '.data-00000-of-00001', '.index'
 SUFFIX = r'\.(?:index|meta|resume\.json|data-\d{5}-of-\d{5})'
 FILE = re.compile(f'({NAME})({SUFFIX})')
+COUNT = range(2 ** 63)
+MANIFEST = {'index_sha256': str, 'sizes': {INDEX: COUNT, DATA: COUNT}, 'state': object}
 LEFTOVER = re.compile(rf'(?:checkpoint|{NAME}{SUFFIX})\.\d+\.part')
 LISTED = re.compile(r'^[ \t]*(model_checkpoint_path|all_model_checkpoint_paths)[ \t]*:[ \t]*'
                     r'"(?:[^"\n]*[/\\])?([\w+=@-][\w.+=@ -]{0,200})"[ \t\r]*$', re.M | re.A)
@@ -156,16 +158,19 @@ def _step(name):
     return int((re.search(r'-(\d+)$', name) or [0, 0])[1])
 
 
-def newest(directory):
+def newest(directory, form=dict):
     """(prefix, state) of the newest checkpoint in a local directory that a run can go on from, None if there never was.
 
-    Every byte is verified. Damaged ones are named, and passed over; UserError where no other is left.
+    Every byte is verified, and that the state has `form`, see `fits`. Others are named, and passed over; UserError
+    where none is left.
     """
     prefixes = [os.path.join(directory, name) for name in resumable(directory)]
     prefixes = [prefix for prefix in prefixes if os.path.exists(prefix + INDEX)]  # which is the last one to appear
     for prefix in prefixes:
         try:
             state = restore_state(prefix)
+            if not fits(state, form):
+                raise UserError(f'{prefix}{RESUME} does not hold the state of such a run')
             collections.deque(tf_bundle.Bundle(prefix).values(), maxlen=0)
             return prefix, state
         except UserError as e:
@@ -192,18 +197,33 @@ def restore_state(prefix):
     path = prefix + RESUME
     if not os.path.exists(path):
         return None
-    try:
-        with open(path, 'rb') as state, open(prefix + INDEX, 'rb') as index:
-            text, digest, size = state.read(), hashlib.sha256(index.read()).hexdigest(), os.path.getsize(prefix + DATA)
-    except OSError as e:
-        raise tf_bundle.BundleError(f'{e.filename} cannot be read: {e.strerror}') from e
+    with (tf_bundle.open_file(path) as state, tf_bundle.open_file(prefix + INDEX) as index,
+          tf_bundle.open_file(prefix + DATA) as data):
+        text, digest, size = state.read(), hashlib.sha256(index.read()).hexdigest(), os.fstat(data.fileno()).st_size
     if text != _signed(saved := _parsed(text)):
         raise tf_bundle.BundleError(f'{path} is damaged: its checksum does not match')
+    if not fits(saved, MANIFEST):
+        raise tf_bundle.BundleError(f'{path} is no manifest of a checkpoint')
     if saved['index_sha256'] != digest:
         raise tf_bundle.BundleError(f'{path} does not belong to {prefix}{INDEX}: one of them is damaged')
     if saved['sizes'][DATA] != size:
         raise tf_bundle.BundleError(f'{prefix}{DATA} is damaged: it has {size} of {saved["sizes"][DATA]} bytes')
     return saved['state']
+
+
+def fits(value, form):
+    """Whether a JSON `value` has `form`, which is made of types, and of `range` for whole numbers.
+
+    A dict wants these names and values of their forms, a list at least one value and all of its form, a tuple one value
+    of each of its forms.
+    """
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(name in value and fits(value[name], form[name]) for name in form)
+    if isinstance(form, list):
+        return isinstance(value, list) and value != [] and all(fits(part, form[0]) for part in value)
+    if isinstance(form, tuple):
+        return isinstance(value, list) and len(value) == len(form) and all(map(fits, value, form))
+    return type(value) is int and value in form if isinstance(form, range) else isinstance(value, form)
 
 
 def write_json(path, value):

@@ -17,19 +17,23 @@ from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.logging import say
 from lm_human_preferences.utils.tf_bundle import Bundle
 
+SEEDS = range(-2 ** 63, 2 ** 63)
+RANDOM = {'numpy': (str, range(625), range(2), float), 'torch': str}  # numpy does not check the position itself
+
 
 class Keeper:
     """Saves a trainer to a local `directory` (None: nowhere), and puts it where its newest checkpoint was taken.
 
     Every rank has one; rank 0 writes. resume: whether to go on from what is there. fixed: the scopes of variables that
     do not change. A trainer has `logger`, `tf_variables()`, `state()` (what else it needs, its `step` among it,
-    as JSON) and `restore(state)`. Closing it waits for what is being written.
+    as JSON, of the form `form`) and `restore(state)`. Closing it waits for what is being written.
     """
 
-    def __init__(self, directory, comm, *, resume, fixed=(), max_to_keep=20):
+    def __init__(self, directory, comm, *, resume, form=dict, fixed=(), max_to_keep=20):
         self.directory, self.comm, self.resume = directory, comm, resume
         self.fixed, self.max_to_keep = tuple(f'{scope}/' for scope in fixed), max_to_keep
-        found = checkpoints.newest(directory) if resume and directory and comm.rank == 0 else None
+        found = checkpoints.newest(directory, {'trainer': form, 'seed': SEEDS, 'random': [RANDOM]}) if (
+            resume and directory and comm.rank == 0) else None
         self.prefix, self.state = comm.gather(found)[0] or (None, {})
         self.seed = self.saved_step = self.writing = None
         self.copies, self.failed = {}, False
@@ -71,7 +75,11 @@ class Keeper:
         before, now = (f'{n} rank(s) on {["CPU", "GPU"][has_gpu]}' for n, has_gpu in (
             (len(states), 'cuda' in states[0]), (size, torch.cuda.is_available())))
         if before == now:
-            set_random_state(states[self.comm.rank])
+            try:
+                set_random_state(states[self.comm.rank])
+            except (IndexError, RuntimeError, TypeError, ValueError) as e:
+                raise UserError(f'{self.prefix} holds no state of random generators ({e}): go on from the checkpoint '
+                                'before by deleting its files') from e
             return
         set_seed((self.seed + self.saved_step) % 2 ** 31, self.comm.rank)
         if self.comm.rank == 0:
@@ -126,10 +134,10 @@ def load(prefix, tensors):
     """Copy the values of the checkpoint `prefix` into `tensors`, {variable name: tensor}; UserError if one differs."""
     bundle = Bundle(prefix)
     for name, tensor in tensors.items():
-        value = bundle.get(name)
-        if value is None or value.shape != tuple(tensor.shape):
-            raise UserError(f'{prefix} has no {name} of shape {tuple(tensor.shape)}: it is of another model')
-        tensor.copy_(torch.from_numpy(np.array(value)))
+        value = torch.from_numpy(np.array(bundle.get(name, 0j)))  # no variable is complex
+        if (value.dtype, value.shape) != (tensor.dtype, tensor.shape):
+            raise UserError(f'{prefix} has no {name} of {tensor.dtype} {tuple(tensor.shape)}: it is of another model')
+        tensor.copy_(value)
 
 
 def random_state():

@@ -135,7 +135,7 @@ def ranks_of(directory):
     from lm_human_preferences.utils import checkpoints  # loads numpy, which --help is not to wait for
     for place in ('policy/checkpoints', f'reward_model/{UNFINISHED}'):
         for name in checkpoints.resumable(os.path.join(directory, place)):
-            with contextlib.suppress(UserError):
+            with contextlib.suppress(UserError, KeyError, TypeError):
                 return len(checkpoints.restore_state(os.path.join(directory, place, name))['random'])
     with contextlib.suppress(OSError), open(os.path.join(directory, LOCK), encoding='utf-8', errors='replace',
                                                 opener=storage.no_link) as lock:

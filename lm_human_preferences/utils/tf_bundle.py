@@ -67,7 +67,7 @@ def _parse_entry(message):
     return _Entry(dtype, shape, shard, offset, size, crc, (7, BYTES) in fields)
 
 
-def _open(path):
+def open_file(path):
     """A regular file, for reading; BundleError says what is wrong with any other."""
     if not os.path.isfile(path):  # to open a pipe would wait for ever
         raise BundleError(f'{path} is not a file' if os.path.exists(path) else f'{path} is missing')
@@ -79,7 +79,7 @@ def _open(path):
 
 def _mapped(path):
     """The contents of a file, mapped; the map goes away with the last array on it."""
-    with _open(path) as f:
+    with open_file(path) as f:
         empty = os.fstat(f.fileno()).st_size == 0  # which cannot be mapped
         return b'' if empty else mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -94,7 +94,7 @@ class Bundle(collections.abc.Mapping):
     def __init__(self, prefix):
         self.prefix = os.fspath(prefix)
         self._index = f'{self.prefix}.index'
-        with _open(self._index) as f:
+        with open_file(self._index) as f:
             table = Table(f.read(MAX_SIZE + 1))
         try:
             rows = dict(table.rows())

@@ -2,6 +2,7 @@
 
 LMHP_FAULTS and LMHP_TEST_SEED as in test_resume_kill.py.
 """
+import argparse
 import itertools
 import json
 import os
@@ -12,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from blobserver.fixtures import cache, certificate, server  # noqa: F401
-from blobserver.server import Fault
-from interrupted import assert_same, result_anywhere, run, start, wait
+from blobserver.fixtures import cache, certificate  # noqa: F401
+from blobserver.server import BlobServer, Fault, redirect
+from interrupted import assert_same, fork, result_anywhere, run, start, wait
 from launched import FAULTS, eventually
 from lm_human_preferences.language import encodings, model
 from lm_human_preferences.utils import checkpoints
@@ -48,6 +49,23 @@ def blobs(tmp_path):
 
 
 @pytest.fixture
+def slow_server(blobs, certificate, cache, tmp_path):  # noqa: F811
+    """In a process of its own: one that forks, as tests do, has no threads in the midst of TLS."""
+    read, write = os.pipe()
+
+    def serve():
+        with BlobServer(blobs, certificate=certificate) as server:
+            server.faults.append(Fault('slow', .05, times=None, method='GET'))
+            os.write(write, f'{server.port}'.encode())
+            signal.pause()
+    process = fork(serve, tmp_path / 'server')
+    with redirect(argparse.Namespace(host='127.0.0.1', port=int(os.read(read, 9)), certificate=certificate)):
+        yield
+    os.kill(process, signal.SIGKILL)
+    wait(process)
+
+
+@pytest.fixture
 def chance(monkeypatch):
     monkeypatch.delenv('LMHP_GPT2_ENCODINGS', raising=False)
     seed = os.environ.get('LMHP_TEST_SEED', str(random.randrange(10 ** 6)))
@@ -70,10 +88,8 @@ def cached(blobs):
     return files.keys() - halves, halves
 
 
-def test_killed_at_random_moments_of_downloads(tmp_path, chance, server, blobs, monkeypatch):  # noqa: F811
+def test_killed_at_random_moments_of_downloads(tmp_path, chance, slow_server, blobs, monkeypatch):
     """Every other kill awaits that a file is half there; the others come at any time in the run."""
-    server.faults.append(Fault('slow', .05, times=None, method='GET'))
-
     def begin(name):
         (tmp_path / name).mkdir()
         monkeypatch.setenv('LMHP_CACHE', str(tmp_path / name / 'cache'))
