@@ -151,3 +151,23 @@ def test_generated_labels_like_small_token_ids(label_type):
     else:
         gain = (labels['sample0'] - labels['sample1']).sum(1).float()
         assert torch.corrcoef(torch.stack([labels['difference'], gain]))[0, 1] > 0.99
+
+
+@pytest.mark.parametrize('written', [
+    {'text': 'with [brackets] and "quotes"'}, {'sample0': [4, 4], 'nested': [[1], ['a', None, 2.5]]}, {'empty': []}])
+def test_what_else_a_label_holds_changes_nothing(load, written):
+    labels, _ = load([label(), label(**written)])
+    assert labels['sample0'].tolist() == [[3, 4], written.get('sample0', [3, 4])]
+    assert labels['query'].dtype == torch.int64 and labels['best'].tolist() == [1, 1]
+
+
+def test_lists_of_tokens_become_no_python_numbers(load, monkeypatch):
+    monkeypatch.setattr(label_files.storage, 'read_json', None)
+    labels, _ = load(json.dumps([label(), label(query=[2, 1, 0])], indent=1))
+    assert labels['query'].tolist() == [[0, 1, PADDING], [2, 1, 0]]
+
+
+@pytest.mark.parametrize('query', ['"[0, 1, 2]"', '"0, 1, 2"', '{}', '[[0, 1, 2]]'])
+def test_only_a_list_is_a_list_of_tokens(load, query):
+    with pytest.raises(UserError, match="label 1, field 'query' must be"):
+        load(json.dumps([label(), label(query='QUERY')]).replace('"QUERY"', query))
