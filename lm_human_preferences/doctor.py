@@ -3,6 +3,7 @@
 A check returns what is well, and raises UserError with what is wrong.
 """
 import functools
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -36,8 +37,7 @@ def _packages():
     if missing:
         raise UserError(f'{", ".join(missing)} missing: `sh tools/setup.sh` installs all; then start by `pipenv run`')
     import torch
-    import transformers
-    return f'all there, with torch {torch.__version__} and transformers {transformers.__version__}'
+    return f'all there, with torch {torch.__version__} and transformers {importlib.metadata.version("transformers")}'
 
 
 def _devices():

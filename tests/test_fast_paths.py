@@ -4,6 +4,8 @@ import sys
 
 import pytest
 import torch
+from torch.func import functional_call
+from transformers import GPT2Config, GPT2Model
 
 from compare import assert_close, assert_norm_close
 from golden_data import load_json
@@ -49,8 +51,12 @@ def padded(*shape, share):
 
 def plain(net, row):
     """Outputs (length, n_embd) at each token of `row`, padding taking that of the token before it."""
-    real = row != PADDING
-    return net.transformer(input_ids=row[real][None]).last_hidden_state[0][real.cumsum(0) - 1]
+    real, sizes = row != PADDING, net.hparams
+    network = GPT2Model(GPT2Config(
+        vocab_size=sizes.n_vocab, n_positions=sizes.n_ctx, n_embd=sizes.n_embd, n_layer=sizes.n_layer,
+        n_head=sizes.n_head, embd_pdrop=0, attn_pdrop=0, resid_pdrop=0))
+    outputs = functional_call(network, dict(net.transformer.named_parameters()), kwargs={'input_ids': row[real][None]})
+    return outputs.last_hidden_state[0][real.cumsum(0) - 1]
 
 
 def assert_same(net, ours, reference):

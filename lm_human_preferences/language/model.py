@@ -1,4 +1,4 @@
-"""GPT-2 with padding, scalar heads and a cache: a thin layer over the network of `transformers`."""
+"""GPT-2 with padding, scalar heads and a cache."""
 import re
 from functools import partial
 
@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import GPT2Config, GPT2Model
 
 from lm_human_preferences.hparams.model import HParams
 from lm_human_preferences.utils import precision
@@ -127,6 +126,24 @@ def tf_name(name):
     return path.removesuffix('/weight') + kind
 
 
+def gpt2_parameters(sizes):
+    """The parameters of GPT-2 as modules, named as in GPT2Model of transformers, which takes seconds to import."""
+    n_embd = sizes.n_embd
+
+    def layer(inputs, outputs):
+        return nn.ParameterDict({'weight': torch.empty(inputs, outputs), 'bias': torch.empty(outputs)})
+
+    def block():
+        return nn.ModuleDict({
+            'ln_1': nn.LayerNorm(n_embd),
+            'attn': nn.ModuleDict({'c_attn': layer(n_embd, 3 * n_embd), 'c_proj': layer(n_embd, n_embd)}),
+            'ln_2': nn.LayerNorm(n_embd),
+            'mlp': nn.ModuleDict({'c_fc': layer(n_embd, 4 * n_embd), 'c_proj': layer(4 * n_embd, n_embd)})})
+    return nn.ModuleDict({
+        'wte': nn.Embedding(sizes.n_vocab, n_embd), 'wpe': nn.Embedding(sizes.n_ctx, n_embd),
+        'h': nn.ModuleList(block() for _ in range(sizes.n_layer)), 'ln_f': nn.LayerNorm(n_embd)})
+
+
 class ScalarHead(nn.Module):
     """One number per position: `h (..., n_embd)` -> `(...)`."""
 
@@ -155,12 +172,8 @@ class Model(nn.Module):
     def __init__(self, hparams, scalar_heads=()):
         super().__init__()
         self.hparams, self.checkpointed = hparams, False
-        config = GPT2Config(
-            vocab_size=hparams.n_vocab, n_positions=hparams.n_ctx, n_embd=hparams.n_embd, n_layer=hparams.n_layer,
-            n_head=hparams.n_head, activation_function='gelu_pytorch_tanh', layer_norm_epsilon=1e-5, embd_pdrop=0,
-            attn_pdrop=0, resid_pdrop=0, bos_token_id=None, eos_token_id=None, attn_implementation='sdpa')
         with torch.device('meta'):  # no time lost on an initialisation that would not be the original's
-            self.transformer = GPT2Model(config)
+            self.transformer = gpt2_parameters(hparams)
             self.heads = nn.ModuleDict({name: ScalarHead(hparams.n_embd) for name in scalar_heads})
         self.to_empty(device='cpu')
 
