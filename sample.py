@@ -8,6 +8,7 @@ For example:
 from dataclasses import dataclass
 from typing import Optional
 
+from lm_human_preferences.hparams.train_reward import PRECISIONS
 from lm_human_preferences.utils import launch
 from lm_human_preferences.utils.hyperparams import option
 
@@ -20,6 +21,7 @@ class SampleHParams(launch.RankHParams):
     seed: Optional[int] = option(None, 'seed of all random numbers; None: another one every time')
     batch_size: int = option(4, 'samples at a time', at_least=1)
     nsamples: int = option(0, 'samples in all; 0: until interrupted', at_least=0)
+    precision: str = option('fp32', 'type of products: fp32, tf32 (GPUs) or bf16', one_of=PRECISIONS)
 
 
 cli = launch.Program(help=__doc__, commands=[

@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lm_human_preferences.language import encodings, model  # noqa: E402
 from lm_human_preferences.utils import precision  # noqa: E402
 
-SIZES = {'test': (64, 2, 2), '124M': (768, 12, 12), '355M': (1024, 16, 24), '774M': (1280, 20, 36)}
+SIZES = {'test': (64, 2, 2), '124M': (768, 12, 12), '355M': (1024, 16, 24), '774M': (1280, 20, 36),
+         '1558M': (1600, 25, 48)}
 QUERY_LENGTH, RESPONSE_LENGTH, VOCABULARY, PADDING = 64, 24, encodings.Main.n_vocab, 50259
 VARIANTS = {'plain': 'plain PyTorch, fp32', 'fp32': 'ours, fp32', 'bf16': 'ours, bf16'}
 

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from lm_human_preferences.hparams.train_reward import ENGINES
-from lm_human_preferences.utils import ranks, storage
+from lm_human_preferences.utils import memory, ranks, storage
 from lm_human_preferences.utils.errors import UserError
 
 PACKAGES = ('blobfile', 'filelock', 'ftfy', 'google_crc32c', 'matplotlib', 'mpi4py', 'numpy', 'safetensors',
@@ -52,11 +52,11 @@ def _devices():
 
 
 def _room():
-    memory = int(re.search(r'MemAvailable: +(\d+)', Path('/proc/meminfo').read_text(encoding='ascii'))[1]) >> 20
+    available = memory.on_host() >> 30
     place = next(path for path in (SAVES, *SAVES.parents) if path.exists())
     disk = shutil.disk_usage(place).free >> 30
-    found = f'{memory} GiB of memory available, {disk} GiB free at {place}'
-    if memory < LEAST_MEMORY or disk < LEAST_DISK:
+    found = f'{available} GiB of memory available, {disk} GiB free at {place}'
+    if available < LEAST_MEMORY or disk < LEAST_DISK:
         raise UserError(f'{found}, but GPT-2 124M needs {LEAST_MEMORY} and {LEAST_DISK}: make room, or see --save_dir')
     return found
 

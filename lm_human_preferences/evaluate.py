@@ -11,9 +11,9 @@ from lm_human_preferences.hparams.evaluate import HParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.sample_policy import load_run_hparams
-from lm_human_preferences.utils import checkpoints, storage
+from lm_human_preferences.utils import checkpoints, precision, storage
 from lm_human_preferences.utils.comm import SingleProcess
-from lm_human_preferences.utils.core import set_seed
+from lm_human_preferences.utils.core import default_device, set_seed
 from lm_human_preferences.utils.logging import progress, say
 
 MOST_RESPONSES = 300_000  # to a query, that are enumerated
@@ -228,6 +228,7 @@ def evaluate(save_dir, **settings):
     save_dir: a run of train_policy, local or remote. settings: HParams of this command. Returns the results.
     """
     settings, hparams = HParams(**settings), load_run_hparams(save_dir)
+    precision.prepare('fp32', default_device())  # whatever the run was trained in
     models = load_models(save_dir, hparams)
     set_seed(settings.seed)
     results = measure(*models, hparams.task, queries_of(hparams, models[0].encoder, settings.queries), settings,

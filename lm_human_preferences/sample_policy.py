@@ -5,7 +5,8 @@ from lm_human_preferences.language import trained_models
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import label_source
 from lm_human_preferences.utils import comm as comms
-from lm_human_preferences.utils import hyperparams, precision, storage
+from lm_human_preferences.utils import hyperparams, storage
+from lm_human_preferences.utils import precision as precisions
 from lm_human_preferences.utils.core import default_device, set_seed
 from lm_human_preferences.utils.errors import UserError
 
@@ -20,11 +21,12 @@ def load_run_hparams(save_dir):
     return hparams
 
 
-def sample_policy(save_dir, savescope='policy', temperature=None, seed=None, batch_size=4, nsamples=0, comm=None):
+def sample_policy(save_dir, savescope='policy', temperature=None, seed=None, batch_size=4, nsamples=0,
+                  precision='fp32', comm=None):
     """Print `nsamples` (over all ranks; 0: without end) queries of the test set with responses of the policy.
 
     save_dir: a run directory. savescope: the model in its checkpoints to sample from, 'policy' or 'ref_policy'.
-    temperature: None for the task's own.
+    temperature: None for the task's own. precision: see utils.precision.prepare.
     """
     comm = comm or comms.world()
     hparams = load_run_hparams(save_dir)
@@ -32,7 +34,7 @@ def sample_policy(save_dir, savescope='policy', temperature=None, seed=None, bat
     trained_model = trained_models.TrainedModel('sample', storage.join(save_dir, 'policy'), savescope)
     encoder = trained_model.encoding.get_encoder()
     hyperparams.dump(trained_model.hparams(), name='model_hparams')
-    precision.prepare('fp32', default_device())
+    precisions.prepare(precision, default_device())
     lm_tasks.check_lengths(hparams.task, encoder, trained_model.hparams().n_ctx)
     set_seed(seed, comm.rank)
 

@@ -10,7 +10,7 @@ from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams,
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import get_reward_model, label_source, make_score_fn
-from lm_human_preferences.utils import checkpoints, hyperparams, precision, runs, storage
+from lm_human_preferences.utils import checkpoints, hyperparams, memory, precision, runs, storage
 from lm_human_preferences.utils import comm as comms
 from lm_human_preferences.utils.checkpoints import COUNT
 from lm_human_preferences.utils.core import ceil_div, default_device, exact_div
@@ -278,6 +278,7 @@ def start(hparams, keeper, comm):
     keeper.set_seed(hparams.run.seed)
     trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
     hyperparams.dump(trained_model.hparams(), name='model_hparams')
+    memory.check(work(hparams, trained_model.hparams(), comm.size), comm, default_device())
     trainer = build_trainer(hparams, trained_model, comm)
     keeper.restore(trainer, saves=ceil_div(nupdates(hparams), hparams.run.save_interval))
     comm.barrier()
@@ -287,6 +288,17 @@ def start(hparams, keeper, comm):
         checkpoints.write_json(storage.join(save_dir, 'train_policy_hparams.json'), runs.record(hparams))
         train_reward.write_model_files(storage.join(save_dir, 'policy'), trained_model)
     return trainer
+
+
+def work(hparams, sizes, ranks):
+    """What takes memory in a step, for networks of `sizes`: memory.Training."""
+    task, rows = hparams.task, exact_div(hparams.ppo.batch_size, ranks)
+    tokens = task.query_length + task.response_length
+    return memory.Training(
+        sizes, networks=2 if hparams.rewards.trained_model == 'mock' else 3, rows=rows // hparams.ppo.nminibatches,
+        tokens=tokens, predicted=task.response_length, sampled_rows=rows, sampled_tokens=tokens,
+        micro_batch_size=hparams.ppo.micro_batch_size, option='--ppo.micro_batch_size',
+        checkpointed=hparams.run.gradient_checkpointing, reduced=hparams.run.precision == 'bf16')
 
 
 def run_updates(trainer, keeper, comm):

@@ -9,7 +9,7 @@ from lm_human_preferences import andon, label_files, label_types, lm_tasks, mock
 from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
 from lm_human_preferences.language import model, trained_models
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.utils import checkpoints, hyperparams, precision, runs, storage
+from lm_human_preferences.utils import checkpoints, hyperparams, memory, precision, runs, storage
 from lm_human_preferences.utils import comm as comms
 from lm_human_preferences.utils.checkpoints import COUNT
 from lm_human_preferences.utils.core import ceil_div, default_device, exact_div
@@ -190,6 +190,8 @@ def train_in_run(hparams, comm, run, records):
         keeper.set_seed(hparams.run.seed)
         trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
         hyperparams.dump(trained_model.hparams(), name='model_hparams')
+        prefix = '--' if run is hparams.run else '--rewards.train_new_model.'
+        memory.check(work(hparams, trained_model.hparams(), comm.size, prefix), comm, default_device())
         trainer, notes = build_trainer(hparams, trained_model, comm)
         keeper.restore(trainer, saves=1 + trainer.num_train // hparams.batch_size // hparams.run.save_interval)
         if comm.rank == 0:
@@ -203,6 +205,18 @@ def train_in_run(hparams, comm, run, records):
     if comm.rank == 0 and directory:
         checkpoints.save(saved, 'model.ckpt', trainer.tf_variables())
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def work(hparams, sizes, ranks, prefix='--'):
+    """What takes memory in a step, for networks of `sizes`: memory.Training; prefix: of these options' names."""
+    task, responses = hparams.task, len(label_types.get(hparams.labels.type).samples)
+    return memory.Training(
+        sizes, networks=2, rows=exact_div(hparams.batch_size, ranks),
+        tokens=task.query_length + responses * task.response_length,
+        sampled_rows=exact_div(hparams.rollout_batch_size, ranks),
+        sampled_tokens=task.query_length + task.response_length,
+        micro_batch_size=hparams.micro_batch_size, option=f'{prefix}micro_batch_size',
+        checkpointed=hparams.run.gradient_checkpointing, reduced=hparams.run.precision == 'bf16')
 
 
 def build_trainer(hparams, trained_model, comm):

@@ -313,7 +313,8 @@ def test_sample(started):
     result = invoke('sample --save-dir /r --temperature=0.5 --nsamples 6 --mpi 1 --seed 3', sample.cli)
     assert result.exit_code == 0
     assert started == [('lm_human_preferences.sample_policy:sample_policy', {
-        'save_dir': '/r', 'savescope': 'policy', 'temperature': 0.5, 'seed': 3, 'batch_size': 4, 'nsamples': 6}, 1)]
+        'save_dir': '/r', 'savescope': 'policy', 'temperature': 0.5, 'seed': 3, 'batch_size': 4, 'nsamples': 6,
+        'precision': 'fp32'}, 1)]
 
 
 # ---------------------------------------------------------------- help, completion, start-up

@@ -193,7 +193,7 @@ def test_precisions():
     assert PRECISIONS == ('fp32', 'tf32', 'bf16')
     with pytest.raises(ValueError, match='^--run.precision half is none of fp32, tf32, bf16$'):
         train_reward.RunHParams(precision='half').validate(prefix='run.')
-    with pytest.raises(UserError, match='^--run.precision tf32 needs a GPU'):
+    with pytest.raises(UserError, match='^precision tf32 needs a GPU'):
         precision.prepare('tf32', CPU)
     for name in PRECISIONS[::-1]:
         precision.prepare(name, torch.device('cuda'))

@@ -12,6 +12,7 @@ from lm_human_preferences.utils.hyperparams import option
 _LEAST_TO_WHITEN = 8  # responses of a minibatch
 _NEW = 'rewards.train_new_model'
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
+_OF_BOTH = {'run.precision', 'run.gradient_checkpointing'}  # hold for a new reward model that has none of its own
 _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
 
 
@@ -113,6 +114,8 @@ def complete(settings, hparams, experiment):
     named = any(key.startswith(f'{_NEW}.') for key in settings)
     if settings.get(_NEW, 'on' if named or hparams.rewards.train_new_model else 'off') == 'on':
         _share_task(settings)
+        for key in _OF_BOTH & settings.keys():
+            settings.setdefault(f'{_NEW}.{key}', settings[key])
     elif not named and not settings.get('rewards.trained_model', hparams.rewards.trained_model) \
             and experiment in _PUBLISHED:
         settings['rewards.trained_model'] = f'{_RUNS}/{experiment}/reward_model'

@@ -22,7 +22,7 @@ def prepare(precision, device):
     if device.type == 'cuda':
         torch.backends.cuda.matmul.allow_tf32 = precision == 'tf32'
     elif precision == 'tf32':
-        raise UserError('--run.precision tf32 needs a GPU; without one, take fp32 or bf16')
+        raise UserError('precision tf32 needs a GPU; without one, take fp32 or bf16')
     else:
         prefer_onednn()
         keep_freed_memory()

@@ -1,0 +1,102 @@
+"""How much memory training takes, how much there is, and what to do where that is not enough."""
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+FLOAT, HALF, DOUBLE = 4, 2, 8  # bytes
+ROOM = 64  # tokens that a cache of keys and values may have room for beyond those it holds
+
+
+@dataclass
+class Training:
+    """What one rank works on, for an estimate of its memory in bytes; padding counts as tokens do.
+
+    sizes: HParams of the network. networks: of that size, one of which is trained. rows, tokens: of a backward pass,
+    and sampled_rows, sampled_tokens: of sampling, before micro-batches make rows fewer. predicted: tokens of a row
+    whose logits have a gradient. option: the name of micro_batch_size. checkpointed: see language.model.Model.
+    reduced: layers compute in bf16. fused: attention keeps no probabilities, as on GPUs.
+    """
+    sizes: object
+    networks: int
+    rows: int
+    tokens: int
+    sampled_rows: int
+    sampled_tokens: int
+    predicted: int = 0
+    micro_batch_size: int | None = None
+    option: str = '--micro_batch_size'
+    checkpointed: bool = False
+    reduced: bool = False
+    fused: bool = False
+    ranks: int = 1
+
+    def peak(self):
+        """The most that is held at a time."""
+        most = self.micro_batch_size or max(self.rows, self.sampled_rows)
+        return self.lasting() + max(self.learning(min(self.rows, most)), self.sampling(min(self.sampled_rows, most)))
+
+    def lasting(self):
+        """The networks; of the one that is trained also gradient, two moments, and buckets that average over ranks."""
+        width, blocks = self.sizes.n_embd, self.sizes.n_layer * (12 * self.sizes.n_embd + 13) * self.sizes.n_embd
+        network = blocks + (self.sizes.n_vocab + self.sizes.n_ctx + 2) * width
+        return FLOAT * network * (self.networks + 3 + (self.ranks > 1)) + HALF * blocks * self.reduced
+
+    def inside(self, rows, tokens):
+        """What a block keeps for the gradient: 16 numbers for each of its input's, 2 of which are always floats."""
+        width, probabilities = self.sizes.n_embd, 0 if self.fused else self.sizes.n_head * tokens
+        each = 2 * FLOAT * width + (14 * width + probabilities) * (HALF if self.reduced else FLOAT)
+        return rows * tokens * each
+
+    def learning(self, rows):
+        """What blocks keep and one at work, logits, the gradients of their matrix and of tokens, which is the same."""
+        inside, vocabulary, width = self.inside(rows, self.tokens), self.sizes.n_vocab, self.sizes.n_embd
+        kept = FLOAT * rows * self.tokens * width + inside / self.sizes.n_layer if self.checkpointed else inside
+        logits = rows * self.predicted * vocabulary * (FLOAT + HALF * self.reduced)
+        return self.sizes.n_layer * kept + inside + logits + FLOAT * vocabulary * width * (1 + (self.predicted > 0))
+
+    def sampling(self, rows):
+        """Keys and values, a block at work on the queries, logits of one step and what one is drawn from."""
+        cache = 2 * self.sizes.n_layer * rows * (self.sampled_tokens + ROOM) * self.sizes.n_embd
+        return (cache * (HALF if self.reduced else FLOAT) + self.inside(rows, self.sampled_tokens)
+                + rows * self.sizes.n_vocab * (FLOAT + 3 * DOUBLE))
+
+
+def warning(training, free):
+    """What to tell the user where `free` bytes are too few for `training`, else None.
+
+    Micro-batches are halved until they fit, first without checkpointing.
+    """
+    size, needed = min(training.micro_batch_size or training.rows, training.rows), training.peak()
+    ways = [replace(training, micro_batch_size=size >> i, checkpointed=checkpointed)
+            for checkpointed in sorted({training.checkpointed, True}) for i in range(size.bit_length())]
+    way = next((way for way in ways if way.peak() <= free), ways[-1])
+    again = ' --run.gradient_checkpointing true' if way.checkpointed and not training.checkpointed else ''
+    return None if needed <= free else (
+        f'WARNING: training takes about {needed / 1e9:.1f} GB of memory for each rank, which has {free / 1e9:.1f} GB: '
+        f'{"even " if way.peak() > free else ""}{way.option} {way.micro_batch_size}{again} takes '
+        f'{way.peak() / 1e9:.1f} GB, for the same gradients')
+
+
+def check(training, comm, device):
+    """Print that warning, before anything is loaded, for the rank that has least."""
+    if on_gpu := device.type == 'cuda':
+        import torch  # without which ./launch.py doctor reads this module
+        free = torch.cuda.mem_get_info()[0]
+    else:
+        free = on_host() // comm.local_size
+    told = warning(replace(training, ranks=comm.size, fused=on_gpu), min(comm.gather(free)))
+    if told and comm.rank == 0:
+        print(told)
+
+
+def on_host(proc=Path('/proc'), cgroups=Path('/sys/fs/cgroup')):
+    """Bytes that processes here may take: what the system has left, or the limit of a control group that is lower."""
+    found = [int(re.search(r'MemAvailable: +(\d+)', (proc / 'meminfo').read_text(encoding='ascii'))[1]) << 10]
+    for line in (proc / 'self/cgroup').read_text(encoding='utf-8').splitlines():
+        _, kind, path = line.split(':', 2)
+        group = cgroups / kind / path.strip('/')
+        for file in (folder / name for folder in (group, *group.parents)
+                     for name in ('memory.max', 'memory.limit_in_bytes')):  # of versions 2 and 1
+            limit = file.read_text(encoding='ascii').strip() if file.exists() else 'max'
+            found += [int(limit)] if limit != 'max' else []
+    return min(found)
