@@ -38,7 +38,6 @@ def started(monkeypatch):
     ('--ppo.total_episodes=1_000', 'ppo.total_episodes', 1000),
     ('--ppo.lr -1', 'ppo.lr', -1.0),
     ('--ppo.lr="1e-6"', 'ppo.lr', 1e-6),
-    ('--ppo.lr nan', 'ppo.lr', float('nan')),
     ('--run.seed None', 'run.seed', None),
     ('--run.seed=', 'run.seed', None),
     ("--task.start_text='None'", 'task.start_text', 'None'),
@@ -175,8 +174,8 @@ COMMANDS = 'train_reward, train_policy, resume, export, doctor, evaluate, figure
     (POLICY + f'--task.query_length 5 --{NEW}.task.query_length 6',
      f'--task.query_length 5 and --{NEW}.task.query_length 6 differ, but a policy and its reward model share one task: '
      'give one of them'),
-    ('train_policy sentiment ../nm', "NAME '../nm' must be a relative path without ..: it is joined to --save_dir"),
-    ('train_policy sentiment /nm', "NAME '/nm' must be a relative path without ..: it is joined to --save_dir"),
+    *((f'train_policy sentiment {name}', f'NAME {name!r:.80} must be a relative path without .., of at most 255 '
+       'characters: it is joined to --save_dir') for name in ('../nm', '/nm', 'a/../b', '..', 'a/' * 3000 + 'b')),
 ])
 def test_mistakes(argv, message, started):
     assert error_of(invoke(argv)) == message

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random as randoms
+import struct
 from unittest import mock
 
 import numpy as np
@@ -29,6 +30,7 @@ from lm_human_preferences.utils import checkpoints, core, runs, storage, tf_tabl
 from lm_human_preferences.utils import launch as jobs
 from lm_human_preferences.utils.comm import SingleProcess
 from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.logging import Logger
 
 BATCH = 25  # inputs of one example: most of what an example costs is hypothesis
 SIZES = dict(n_vocab=27, n_ctx=8, n_embd=4, n_head=2, n_layer=1)
@@ -405,6 +407,40 @@ def test_posts_of_other_kinds(tmp_path, monkeypatch, posts):
     (['first', '--batch_size=' + '-' * 9_000 + '1'], 'must be a whole number')])
 def test_words_of_command_lines(words, expected):
     assert expected in error_of(invoke(['train_reward', 'test', '--dry_run', *words]))
+
+
+@pytest.mark.parametrize('value', ['nan', 'inf', '-inf', '1e308'])
+@pytest.mark.parametrize('option', ['ppo.lr', 'ppo.cliprange', 'rewards.kl_coef', 'rewards.adaptive_kl.target'])
+def test_numbers_that_no_tensor_holds(tmp_path, option, value):
+    assert f'--{option} must be a finite number, got' in error_of(invoke(
+        ['train_policy', 'test', 'first', '--dry_run', f'--{option}', value]))
+    hparams = launch_hparams()
+    hparams.override_from_dict({option: float(value)})
+    (tmp_path / 'train_policy_hparams.json').write_text(json.dumps(hparams.to_nested_dict()))
+    for word in ('resume', 'evaluate'):
+        assert f'.{option.split(".")[-1]} must be a finite number' in error_of(invoke([word, str(tmp_path)]))
+
+
+def test_kl_target_of_nothing():
+    assert 'must be at least' in error_of(invoke('train_policy test first --dry_run --rewards.adaptive_kl.target 0'))
+
+
+def test_events_that_are_none(tmp_path):
+    """What lies among TensorBoard's files and is none of ours stays, and is not waited for."""
+    folder = tmp_path / 'tb/ppo'
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / 'events.out.tfevents.1')
+    (tmp_path / 'precious').write_text('mine')
+    os.symlink(tmp_path / 'precious', folder / 'events.out.tfevents.2')
+    os.mkdir(folder / 'events.out.tfevents.3')
+    size, event = struct.pack('<Q', 3), b'\xff\xff\xff'
+    (folder / 'events.out.tfevents.4').write_bytes(
+        size + struct.pack('<I', tf_table.masked_crc(size)) + event + struct.pack('<I', tf_table.masked_crc(event)))
+    (folder / 'events.out.tfevents.5').write_bytes(b'\xff' * 1000)
+    logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=SingleProcess())
+    confined(tmp_path, logger.rewind, 3)
+    assert sorted(path.name[-1] for path in folder.iterdir()) == ['1', '2', '3']
+    assert (tmp_path / 'precious').read_text() == 'mine'
 
 
 def test_labels_of_a_thousand_million_responses():

@@ -18,7 +18,8 @@ _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
 
 @dataclass
 class AdaptiveKLParams(hyperparams.HParams):
-    target: float = option(None, 'KL divergence from the initial policy to steer for, in nats per response')
+    target: float = option(None, 'KL divergence from the initial policy to steer for, in nats per response',
+                           at_least=1e-6)
     horizon: int = option(10000, 'episodes over which kl_coef adapts', at_least=1)
 
 

@@ -12,7 +12,7 @@ from lm_human_preferences.utils.errors import UserError
 
 _BOOLS = {'t': True, 'true': True, 'True': True, 'f': False, 'false': False, 'False': False}
 
-MAX_INT = 2 ** 63 - 1
+MAX_INT, MAX_FLOAT = 2 ** 63 - 1, 3e38  # the latter, as tensors hold them
 _WORDS = {bool: 'true or false', int: 'a whole number (int)', float: 'a number (float)', str: 'text (str)',
           types.NoneType: 'None'}
 
@@ -118,6 +118,8 @@ class HParams:
                 raise TypeError(f'{name} must be {describe(f.type)}, got {value!r:.80}')
             if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
                 raise ValueError(f'{name} must be a number of at most 64 bits')
+            if isinstance(value, float) and not abs(value) <= MAX_FLOAT:
+                raise ValueError(f'{name} must be a finite number, got {value}')
             if None not in (least := f.metadata.get('at_least'), value) and value < least:
                 raise ValueError(f'{name} must be at least {least}, got {value}')
             if (known := f.metadata.get('one_of')) and value not in known:

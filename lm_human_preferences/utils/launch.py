@@ -15,6 +15,7 @@ from lm_human_preferences.utils.hyperparams import group_class, members, option
 
 
 HELP = ['-h', '--help']
+LONGEST_NAME = 255
 
 
 class Program(click.Group):
@@ -200,8 +201,10 @@ def settable(hparam_class):
 
 
 def _check_name(name):
-    if not name.strip('/') or name.startswith('/') or '..' in name.split('/') or not name.isprintable():
-        raise UserError(f'NAME {name!r} must be a relative path without ..: it is joined to --save_dir')
+    if (not name.strip('/') or name.startswith('/') or '..' in name.split('/') or not name.isprintable()
+            or len(name) > LONGEST_NAME):
+        raise UserError(f'NAME {name!r:.80} must be a relative path without .., of at most {LONGEST_NAME} characters: '
+                        'it is joined to --save_dir')
 
 
 def read_trial(trial):

@@ -1,6 +1,7 @@
 """A dict of named numbers in, TensorBoard and the original's console lines out."""
 import contextlib
 import glob
+import math
 import os
 import socket
 import struct
@@ -46,7 +47,8 @@ class Logger:
     def rewind(self, step):
         """Forget what a run that was interrupted has logged from `step` on; before anything is logged."""
         if self.directory:
-            _cut_events(self.directory, step)
+            with self._explained():
+                _cut_events(self.directory, step)
         self.first_step = step  # tells a TensorBoard that is running
 
     def is_due(self, step):
@@ -104,17 +106,27 @@ def _record(event):
 def _cut_events(directory, step):
     """Cut TensorBoard's files off before the first event of `step` or later, or where a kill has left half of one."""
     for path in glob.glob(os.path.join(glob.escape(directory), 'events.out.tfevents.*')):
+        if os.path.islink(path) or not os.path.isfile(path):  # which is not ours to cut
+            continue
         with open(path, 'rb+') as f:
             data, end = f.read(), 0
             while end < len(data):
                 after = end + 16 + int.from_bytes(data[end:end + 8], 'little')
                 event, crc = data[end + 12:after - 4], data[after - 4:after]
-                if masked_crc(event) != int.from_bytes(crc, 'little') or Event.FromString(event).step >= step:
+                if masked_crc(event) != int.from_bytes(crc, 'little') or _step_of(event) >= step:
                     break
                 end = after
             f.truncate(end)
         if not end:
             os.remove(path)
+
+
+def _step_of(event):
+    """The step of a serialized event; beyond all others of what is none."""
+    try:
+        return Event.FromString(event).step
+    except Exception:  # a DecodeError of protobuf, which is for tensorboard to import
+        return math.inf
 
 
 def _as_float32(value):
