@@ -22,7 +22,7 @@ import click
 
 from lm_human_preferences.hparams import evaluate, train_policy, train_reward
 from lm_human_preferences.hparams import figures as figure_options
-from lm_human_preferences.utils import hyperparams, launch, runs
+from lm_human_preferences.utils import hyperparams, launch, runs, storage
 from lm_human_preferences.utils.combos import bind, bind_all, bind_nested, combos
 from lm_human_preferences.utils.errors import UserError
 
@@ -156,8 +156,9 @@ TRAININGS = {'train_policy': train_policy.HParams, 'train_reward': train_reward.
 def resume(settings, save_dir):
     """Both kinds of run go on by this; one with both steps is known by what the second of them writes."""
     mpi = settings.pop('mpi', None)
-    paths = {name: os.path.join(save_dir, f'{name}_hparams.json') for name in TRAININGS}
-    name = next(filter(lambda name: os.path.exists(paths[name]), paths), None)
+    directory = runs.recall(save_dir)
+    paths = {name: storage.join(directory, f'{name}_hparams.json') for name in TRAININGS}
+    name = next(filter(lambda name: storage.exists(paths[name]), paths), None)
     if name is None:
         raise UserError(f'{save_dir} holds no run that could go on: it has no '
                         f'{" or ".join(map(os.path.basename, paths.values()))}')
@@ -169,7 +170,7 @@ def resume(settings, save_dir):
         settings = train_policy.complete(settings, hparams, None)
     launch.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
     runs.claim(launch.validated(hparams), overwrite=False, named=settings)
-    launch.run(f'lm_human_preferences.{name}:train', {'hparams': hparams}, mpi or runs.ranks_of(save_dir))
+    launch.run(f'lm_human_preferences.{name}:train', {'hparams': hparams}, mpi or runs.ranks_of(hparams.run.directory))
 
 
 def figures(settings):

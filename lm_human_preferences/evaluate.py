@@ -222,19 +222,21 @@ def picture(results, path):
     plots.save(figure, path)
 
 
-def evaluate(save_dir, **settings):
+def evaluate(save_dir, *, directory=None, **settings):
     """Compare the policy of a run with the best one possible: a table, evaluation.json and evaluation.png.
 
-    save_dir: a run of train_policy, local or remote. settings: HParams of this command. Returns the results.
+    save_dir: a run of train_policy, local or remote. directory: where its files are, if they are elsewhere. settings:
+    HParams of this command. Returns the results.
     """
-    settings, hparams = HParams(**settings), load_run_hparams(save_dir)
+    directory = directory or save_dir
+    settings, hparams = HParams(**settings), load_run_hparams(directory)
     precision.prepare('fp32', default_device())  # whatever the run was trained in
-    models = load_models(save_dir, hparams)
+    models = load_models(directory, hparams)
     set_seed(settings.seed)
     results = measure(*models, hparams.task, queries_of(hparams, models[0].encoder, settings.queries), settings,
-                      final_kl_coef(save_dir, hparams) if settings.kl_coef is None else settings.kl_coef)
+                      final_kl_coef(directory, hparams) if settings.kl_coef is None else settings.kl_coef)
     results = {'save_dir': save_dir, **results}
-    output_dir = settings.output_dir or ('.' if storage.is_remote(save_dir) else save_dir)
+    output_dir = settings.output_dir or ('.' if storage.is_remote(directory) else directory)
     checkpoints.write_json(os.path.join(output_dir, 'evaluation.json'), results)
     picture(results, os.path.join(output_dir, 'evaluation.png'))
     say(*table(results), '', f'Saved evaluation.json and evaluation.png in {output_dir}')

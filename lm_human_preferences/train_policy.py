@@ -75,7 +75,7 @@ class PPOTrainer:
         kl_coef, adaptive = hparams.rewards.kl_coef, hparams.rewards.adaptive_kl
         self.kl_ctl = FixedKLController(kl_coef) if adaptive is None else AdaptiveKLController(kl_coef, adaptive)
         self.optimizer = Adam(policy.tf_parameters(), comm=comm)
-        self.logger = Logger(hparams.run.save_dir, 'ppo', log_interval=hparams.run.log_interval, comm=comm)
+        self.logger = Logger(hparams.run.directory, 'ppo', log_interval=hparams.run.log_interval, comm=comm)
 
     def step(self):
         """One step of Algorithm 1's inner loop on ppo.batch_size episodes; returns the logged statistics."""
@@ -244,7 +244,9 @@ def build_trainer(hparams, trained_model, comm):
     ref_policy = Policy(trained_model, scope='ref_policy', **settings)
     policy = Policy(trained_model, scope='policy', **settings)
     policy.model.checkpointed = hparams.run.gradient_checkpointing
-    score_model = get_reward_model(hparams.rewards.trained_model, trained_model.encoding)
+    name = hparams.rewards.trained_model
+    is_ours = hparams.rewards.train_new_model is not None
+    score_model = get_reward_model(storage.staging(name) if is_ours else name, trained_model.encoding)
     comm.broadcast_(score_model.get_params() + ref_policy.get_params() + policy.get_params())
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task, encoder=encoder, comm=comm, labels=label_source(hparams),
@@ -257,18 +259,17 @@ def train(hparams: HParams, comm=None):
     """Fine-tune a policy and save it to SAVE_DIR/policy; the whole of `./launch.py train_policy`."""
     comm = comm or comms.world(hparams.run.allreduce)
     hparams.check_ranks(comm.size)
-    save_dir = hparams.run.save_dir
-    directory = save_dir and storage.join(save_dir, 'policy', 'checkpoints')
-    with (runs.held(hparams, comm),
-          Keeper(directory, comm, resume=hparams.run.resume, form=STATE,
-                 fixed=['ref_policy', 'reward_model']) as keeper):
-        with tempfile.TemporaryDirectory() as scratch:
-            if hparams.rewards.train_new_model is not None:  # in scratch for a run that is not saved
-                train_reward_model(hparams, comm, save_dir or comm.gather(scratch)[0])
-            trainer = start(hparams, keeper, comm)
-        run_updates(trainer, keeper, comm)
-    if save_dir and comm.rank == 0 and hparams.run.evaluate:
-        evaluate.evaluate(save_dir)
+    save_dir, directory = hparams.run.save_dir, hparams.run.directory
+    saved = directory and storage.join(directory, 'policy', 'checkpoints')
+    with runs.held(hparams, comm):
+        with Keeper(saved, comm, resume=hparams.run.resume, form=STATE, fixed=['ref_policy', 'reward_model']) as keeper:
+            with tempfile.TemporaryDirectory() as scratch:
+                if hparams.rewards.train_new_model is not None:  # in scratch for a run that is not saved
+                    train_reward_model(hparams, comm, save_dir or comm.gather(scratch)[0])
+                trainer = start(hparams, keeper, comm)
+            run_updates(trainer, keeper, comm)
+        if save_dir and comm.rank == 0 and hparams.run.evaluate:
+            evaluate.evaluate(save_dir, directory=directory)
 
 
 def start(hparams, keeper, comm):
@@ -282,11 +283,11 @@ def start(hparams, keeper, comm):
     trainer = build_trainer(hparams, trained_model, comm)
     keeper.restore(trainer, saves=ceil_div(nupdates(hparams), hparams.run.save_interval))
     comm.barrier()
-    save_dir = hparams.run.save_dir
-    if save_dir and comm.rank == 0:
-        say(f'Will save to {save_dir}')
-        checkpoints.write_json(storage.join(save_dir, 'train_policy_hparams.json'), runs.record(hparams))
-        train_reward.write_model_files(storage.join(save_dir, 'policy'), trained_model)
+    directory = hparams.run.directory
+    if directory and comm.rank == 0:
+        say(f'Will save to {hparams.run.save_dir}')
+        checkpoints.write_json(storage.join(directory, 'train_policy_hparams.json'), runs.record(hparams))
+        train_reward.write_model_files(storage.join(directory, 'policy'), trained_model)
     return trainer
 
 

@@ -57,7 +57,7 @@ class RewardModelTrainer:
         self.order = None  # of the labels, once it is drawn
         self.agreements = []  # of each batch's rewards with its labels, before it was learned
         self.optimizer = Adam(reward_model.tf_parameters(), comm=comm)
-        self.logger = Logger(hparams.run.save_dir, 'reward_model', log_interval=hparams.run.log_interval, comm=comm,
+        self.logger = Logger(hparams.run.directory, 'reward_model', log_interval=hparams.run.log_interval, comm=comm,
                              tag_prefix='train_reward/minibatch/')
 
     def train(self, keeper, mode='warn'):
@@ -177,7 +177,7 @@ def train_in_run(hparams, comm, run, records):
     records: JSON files of the run by name, written when all is ready.
     """
     hyperparams.dump(hparams)
-    directory = storage.join(hparams.run.save_dir, 'reward_model') if hparams.run.save_dir else None
+    directory = storage.join(hparams.run.directory, 'reward_model') if hparams.run.save_dir else None
     saved, unfinished = (directory and storage.join(directory, name) for name in ('checkpoints', runs.UNFINISHED))
     if comm.gather(run.resume and directory and checkpoints.latest(saved))[0]:
         if comm.rank == 0:
@@ -198,7 +198,7 @@ def train_in_run(hparams, comm, run, records):
             if directory:
                 say(f'Will save to {hparams.run.save_dir}')
                 for name, record in records.items():
-                    checkpoints.write_json(storage.join(hparams.run.save_dir, name), record)
+                    checkpoints.write_json(storage.join(hparams.run.directory, name), record)
                 write_model_files(directory, trained_model)
             say(*notes)
         trainer.train(keeper, run.andon)

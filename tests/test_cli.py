@@ -12,7 +12,7 @@ import launch
 import sample
 from command_line import NEW, PUBLISHED, caught_jobs, dumped, error_of, flat, hparams_of, invoke
 from lm_human_preferences.hparams import train_policy, train_reward
-from lm_human_preferences.utils import hyperparams, storage
+from lm_human_preferences.utils import hyperparams, runs, storage
 from lm_human_preferences.utils import launch as jobs
 from lm_human_preferences.utils.combos import bind, combos, labels
 from lm_human_preferences.utils.hyperparams import group_class
@@ -203,7 +203,8 @@ def test_mistakes_of_sampling(argv, message, started):
     ('nm', '/tmp/save/train_reward/nm'), ('a/b --save_dir /s', '/s/a/b'), ('nm/ --save_dir=/s/', '/s/nm'),
     ('nm --save_dir az://account/box', 'az://account/box/nm'), ('nm --save_dir None', None), ('nm --save_dir=', None),
     ('nm --save_dir None --run.save_dir /q', '/q')])
-def test_save_dir(words, save_dir, started):
+def test_save_dir(words, save_dir, started, monkeypatch):
+    monkeypatch.setattr(runs, 'claim', lambda *args, **settings: None)  # which asks the store
     result = invoke(f'train_reward sentiment {words}')
     assert (hparams_of(started).run.save_dir, result.stderr) == (save_dir, '')
 

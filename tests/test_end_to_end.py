@@ -184,7 +184,8 @@ def test_a_warning_names_the_options_when_nothing_ends_in_time(tmp_path):
 
 @pytest.mark.parametrize('save_dir, told', [
     ('{}/file', '{}/file/first cannot be made: {}/file is no directory that you may write to'),
-    ('az://account/runs', 'az://account/runs/first is remote; runs are kept in local directories only')])
+    ('s3://bucket', "'s3://bucket/first': give a local path, az://ACCOUNT/CONTAINER/NAME, gs://BUCKET/NAME or "
+                    'https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME')])
 def test_a_directory_that_cannot_be_is_refused_before_anything_is_loaded(tmp_path, save_dir, told):
     (tmp_path / 'file').write_text('')
     result = invoke(f'train_policy test first --mpi 1 --save_dir {save_dir.format(tmp_path)}')

@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from lm_human_preferences.hparams.task import TaskHParams
-from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils import hyperparams, storage
 from lm_human_preferences.utils.hyperparams import option
 
 
@@ -40,6 +40,11 @@ class RunHParams(hyperparams.HParams):
     gradient_checkpointing: bool = option(
         False, 'less memory, more time: keep what goes into a block only, and compute the block again for its gradient',
         ours=True)
+
+    @property
+    def directory(self):
+        """Where the run is written: save_dir, or if that is remote, its staging directory; None if it is not kept."""
+        return storage.staging(self.save_dir)
 
 
 @dataclass

@@ -126,10 +126,15 @@ def _signed(value):
 
 
 def _commit(directory, keep):
-    """Replace the `checkpoint` file; the text is tf.train.Saver's with save_relative_paths."""
-    lines = [f'model_checkpoint_path: "{keep[-1]}"\n', *(f'all_model_checkpoint_paths: "{name}"\n' for name in keep)]
+    """Replace the `checkpoint` file."""
     with storage.replacing(os.path.join(directory, 'checkpoint')) as (file,):
-        file.write(''.join(lines).encode())
+        file.write(state_text(keep))
+
+
+def state_text(names):
+    """The `checkpoint` file that lists `names`, the newest last, as tf.train.Saver's save_relative_paths writes it."""
+    lines = [f'model_checkpoint_path: "{names[-1]}"\n', *(f'all_model_checkpoint_paths: "{name}"\n' for name in names)]
+    return ''.join(lines).encode()
 
 
 def _delete(directory, names):

@@ -179,7 +179,7 @@ def experiment_command(name, job, hparam_class, experiments, *, help, complete=l
             else:
                 runs.claim(hparams, overwrite=launch.overwrite, named=named)
         for *_, hparams, _ in jobs if not launch.dry_run else ():
-            before = runs.ranks_of(hparams.run.save_dir) if hparams.run.resume else None
+            before = runs.ranks_of(hparams.run.directory) if hparams.run.resume else None
             run(job, {'hparams': hparams}, launch.mpi or before)
 
     arguments = [click.Argument(['exp'], metavar='EXPERIMENT', shell_complete=lambda ctx, param, incomplete: [

@@ -1,6 +1,7 @@
 """The directory of a run: who writes it, what is there already, with which settings it goes on.
 
-SAVE_DIR/lock says who writes, as long as that lasts; a killed process leaves it behind.
+SAVE_DIR/lock says who writes, as long as that lasts; a killed process leaves it behind. Of a remote SAVE_DIR, all this
+is about its staging directory, and utils/uploads.py about the remote one.
 """
 import contextlib
 import dataclasses
@@ -25,12 +26,13 @@ FILES = {  # of each command
                     rf'reward_model/(hparams\.json|encoding|(checkpoints|{UNFINISHED})/{_CHECKPOINT})',
     'train_policy': rf'train_policy_hparams\.json|tb/ppo/{_EVENTS}|'
                     rf'policy/(hparams\.json|encoding|checkpoints/{_CHECKPOINT})'}
+_EVALUATION = r'evaluation\.(json|png)'
 
 
 def check_directory(directory, option='--save_dir'):
     """Raise UserError where a run could not be kept in `directory` (None: it is not kept), before time is spent."""
     if directory and storage.is_remote(directory):
-        raise UserError(f'{option}: {directory} is remote; runs are kept in local directories only')
+        raise UserError(f'{option}: {directory} is remote; give a local directory')
     existing = os.path.abspath(directory or '.')
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
@@ -38,11 +40,20 @@ def check_directory(directory, option='--save_dir'):
         raise UserError(f'{option}: {directory} cannot be made: {existing} is no directory that you may write to')
 
 
+def _written_by(commands, more=''):
+    return re.compile(rf'({"|".join(FILES[command] for command in commands)}){more}')
+
+
 def own_files(hparams):
-    """The files in their directory that runs with `hparams` write; halves that a kill has left end in .part."""
-    own = re.compile(rf'({"|".join(FILES[command] for command in hparams.writes())})(\.\d+\.part)?')
-    paths = [os.path.join(root, name) for root, _, names in os.walk(hparams.run.save_dir) for name in names]
-    return [path for path in paths if own.fullmatch(os.path.relpath(path, hparams.run.save_dir))]
+    """The files, paths or URLs, that runs with `hparams` write; halves that a kill has left end in .part."""
+    own = _written_by(hparams.writes(), r'(\.\d+\.part)?')
+    directory = hparams.run.directory
+    paths = [os.path.join(root, name) for root, _, names in os.walk(directory) for name in names]
+    found = [path for path in paths if own.fullmatch(os.path.relpath(path, directory))]
+    if storage.is_remote(hparams.run.save_dir):
+        names = sorted(storage.listing(hparams.run.save_dir), key=lambda name: not name.endswith('/checkpoint'))
+        found += [storage.join(hparams.run.save_dir, name) for name in names if own.fullmatch(name)]
+    return found
 
 
 def refuse_existing(hparams):
@@ -58,25 +69,45 @@ def claim(hparams, *, overwrite, named):
 
     overwrite: delete the run that is there, and nothing else. named: what the user has set, see `check_settings`.
     """
-    directory = hparams.run.save_dir
-    if directory is None or storage.is_remote(directory) or ranks.launched_rank():
+    directory = hparams.run.directory
+    if directory is None or ranks.launched_rank():
         return
     if os.path.exists(os.path.join(directory, LOCK)):
         _locked(directory)[0].close()
     if overwrite and hparams.run.resume:
         raise UserError('--overwrite and --run.resume contradict each other: give one of them')
+    if storage.is_remote(hparams.run.save_dir):
+        recall(hparams.run.save_dir, fetch=hparams.run.resume)
     if hparams.run.resume:
         check_settings(hparams, named)
     elif not overwrite:
         refuse_existing(hparams)
     for path in own_files(hparams) if overwrite else ():
-        os.remove(path)
+        storage.remove(path)
+
+
+def recall(save_dir, fetch=True):
+    """Where to read what a run has left in `save_dir`: there, or if that is remote, in its staging directory.
+
+    fetch: whether to bring what the store has there, unless the staging directory has that. UserError where somebody
+    else writes it.
+    """
+    directory = storage.staging(save_dir)
+    if directory == save_dir or ranks.launched_rank():
+        return save_dir
+    from lm_human_preferences.utils import uploads
+    if not uploads.is_newest(save_dir, directory) and fetch:
+        lock, _ = _locked(directory)
+        with lock:
+            uploads.fetch(save_dir, directory, _written_by(FILES))
+            os.remove(lock.name)
+    return directory
 
 
 @contextlib.contextmanager
 def held(hparams, comm):
     """Have the directory of a run for this job alone; UserError where it cannot be had, or, unless resumed, is used."""
-    directory = hparams.run.save_dir
+    directory = hparams.run.directory
     check_directory(directory)
     if directory is None or comm.rank:
         yield
@@ -87,20 +118,31 @@ def held(hparams, comm):
         try:
             if before:
                 print(f'note: {before}, was writing {directory} and is gone', file=sys.stderr)
+            process = f'process {os.getpid()} on {_HERE}, since {time.strftime("%F %T")}, {comm.size} rank(s)'
             lock.truncate(0)
-            lock.write(f'process {os.getpid()} on {_HERE}, since {time.strftime("%F %T")}, {comm.size} rank(s)')
+            lock.write(process)
             lock.flush()
             if not hparams.run.resume:
                 refuse_existing(hparams)
             for path in own_files(hparams):
                 if path.endswith('.part'):
                     os.remove(path)
-            yield
+            with _mirrored(hparams, process):
+                yield
         finally:
             os.remove(lock.name)
             if is_new:
                 with contextlib.suppress(OSError):
                     os.rmdir(directory)
+
+
+def _mirrored(hparams, process):
+    """Within the block, what is written is uploaded, if that is what the user wants."""
+    if not storage.is_remote(hparams.run.save_dir):
+        return contextlib.nullcontext()
+    from lm_human_preferences.utils import uploads
+    own = re.compile(f'{_written_by(hparams.writes()).pattern}|{_EVALUATION}')
+    return uploads.mirrored(hparams.run.save_dir, hparams.run.directory, own, process)
 
 
 def _locked(directory):
@@ -154,7 +196,7 @@ def check_settings(hparams, named):
     Differences are printed if the user has `named` them (keys, or groups of them); else they are a UserError.
     """
     directory = hparams.run.save_dir
-    path = os.path.join(directory, f'{hparams.writes()[-1]}_hparams.json')
+    path = os.path.join(hparams.run.directory, f'{hparams.writes()[-1]}_hparams.json')
     if not os.path.exists(path):
         return
     recorded = type(hparams)()

@@ -1,13 +1,14 @@
-"""Files: whole or not there. Only here are remote paths opened: public Azure blobs become local files, fetched once.
+"""Files: whole or not there. Only here are remote paths opened: blobs become local files, fetched once.
 
 A path is a local path or one of
     az://ACCOUNT/CONTAINER/NAME
     https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME
-    gs://lm-human-preferences/NAME, gs://gpt-2/NAME     (where the original had its files, before they moved to Azure)
+    gs://BUCKET/NAME    (gs://lm-human-preferences and gs://gpt-2, the original's, have moved to az://openaipublic)
 
-A blob is kept as $LMHP_CACHE/ACCOUNT/CONTAINER/NAME, where LMHP_CACHE is ~/.cache/lm-human-preferences if unset:
-gs://gpt-2/encodings/main/vocab.bpe is openaipublic/gpt-2/encodings/main/vocab.bpe in there. A file put there by hand
-is used like a downloaded one. With LMHP_OFFLINE=1 there is nothing but what is there.
+A blob is kept as $LMHP_CACHE/ACCOUNT/CONTAINER/NAME, where LMHP_CACHE is ~/.cache/lm-human-preferences if unset and
+ACCOUNT is gs for Google: gs://gpt-2/encodings/main/vocab.bpe is openaipublic/gpt-2/encodings/main/vocab.bpe in there.
+What openaipublic has does not change, and is asked for without credentials; of any other blob the server is asked each
+time whether it has changed. With LMHP_OFFLINE=1 there is nothing but what is in the cache, put there by hand or not.
 
 What is in the cache is complete: it had the server's size and MD5 before it got its name. Its MD5 stays with it, as an
 attribute of the file where the disk has such; what was damaged since is fetched again. A download that was interrupted
@@ -31,11 +32,13 @@ FIRST_ANSWER = 8  # seconds in which a server must give its first answer, retrie
 STAY_AWAY = 30  # seconds for which a server that gave none is not asked again
 THREADS, RETRIES, CONNECT_TIMEOUT, READ_TIMEOUT = 16, 5, 5, 20  # the last two in seconds, of one request
 BLOCK = 8 << 20  # bytes of one request
+TINY = 1 << 16  # bytes that are there before a progress bar is read
 MD5 = 'user.lmhp.md5'
 LARGE = 256 << 20  # bytes of a file that is not hashed again: a checkpoint, which has checksums of its own
 _silent = {}  # account -> (time until which it is not asked again, reason)
-REMOTE = re.compile(r'(?:az://([a-z0-9]+)/|https://([a-z0-9]+)\.blob\.core\.windows\.net/'
-                    r'|gs://(?=gpt-2/|lm-human-preferences/))([a-z0-9-]+)/([^?#]+)')
+PUBLIC, GOOGLE = 'openaipublic', 'gs'  # accounts
+REMOTE = re.compile(r'(?:az://([a-z0-9]+)/|https://([a-z0-9]+)\.blob\.core\.windows\.net/|(gs)://)'
+                    r'([a-z0-9][a-z0-9._-]*)/([^?#]+)')
 
 
 class StorageError(UserError):
@@ -47,22 +50,35 @@ class NotFound(StorageError):
 
 
 class _Blob:
-    """A URL taken apart, and the path of its copy in the cache, which no name given from outside may lead out of."""
+    """A URL taken apart, and the path of its copy in the cache, which no name given from outside may lead out of.
 
-    def __init__(self, path):
+    wanted: whether it is to be read, so that a copy put there by hand would do.
+    """
+
+    def __init__(self, path, wanted=True):
         match = REMOTE.fullmatch(path)
-        name = match and (urllib.parse.unquote(match[4]) if match[2] else match[4])
+        name = match and (urllib.parse.unquote(match[5]) if match[2] else match[5])
         if (not name or any(part in ('', '.', '..') for part in name.split('/'))
                 or re.search(r'[\\\x00-\x1f\x7f\ud800-\udfff]|\.(part|lock)(/|$)', name)):
-            raise StorageError(f'{path!r}: give a local path, az://ACCOUNT/CONTAINER/NAME, gs://gpt-2/NAME, '
-                               'gs://lm-human-preferences/NAME or https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME')
-        self.account, self.container = match[1] or match[2] or 'openaipublic', match[3]
-        self.az = f'az://{self.account}/{self.container}/{name}'
-        self.url = f'https://{self.account}.blob.core.windows.net/{self.container}/{urllib.parse.quote(name)}'
-        self.cached = os.path.join(cache_root(), self.account, self.container, name)
+            raise StorageError(f'{path!r}: give a local path, az://ACCOUNT/CONTAINER/NAME, gs://BUCKET/NAME or '
+                               'https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME')
+        moved = match[3] and match[4] in ('gpt-2', 'lm-human-preferences')
+        self.account, self.container = PUBLIC if moved else match[1] or match[2] or match[3], match[4]
+        self.may_change = self.account != PUBLIC and not _is_offline()
+        self.path = self.url = f'gs://{self.container}/{name}'
+        if self.account != GOOGLE:
+            self.path = f'az://{self.account}/{self.container}/{name}'
+            self.url = f'https://{self.account}.blob.core.windows.net/{self.container}/{urllib.parse.quote(name)}'
+        self.place = os.path.join(self.account, self.container, name)
+        self.cached = os.path.join(cache_root(), self.place)
+        self.advice = f'; to do without it, put the file at {self.cached}' if wanted else ''
 
     def error(self, reason, kind=StorageError):
-        return kind(f'{self.url}: {" ".join(reason.split())}; to do without it, put the file at {self.cached}')
+        return kind(f'{self.url}: {" ".join(reason.split())}{self.advice}')
+
+
+def _is_offline():
+    return os.environ.get('LMHP_OFFLINE') == '1'
 
 
 def cache_root():
@@ -80,14 +96,29 @@ def join(path, *names):
     return '/'.join([path.rstrip('/'), *names]) if is_remote(path) else os.path.join(path, *names)
 
 
+def staging(directory):
+    """`directory` (or None), if local; else the local one in which a run that is kept there is written."""
+    if not directory or not is_remote(directory):
+        return directory
+    try:
+        blob = _Blob(directory.rstrip('/'))
+        if re.search(r'[*?[\]]', blob.path):  # blobfile would list what matches
+            raise StorageError(f'{directory} has one of * ? [ ] in its name')
+    except StorageError as e:
+        raise StorageError(f'--save_dir: {e}') from None
+    return os.path.join(cache_root(), 'to-upload', blob.place)
+
+
 def local_copy(path):
     """The local path of a file: `path` itself if it is local, else its copy in the cache, fetched if need be.
 
     Raises NotFound where there is no such file, StorageError where it cannot be had for another reason.
     """
     copy = path
-    if is_remote(path) and not _is_intact(copy := (blob := _Blob(path)).cached):
-        _fetch(blob)
+    if is_remote(path):
+        copy = (blob := _Blob(path)).cached
+        if blob.may_change or not _is_intact(copy):
+            _fetch(blob)
     if not os.path.exists(copy):
         raise NotFound(f'{path}: no such file or directory')
     if not os.path.isfile(copy):  # a pipe would be waited for without end, a device read
@@ -110,10 +141,28 @@ def _is_intact(path):
     if not os.path.exists(path):
         return False
     try:
-        stat, recorded = os.stat(path), os.getxattr(path, MD5)
-        return stat.st_size > LARGE or _md5(path, stat.st_size, stat.st_mtime_ns) == recorded.decode()
+        return os.path.getsize(path) > LARGE or md5(path) == os.getxattr(path, MD5).decode()
     except OSError:  # nothing is recorded; or it cannot be read, which whoever wants to will say
         return True
+
+
+def _is_current(blob, stat):
+    """Whether the copy in the cache is intact and what the server has, of which it has said `stat`."""
+    if not _is_intact(blob.cached):
+        return False
+    if not blob.may_change:
+        return True
+    try:
+        digest = os.getxattr(blob.cached, MD5).decode()
+    except OSError:
+        digest = md5(blob.cached)
+    return digest == stat.md5
+
+
+def md5(path):
+    """The MD5 of a local file, in hexadecimal; looked at once, unless it has changed."""
+    stat = os.stat(path)
+    return _md5(path, stat.st_size, stat.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=None)
@@ -128,14 +177,67 @@ def exists(path):
         return os.path.exists(path)
     blob = _Blob(path)
     try:
-        return os.path.exists(blob.cached) or os.environ.get('LMHP_OFFLINE') != '1' and bool(_stat(blob))
+        return not blob.may_change and os.path.exists(blob.cached) or not _is_offline() and bool(_stat(blob))
     except NotFound:
         return False
 
 
 def reach(path):
-    """Ask the server for a remote file, though it be in the cache; StorageError where there is no good answer."""
-    return _stat(_Blob(path))
+    """What the server says of a remote file, though it be in the cache; StorageError where there is no good answer."""
+    return _stat(_Blob(path, wanted=False))
+
+
+def check_access(path):
+    """StorageError where something is missing here to write a remote file; the server may have another opinion."""
+    with _changing(path):
+        pass
+
+
+def write(path, source, size):
+    """Make a remote file of the next `size` bytes of `source`, a binary file: all of it appears, or nothing.
+
+    Returns (its size, its MD5 in hexadecimal), with which what arrives is compared, as is each block.
+    """
+    digest = hashlib.md5(usedforsecurity=False)
+    with _changing(path) as (blob, blobs):
+        with blobs.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False) as target:
+            while target.tell() < size and (block := source.read(min(BLOCK, size - target.tell()))):
+                digest.update(block)
+                target.write(block)
+            written = target.tell(), digest.hexdigest()
+        found = blobs.stat(blob.path)
+        if (found.size, found.md5) != written:
+            raise blob.error(f'damaged on the way, {found.size} of {written[0]} bytes and MD5 {found.md5}')
+    return written
+
+
+def remove(path):
+    """Delete a file, local or remote, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        if not is_remote(path):
+            return os.remove(path)
+        with _changing(path) as (blob, blobs), contextlib.suppress(FileNotFoundError):
+            blobs.remove(blob.path)
+
+
+def listing(directory):
+    """{name: (size, MD5 or None)} of all files below a remote directory."""
+    with _changing(directory) as (blob, blobs):
+        return {entry.path.removeprefix(f'{blob.path}/'): (entry.stat.size, entry.stat.md5)
+                for entry in blobs.scanglob(f'{blob.path}/**') if entry.is_file}
+
+
+@contextlib.contextmanager
+def _changing(path):
+    """(a blob, blobfile) for a change by the user, who needs credentials for it."""
+    from blobfile import _azure
+    blob = _Blob(path.rstrip('/'), wanted=False)
+    if _is_offline():
+        raise blob.error('LMHP_OFFLINE=1, so that nothing can be kept there')
+    with _explained(blob):
+        if blob.account != GOOGLE and not _azure._load_credentials():
+            raise blob.error('no credentials to write there: run `az login`, or set AZURE_STORAGE_KEY')
+        yield blob, _context(blob.account, blob.container, os.getpid())
 
 
 def read_text(path):
@@ -193,11 +295,13 @@ def _fetch(blob, show=True):
     import filelock
     # Asked before locking: without a network, all processes find out at the same time.
     stat = _stat(blob)
+    if _is_current(blob, stat):
+        return
     with _explained(blob):
         os.makedirs(os.path.dirname(blob.cached), exist_ok=True)
         with filelock.FileLock(blob.cached + '.lock') as lock:  # the kernel frees it when its holder dies
             try:
-                if not _is_intact(blob.cached):
+                if not _is_current(blob, stat):
                     _download(blob, stat, show)
             finally:
                 os.remove(lock.lock_file)
@@ -210,9 +314,11 @@ def _download(blob, stat, show):
     digest = hashlib.md5(usedforsecurity=False)
     # The lock may not reach other machines that share the disk; the name of the part keeps them apart.
     blobs = _context(blob.account, blob.container, os.getpid())
-    with (blobs.BlobFile(blob.az, 'rb', file_size=stat.size, version=stat.version) as source,
+    version = None if blob.account == GOOGLE else stat.version  # blobfile has that for Azure only
+    with (blobs.BlobFile(blob.path, 'rb', file_size=stat.size, version=version) as source,
           replacing(blob.cached, by=os.uname().nodename) as (file,),
-          tqdm(total=stat.size, desc=f'fetching {blob.url}', unit='B', unit_scale=True, disable=not show) as bar):
+          tqdm(total=stat.size, desc=f'fetching {blob.url}', unit='B', unit_scale=True,
+               disable=not show or stat.size < TINY) as bar):
         while block := source.read(BLOCK):
             digest.update(block)
             bar.update(file.write(block))
@@ -227,7 +333,7 @@ def _stat(blob):
 
     One deadline covers name look-up, connection, encryption and all retries; for want of one in each, in a thread.
     """
-    if os.environ.get('LMHP_OFFLINE') == '1':
+    if _is_offline():
         is_there = os.path.exists(blob.cached)
         raise blob.error(f'{"damaged since it was fetched" if is_there else "not in the cache"}, and LMHP_OFFLINE=1')
     until, reason = _silent.get(blob.account, (0, ''))
@@ -237,7 +343,7 @@ def _stat(blob):
 
     def ask():
         try:
-            answer.set_result(_context(blob.account, blob.container, os.getpid()).stat(blob.az))
+            answer.set_result(_context(blob.account, blob.container, os.getpid()).stat(blob.path))
         except BaseException as e:
             answer.set_exception(e)
     threading.Thread(target=ask, daemon=True).start()
@@ -255,10 +361,10 @@ def _explained(blob):
     import urllib3
     try:
         yield
-    except (OSError, KeyError, blobfile.Error, urllib3.exceptions.HTTPError) as e:
+    except (OSError, KeyError, RuntimeError, blobfile.Error, urllib3.exceptions.HTTPError) as e:
         said = re.sub(r'^request failed with exception (\w+\(.*?\): )?', '', getattr(e, 'message', str(e)))
         reason = {TimeoutError: f'no answer within {FIRST_ANSWER} s, is there a network?',
-                  KeyError: 'the answer is not from Azure storage (a log-in page of the network?)'}.get(type(e), said)
+                  KeyError: 'the answer is not from a blob store (a log-in page of the network?)'}.get(type(e), said)
         if type(e) is TimeoutError or getattr(e, 'response_status', None) == 0:
             _silent[blob.account] = time.monotonic() + STAY_AWAY, reason
         raise blob.error(reason) from e
@@ -267,18 +373,20 @@ def _explained(blob):
 @functools.lru_cache
 def _context(account, container, pid):
     """blobfile for a container, in this process (connections do not survive a fork), and with none of its defaults:
-    it would retry for ever, ignore proxies, and send the user's own Azure credentials, which public containers refuse.
+    it would retry for ever, ignore proxies, and send the user's own credentials even to PUBLIC, which refuses them.
     """
     from urllib.request import getproxies, proxy_bypass
     import blobfile
     import urllib3
     from blobfile import _azure
-    # No option gives anonymous access. This also skips a listing that public containers need not allow.
-    tokens, key = _azure.access_token_manager, (account, container)
-    tokens._tokens[key], tokens._expirations[key] = (_azure.ANONYMOUS, ''), float('inf')
+    if account == PUBLIC or account != GOOGLE and not _azure._load_credentials():
+        # No option gives anonymous access. This also skips a listing that public containers need not allow.
+        tokens, key = _azure.access_token_manager, (account, container)
+        tokens._tokens[key], tokens._expirations[key] = (_azure.ANONYMOUS, ''), float('inf')
     proxy = getproxies().get('https')
     pool = urllib3.PoolManager(maxsize=THREADS)
-    if proxy and not proxy_bypass(f'{account}.blob.core.windows.net'):
+    host = 'storage.googleapis.com' if account == GOOGLE else f'{account}.blob.core.windows.net'
+    if proxy and not proxy_bypass(host):
         login = urllib.parse.unquote(urllib3.util.parse_url(proxy).auth or '') or None
         pool = urllib3.ProxyManager(proxy, proxy_headers=urllib3.make_headers(proxy_basic_auth=login), maxsize=THREADS)
     return blobfile.create_context(

@@ -4,10 +4,12 @@ import shutil
 import subprocess
 
 import pytest
+from blobfile import _azure
 
 from blobserver.server import SUFFIX, BlobServer, redirect, redirect_spec
 from lm_human_preferences.utils import storage
 
+KEY = 'c2VjcmV0'  # of the account `private`
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -30,7 +32,7 @@ def blobs():
     """What the server holds."""
     return {'openaipublic/lm-human-preferences': {'labels/a.json': b'[1]', 'big': os.urandom(5 << 20),
                                                   **{f'd/{i:03d}.story': b'x%d' % i for i in range(40)}},
-            'openaipublic/gpt-2': {'encodings/main/encoder.json': b'{}'}}
+            'openaipublic/gpt-2': {'encodings/main/encoder.json': b'{}'}, 'private/runs': {}}
 
 
 @pytest.fixture
@@ -44,12 +46,13 @@ def cache(tmp_path, monkeypatch):
     storage._silent.clear()
     yield str(tmp_path / 'cache')
     storage._context.cache_clear()
+    _azure.access_token_manager._expirations.clear()
 
 
 @pytest.fixture
 def server(blobs, certificate, cache):
     """A server that this process, and children started with `server.env`, take for the public storage."""
-    with BlobServer(blobs, certificate=certificate) as s, redirect(s):
+    with BlobServer(blobs, certificate=certificate, keys={'private': KEY}) as s, redirect(s):
         path = os.pathsep.join([HERE, os.path.dirname(os.path.dirname(HERE))])
         s.env = {**os.environ, 'PYTHONPATH': path, 'BLOBTEST_REDIRECT': redirect_spec(s)}
         yield s

@@ -1,4 +1,4 @@
-"""A small HTTPS imitation of Azure Blob Storage's anonymous read API, with faults on demand. Standard library only.
+"""A small HTTPS imitation of Azure Blob Storage's API, with faults on demand. Standard library only.
 
     blobs = {'openaipublic/lm-human-preferences': {'labels/a.json': b'[]'}}
     with BlobServer(blobs, certificate=path) as server, redirect(server):
@@ -8,12 +8,17 @@
 
 It answers Get Blob and Get Blob Properties, with ranges and If-Match, and error bodies in Azure's form. Like many
 public containers it cannot be listed, and like Azure it does not fall back to anonymous access when a request carries
-credentials. `redirect` sends host names to it inside this process and lets no other name resolve, so that a test
-cannot reach the network; TLS still verifies the real name. For child processes see sitecustomize.py.
+credentials. An account that has a key is private: to who signs with it, Put Block, Put Block List, Get Block List,
+Delete Blob and List Blobs are answered, too.
+
+`redirect` sends host names to it inside this process and lets no other name resolve, so that a test cannot reach the
+network; TLS still verifies the real name. For child processes see sitecustomize.py.
 """
 import base64
 import contextlib
+import email.utils
 import hashlib
+import hmac
 import http.server
 import os
 import re
@@ -28,7 +33,7 @@ import urllib.parse
 from collections import namedtuple
 
 SUFFIX = '.blob.core.windows.net'
-HOSTS = ('openaipublic' + SUFFIX,)
+HOSTS = tuple(account + SUFFIX for account in ('openaipublic', 'private'))
 LAST_MODIFIED = 'Mon, 08 Mar 2021 12:00:00 GMT'
 Logged = namedtuple('Logged', 'method path status')
 
@@ -62,11 +67,17 @@ class Fault:
 
 
 class BlobServer:
-    """`blobs`: {'account/container': {name: bytes}}. `certificate`: PEM file, a self-signed certificate and its key."""
+    """`blobs`: {'account/container': {name: bytes}}. `certificate`: PEM file, a self-signed certificate and its key.
 
-    def __init__(self, blobs, *, certificate, with_md5=True):
-        self.blobs, self.certificate, self.with_md5 = blobs, certificate, with_md5
+    keys: {account: its key, in base64}. `on_change()` is called after each request that has changed a blob.
+    """
+
+    def __init__(self, blobs, *, certificate, with_md5=True, keys=None):
+        self.blobs, self.certificate, self.with_md5, self.keys = blobs, certificate, with_md5, keys or {}
+        self.on_change = lambda: None
         self.faults, self.log = [], []
+        self.uncommitted, self.committed = {}, {}  # path of a blob -> {id of a block: its bytes}
+        self.properties = {}  # path of a blob -> (MD5, time) of its last change
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
         self._httpd = _Server(('127.0.0.1', 0), type('Handler', (_Handler,), {'state': self}), context)
@@ -84,6 +95,10 @@ class BlobServer:
         self._httpd.shutdown()
         self._httpd.server_close()
         self._httpd.close_all()
+
+    def commit(self, place, body):
+        """What the blob `place` (account/container/name) is from now on, where `body` was sent."""
+        return body
 
     def count(self, method='', path=''):
         """How many requests of `method` there were with `path` (a regular expression)."""
@@ -135,10 +150,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_HEAD(self):
         self.answer()
 
-    def do_GET(self):
-        self.answer()
+    do_GET = do_PUT = do_DELETE = do_HEAD
 
     def answer(self):
+        self.body = self.rfile.read(int(self.headers.get('Content-Length', 0)))
         fault = next((f for f in self.state.faults if f.take(self.command, self.path)), None)
         self.kind, self.arg, self.hits = (fault.kind, fault.arg, fault.hits) if fault else (None, None, 0)
         if self.kind == 'reset':
@@ -155,20 +170,100 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self.error(self.arg, 'Injected')
         if self.kind == 'html':
             return self.reply(200, b'<html>Please log in to the hotel network</html>', {'Content-Type': 'text/html'})
-        if self.headers.get('Authorization'):
-            return self.error(403, 'AuthenticationFailed')
-        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).removeprefix('/')
-        container, _, name = path.partition('/')
+        url = urllib.parse.urlsplit(self.path)
+        self.query = dict(urllib.parse.parse_qsl(url.query))
+        container, _, self.name = urllib.parse.unquote(url.path).removeprefix('/').partition('/')
         account = self.headers.get('Host', '').split(':')[0].removesuffix(SUFFIX)
-        blob = self.state.blobs.get(f'{account}/{container}', {}).get(name)
-        return self.error(404, 'BlobNotFound') if blob is None else self.get_blob(blob)
+        self.place = f'{account}/{container}/{self.name}'
+        signature = self.headers.get('Authorization')
+        if account in self.state.keys and not signature:
+            return self.error(409, 'PublicAccessNotPermitted')
+        if signature and signature != self.signature(account, self.state.keys.get(account, ''), url.path):
+            return self.error(403, 'AuthenticationFailed')
+        if self.command == 'PUT' and not signature:
+            return self.error(404, 'ResourceNotFound')
+        self.blobs = self.state.blobs.get(f'{account}/{container}')
+        if self.blobs is None:
+            return self.error(404, 'ContainerNotFound')
+        return getattr(self, f'{self.command}_{self.query.get("comp", "blob")}'.lower())()
 
-    def get_blob(self, body):
-        etag = '"0x%s"' % hashlib.sha1(body).hexdigest()[:15] if self.kind != 'etag' else f'"0x{self.hits}"'
+    def signature(self, account, key, path):
+        """What an owner of the key has in the header Authorization."""
+        names = ('Content-Encoding Content-Language Content-Length Content-MD5 Content-Type Date If-Modified-Since '
+                 'If-Match If-None-Match If-Unmodified-Since Range').split()
+        values = {name: self.headers.get(name, '') for name in names}
+        values['Content-Length'] = values['Content-Length'].removesuffix('0') and values['Content-Length']
+        ours = sorted(f'{key.lower()}:{value}' for key, value in self.headers.items() if key.lower()[:5] == 'x-ms-')
+        resource = [f'/{account}{path}', *sorted(f'{key}:{value}' for key, value in self.query.items())]
+        text = '\n'.join([self.command, *values.values(), *ours, *resource])
+        digest = hmac.digest(base64.b64decode(key), text.encode(), 'sha256')
+        return f'SharedKey {account}:{base64.b64encode(digest).decode()}'
+
+    def get_blob(self):
+        body = self.blobs.get(self.name)
+        return self.error(404, 'BlobNotFound') if body is None else self.send_blob(body)
+
+    head_blob = get_blob
+
+    def get_list(self):
+        prefix, first = self.query.get('prefix', ''), self.query.get('marker', '')
+        names = sorted(name for name in self.blobs if name.startswith(prefix) and name >= first)
+        size = int(self.query.get('maxresults', 10))
+        entries = ''.join(self.list_entry(name) for name in names[:size])
+        following = ''.join(names[size:size + 1])
+        body = (f'<?xml version="1.0" encoding="utf-8"?><EnumerationResults><Blobs>{entries}</Blobs>'
+                f'<NextMarker>{following}</NextMarker></EnumerationResults>')
+        return self.reply(200, body.encode(), {'Content-Type': 'application/xml'})
+
+    def list_entry(self, name):
+        container = self.place.removesuffix(self.name)
+        md5, modified = self.state.properties.get(container + name, ('', LAST_MODIFIED))
+        return (f'<Blob><Name>{name}</Name><Properties><Creation-Time>{LAST_MODIFIED}</Creation-Time>'
+                f'<Last-Modified>{modified}</Last-Modified><Etag>x</Etag><Content-MD5>{md5}</Content-MD5>'
+                f'<Content-Length>{len(self.blobs[name])}</Content-Length></Properties></Blob>')
+
+    def get_blocklist(self):
+        blocks = ''.join(f'<Block><Name>{block}</Name></Block>' for block in self.state.committed.get(self.place, ()))
+        return self.reply(200, f'<BlockList><CommittedBlocks>{blocks}</CommittedBlocks></BlockList>'.encode(), {})
+
+    def put_block(self):
+        if base64.b64encode(hashlib.md5(self.body).digest()).decode() != self.headers.get('Content-MD5'):
+            return self.error(400, 'Md5Mismatch')
+        self.state.uncommitted.setdefault(self.place, {})[self.query['blockid']] = self.body
+        return self.reply(201, b'', {})
+
+    def put_blocklist(self):
+        if 'If-Match' in self.headers and self.headers['If-Match'] != self.etag(self.blobs.get(self.name, b'')):
+            return self.error(412, 'ConditionNotMet')
+        blocks = self.state.committed.get(self.place, {}) | self.state.uncommitted.pop(self.place, {})
+        wanted = re.findall('<Latest>(.*?)</Latest>', self.body.decode())
+        if not blocks.keys() >= set(wanted):
+            return self.error(400, 'InvalidBlockList')
+        self.state.committed[self.place] = {block: blocks[block] for block in wanted}
+        self.state.properties[self.place] = self.headers.get('x-ms-blob-content-md5', ''), email.utils.formatdate(
+            usegmt=True)
+        self.blobs[self.name] = self.state.commit(self.place, b''.join(self.state.committed[self.place].values()))
+        self.state.on_change()
+        return self.reply(201, b'', {'ETag': self.etag(self.blobs[self.name])})
+
+    def delete_blob(self):
+        if self.blobs.pop(self.name, None) is None:
+            return self.error(404, 'BlobNotFound')
+        self.state.committed.pop(self.place, None)
+        self.state.on_change()
+        return self.reply(202, b'', {})
+
+    def etag(self, body):
+        return '"0x%s"' % hashlib.sha1(body).hexdigest()[:15] if self.kind != 'etag' else f'"0x{self.hits}"'
+
+    def send_blob(self, body):
+        etag = self.etag(body)
         if self.headers.get('If-Match', etag) != etag:
             return self.error(412, 'ConditionNotMet')
         md5 = base64.b64encode(hashlib.md5(body).digest()).decode() if self.state.with_md5 else None
-        headers = {'ETag': etag, 'Last-Modified': LAST_MODIFIED, 'x-ms-creation-time': LAST_MODIFIED}
+        md5, modified = self.state.properties.get(self.place, (md5, LAST_MODIFIED))
+        headers = {'ETag': etag, 'Last-Modified': modified, 'x-ms-creation-time': LAST_MODIFIED,
+                   'x-ms-blob-type': 'BlockBlob'}
         wanted = re.fullmatch(r'bytes=(\d+)-(\d*)', self.headers.get('Range') or '')
         if not wanted:
             return self.reply(200, body, headers | ({'Content-MD5': md5} if md5 else {}))
