@@ -127,8 +127,11 @@ def tf_name(name):
 
 
 def gpt2_parameters(sizes):
-    """The parameters of GPT-2 as modules, named as in GPT2Model of transformers, which takes seconds to import."""
+    """GPT-2's parameters, with any values, as modules. transformers, whose names these are, takes seconds to import."""
     n_embd = sizes.n_embd
+
+    def embedding(count):
+        return nn.Embedding.from_pretrained(torch.empty(count, n_embd), freeze=False)
 
     def layer(inputs, outputs):
         return nn.ParameterDict({'weight': torch.empty(inputs, outputs), 'bias': torch.empty(outputs)})
@@ -140,7 +143,7 @@ def gpt2_parameters(sizes):
             'ln_2': nn.LayerNorm(n_embd),
             'mlp': nn.ModuleDict({'c_fc': layer(n_embd, 4 * n_embd), 'c_proj': layer(4 * n_embd, n_embd)})})
     return nn.ModuleDict({
-        'wte': nn.Embedding(sizes.n_vocab, n_embd), 'wpe': nn.Embedding(sizes.n_ctx, n_embd),
+        'wte': embedding(sizes.n_vocab), 'wpe': embedding(sizes.n_ctx),
         'h': nn.ModuleList(block() for _ in range(sizes.n_layer)), 'ln_f': nn.LayerNorm(n_embd)})
 
 
@@ -172,10 +175,8 @@ class Model(nn.Module):
     def __init__(self, hparams, scalar_heads=()):
         super().__init__()
         self.hparams, self.checkpointed = hparams, False
-        with torch.device('meta'):  # no time lost on an initialisation that would not be the original's
-            self.transformer = gpt2_parameters(hparams)
-            self.heads = nn.ModuleDict({name: ScalarHead(hparams.n_embd) for name in scalar_heads})
-        self.to_empty(device='cpu')
+        self.transformer = gpt2_parameters(hparams)
+        self.heads = nn.ModuleDict({name: ScalarHead(hparams.n_embd) for name in scalar_heads})
 
     @torch.no_grad()
     def initialize(self, names=None):
