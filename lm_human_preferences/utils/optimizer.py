@@ -1,6 +1,7 @@
 """Adam as TensorFlow does it, with its slots under TensorFlow's names (the original's utils.core.minimize)."""
 import numpy as np
 import torch
+from torch.optim.adam import adam
 
 from lm_human_preferences.utils.core import adam_epsilon
 
@@ -14,7 +15,7 @@ class Adam:
         self.parameters = parameters
         self.steps = 0
         self.gradients = comm.average_gradients(parameters.values())
-        self.optimizer = torch.optim.Adam(parameters.values(), betas=BETAS, fused=True)
+        self.state = {}  # of each parameter: torch's list of its count of updates, first and second moment
 
     def minimize(self, loss, lr):
         """One update against the gradient of the scalar `loss`."""
@@ -29,26 +30,37 @@ class Adam:
         loss.backward()
 
     def update(self, lr):
-        """Average the gradients that were added since `gradients.clear()`, and take the step."""
+        """Average the gradients that were added since `gradients.clear()`, and take the step.
+
+        By torch.optim's function: its class loads the compiler, which takes a second.
+        """
         self.gradients.wait()
         self.steps += 1
-        self.optimizer.param_groups[0].update(lr=lr, eps=adam_epsilon(self.steps))
-        self.optimizer.step()
+        learned = [p for p in self.parameters.values() if p.grad is not None]
+        counts, means, squares = zip(*(self._state_of(p) for p in learned))
+        with torch.no_grad():
+            adam(learned, [p.grad for p in learned], list(means), list(squares), [], list(counts), fused=True, lr=lr,
+                 beta1=BETAS[0], beta2=BETAS[1], eps=adam_epsilon(self.steps), weight_decay=0, amsgrad=False,
+                 maximize=False)
+
+    def _state_of(self, parameter, steps=0):
+        """The state of a parameter, made where there is none."""
+        if parameter not in self.state:
+            self.state[parameter] = (torch.tensor(float(steps), device=parameter.device),
+                                     torch.zeros_like(parameter), torch.zeros_like(parameter))
+        return self.state[parameter]
 
     def start_at(self, steps):
         """Make ready to go on after `steps` updates: the moments, which `tf_slots` gives, are to be filled in."""
         self.steps = steps
         for parameter in self.parameters.values() if steps else ():
-            self.optimizer.state[parameter] = {
-                'step': torch.tensor(float(steps), device=parameter.device),
-                'exp_avg': torch.zeros_like(parameter), 'exp_avg_sq': torch.zeros_like(parameter)}
+            self._state_of(parameter, steps)
 
     def tf_slots(self, scope):
         """The moments and beta powers as the original's checkpoints name them, tensors by variable name."""
         slots = {f'{scope}/beta{i}_power': torch.tensor(np.float32(beta ** (self.steps + 1)))
                  for i, beta in enumerate(BETAS, start=1)}
         for name, parameter in self.parameters.items():
-            state = self.optimizer.state.get(parameter) or dict.fromkeys(
-                ('exp_avg', 'exp_avg_sq'), torch.zeros((), device=parameter.device).expand_as(parameter))
-            slots[f'{name}/adam'], slots[f'{name}/adam_1'] = state['exp_avg'], state['exp_avg_sq']
+            none = torch.zeros((), device=parameter.device).expand_as(parameter)
+            _, slots[f'{name}/adam'], slots[f'{name}/adam_1'] = self.state.get(parameter, (none,) * 3)
         return slots
