@@ -98,7 +98,7 @@ class Phases:
         self.seconds, self.is_running = {}, False
 
     def timed(self, phase, function, is_last=False):
-        """`function`, whose time counts as that of `phase`; after the last one, all are printed and the process ends."""
+        """`function`, whose time counts as that of `phase`; after the last, all are printed and the process ends."""
         def wrapped(*args, **kwargs):
             if self.is_running:
                 return function(*args, **kwargs)
@@ -107,7 +107,8 @@ class Phases:
             self.seconds[phase] = self.seconds.get(phase, 0) + time.process_time() - started
             self.is_running = False
             if is_last:
-                print(json.dumps({**self.seconds, 'rest': time.process_time() - sum(self.seconds.values())}), flush=True)
+                self.seconds['rest'] = time.process_time() - sum(self.seconds.values())
+                print(json.dumps(self.seconds), flush=True)
                 os._exit(0)  # before anything is saved
             return result
         return wrapped
@@ -133,11 +134,11 @@ def tell_phases(words):
 
 def commands(folder, batch):
     """{what is measured: (words after `python`, start of the line to wait for)}."""
-    launch = str(ROOT / 'launch.py')
+    launch, data = str(ROOT / 'launch.py'), next(map(str, folder.glob('cache/**/*.data*')))
     found = {'import torch': ['-c', 'import torch'],
              'and GPT-2 of transformers': ['-c', 'import torch, transformers; transformers.GPT2LMHeadModel'],
              'and the bytes of the model': ['-c', 'import sys, torch, transformers; transformers.GPT2LMHeadModel; '
-                                            'open(sys.argv[1], "rb").read()', next(map(str, folder.rglob('*model.ckpt.data*')))],
+                                            'open(sys.argv[1], "rb").read()', data],
              'launch.py --help': [launch, '--help'], 'train_policy --help': [launch, 'train_policy', '--help'],
              'train_reward --help': [launch, 'train_reward', '--help'],
              'sample.py sample --help': [str(ROOT / 'sample.py'), 'sample', '--help'],
