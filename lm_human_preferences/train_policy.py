@@ -309,16 +309,18 @@ def run_updates(trainer, keeper, comm):
                    unit='episode')
     cord = andon.Andon(hparams.run.andon, comm)
     try:
-        while trainer.global_step < steps:
-            stats = trainer.step()
-            bar.set_postfix(score=f'{stats["objective/score"]:.2f}', kl=f'{stats["objective/kl"]:.2f}', refresh=False)
-            bar.update(batch_size)
-            cord.first = cord.first or stats
-            cord.pull(andon.policy_alarms({**stats, andon.PENALIZED: trainer.penalized}, cord.first, hparams), trainer,
-                      keeper)
-            keeper.check()
-            if trainer.global_step % hparams.run.save_interval == 0 or trainer.global_step == steps:
-                keeper.save(trainer)
+        with keeper.ending_between_steps():
+            while trainer.global_step < steps:
+                stats = trainer.step()
+                bar.set_postfix(score=f'{stats["objective/score"]:.2f}', kl=f'{stats["objective/kl"]:.2f}',
+                                refresh=False)
+                bar.update(batch_size)
+                cord.first = cord.first or stats
+                alarms = andon.policy_alarms({**stats, andon.PENALIZED: trainer.penalized}, cord.first, hparams)
+                cord.pull(alarms, trainer, keeper)
+                keeper.step_done(trainer)
+                if trainer.global_step % hparams.run.save_interval == 0 or trainer.global_step == steps:
+                    keeper.save(trainer)
     except BaseException:
         keeper.save_at_error(trainer)
         raise

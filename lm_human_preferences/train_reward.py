@@ -74,15 +74,16 @@ class RewardModelTrainer:
         cord = andon.Andon(mode, self.comm)
         starts = range(self.train_step * batch_size, self.num_train, batch_size)
         bar = progress(starts, comm=self.comm, desc='reward model', unit='batch')
-        for start in bar:
-            indices = self.order[start:start + batch_size][self.comm.rank::self.comm.size]
-            stats = self.train_batch(indices, lr=(1 - start / self.num_train) * self.hparams.lr)
-            bar.set_postfix(loss=f'{stats["loss"]:.3f}', refresh=False)
-            quarter = self.agreements[-(len(starts) // 4):] if start == starts[-1] else []
-            cord.pull(andon.reward_alarms(stats, quarter, batch_size), self, keeper)
-            keeper.check()
-            if self.train_step % self.hparams.run.save_interval == 0:
-                keeper.save(self)
+        with keeper.ending_between_steps():
+            for start in bar:
+                indices = self.order[start:start + batch_size][self.comm.rank::self.comm.size]
+                stats = self.train_batch(indices, lr=(1 - start / self.num_train) * self.hparams.lr)
+                bar.set_postfix(loss=f'{stats["loss"]:.3f}', refresh=False)
+                quarter = self.agreements[-(len(starts) // 4):] if start == starts[-1] else []
+                cord.pull(andon.reward_alarms(stats, quarter, batch_size), self, keeper)
+                keeper.step_done(self)
+                if self.train_step % self.hparams.run.save_interval == 0:
+                    keeper.save(self)
 
         if self.hparams.normalize_after:
             self.normalize(0.0, 1.0)

@@ -5,8 +5,11 @@ seed, and the random generators of every rank.
 """
 import base64
 import concurrent.futures
+import contextlib
 import os
 import secrets
+import signal
+import threading
 
 import numpy as np
 import torch
@@ -15,6 +18,7 @@ from lm_human_preferences.utils import checkpoints
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.logging import say
+from lm_human_preferences.utils.ranks import ENDING, STEP
 from lm_human_preferences.utils.tf_bundle import Bundle
 
 SEEDS = range(-2 ** 63, 2 ** 63)
@@ -36,7 +40,7 @@ class Keeper:
             resume and directory and comm.rank == 0) else None
         self.prefix, self.state = comm.gather(found)[0] or (None, {})
         self.seed = self.saved_step = self.writing = None
-        self.copies, self.failed = {}, False
+        self.copies, self.failed, self.asked = {}, False, False
         self.thread = concurrent.futures.ThreadPoolExecutor(1)
 
     def __enter__(self):
@@ -117,10 +121,37 @@ class Keeper:
             self.copies.setdefault(name, torch.empty_like(tensor, device='cpu')).copy_(tensor)
         return {**tensors, **self.copies}
 
-    def check(self):
-        """Raise what went wrong in the background."""
+    @contextlib.contextmanager
+    def ending_between_steps(self):
+        """Within the block, the first SIGINT or SIGTERM waits until `step_done`, but no longer than STEP seconds."""
+        in_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM) if in_main else ()
+        before = {number: signal.signal(number, self._ask) for number in numbers}
+        try:
+            yield
+        finally:
+            signal.alarm(0)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _ask(self, number, frame):
+        if self.asked or number == signal.SIGALRM:
+            raise KeyboardInterrupt
+        self.asked = True
+        signal.alarm(STEP)
+        if self.comm.rank == 0:
+            os.write(2, f'\n{ENDING}\n'.encode())  # this may be in the midst of a print
+
+    def step_done(self, trainer):
+        """Raise what went wrong in the background; or, if a rank was asked to end, save `trainer` and do so."""
         if self.writing and self.writing.done():
             self.wait()
+        if any(self.comm.gather(self.asked)):
+            signal.alarm(0)
+            self.save(trainer)
+            self.wait()
+            self.comm.barrier()
+            raise KeyboardInterrupt
 
     def wait(self):
         """Return when nothing is being written; raises what went wrong."""

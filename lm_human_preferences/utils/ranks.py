@@ -30,6 +30,8 @@ SIZE_VARIABLES = ('LMHP_RANKS', 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'SLURM_STEP_
 RANK_VARIABLES = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'SLURM_PROCID')
 PATIENCE = 2  # seconds that mpiexec has to end its ranks, and what was printed before to arrive
 ECHO = 0.5  # seconds that news of a rank takes: that it has died, if this is what made others fail; its last words
+STEP = 5  # seconds that a training which is asked to end has to finish its step
+ENDING = f'Ending: a step that is done within {STEP} s is saved; once more, and it ends at once'
 FIRST_WORD = 2  # seconds that rank 0 has to name what went wrong on all ranks before the others do
 
 
@@ -136,12 +138,31 @@ class _Ranks:
         """Pass on what the ranks print until all have ended, one has failed, or a signal has come."""
         while self.mpiexec.poll() is None and self.failure is None and not signals:
             self._listen(0.2)
+        if signals:
+            self._let_step_end(signals)
         # Where a rank was killed, mpiexec ends by itself, and its status will say why.
         killed = self.failure is not None and 'error' not in self.words[self.failure]
         until = time.monotonic() + PATIENCE
         while not signals and time.monotonic() < until and (
                 self._listen(0.2) or killed and self.mpiexec.poll() is None):
             pass
+
+    def _let_step_end(self, signals):
+        """Ask the ranks to end, which those that train do after their step; wait for it, unless asked once more."""
+        print(ENDING, flush=True)
+        self._mute()
+        for rank in self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.words[rank]['process'], signal.SIGTERM)
+        until = time.monotonic() + STEP
+        while len(signals) == 1 and self.failure is None and self.mpiexec.poll() is None and time.monotonic() < until:
+            self._listen(0.2)
+
+    def _mute(self):
+        """Listen no more to mpiexec: what it says of being ended is no news."""
+        for stream in (self.mpiexec.stdout, self.mpiexec.stderr):
+            with contextlib.suppress(KeyError):
+                self.selector.unregister(stream)
 
     def _listen(self, seconds):
         """Take what is said within so many seconds; False if nothing is."""
@@ -169,9 +190,7 @@ class _Ranks:
 
     def end(self):
         """End mpiexec, and the ranks that it leaves behind."""
-        for stream in (self.mpiexec.stdout, self.mpiexec.stderr):  # what it says of being ended is no news
-            with contextlib.suppress(KeyError):
-                self.selector.unregister(stream)
+        self._mute()
         self.status = self.mpiexec.poll()
         self.mpiexec.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -13,6 +13,7 @@ import pytest
 
 from interrupted import assert_same, result_anywhere, run, start, wait
 from launched import FAULTS, Launch, eventually
+from lm_human_preferences.utils import checkpoints
 
 pytestmark = pytest.mark.slow
 NEW = '--rewards.train_new_model'
@@ -51,6 +52,39 @@ def test_killed_at_random_moments(tmp_path, chance):
         assert_same(result_anywhere(directory), expected)
         runs += 1
     print(f'{kills} kills in {runs} runs')
+
+
+@pytest.mark.parametrize('moment, number', [('k =  loss', signal.SIGTERM), ('[ppo_step 2]', signal.SIGINT)])
+def test_asked_to_end(tmp_path, moment, number):
+    """The step is finished and saved, whatever the interval, and the run goes on from there as one left alone."""
+    def argv(name):
+        (tmp_path / name).mkdir(exist_ok=True)
+        return [*words(tmp_path / name), '--run.save_interval=1000', f'{NEW}.run.save_interval=1000']
+    assert run(argv('alone'), tmp_path / 'alone/out') == 0
+    output, asked = tmp_path / 'asked/out', argv('asked')
+    output.touch()
+    process = start(asked, output)
+    eventually(lambda: moment in output.read_text())
+    os.kill(process, number)
+    assert wait(process) == 130 and output.read_text().count('\nEnding: a step that is done within 5 s is saved') == 1
+    saved, = (tmp_path / 'asked').rglob('*.resume.json')
+    done = output.read_text().count('[ppo_step')
+    assert saved.name.startswith(f'model.ckpt-{done}.' if done else 'model.ckpt-')
+    assert run(asked, output) == 0 and f'Going on from {saved.parent}/model.ckpt-' in output.read_text()
+    more = re.compile(rf'policy/checkpoints/(checkpoint|{saved.name.split(".resume")[0]}\.\w+)')  # than alone
+    assert_same(*({key: value for key, value in result_anywhere(tmp_path / name).items()
+                   if not more.fullmatch(key if isinstance(key, str) else key[0])} for name in ('asked', 'alone')))
+
+
+def test_two_ranks_asked_to_end(tmp_path):
+    asked = Launch(tmp_path, '--mpi=2', '--run.save_interval=1000', '--ppo.total_episodes=64_000_000')
+    asked.reach(3)
+    asked.process.send_signal(signal.SIGINT)
+    assert asked.wait(10) == 130 and asked.errors() == ''
+    assert asked.output().endswith('Ending: a step that is done within 5 s is saved; once more, and it ends at once\n')
+    directory = asked.run / 'policy/checkpoints'
+    prefix, state = checkpoints.newest(str(directory))
+    assert state['trainer']['step'] >= 4 and len(state['random']) == 2
 
 
 def begun(directory):
