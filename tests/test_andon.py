@@ -111,7 +111,7 @@ BASE = 'train_policy test first --mpi 1 --save_dir {} --ppo.total_episodes 320 -
 
 
 def test_a_training_without_numbers_is_stopped_and_the_step_before_is_whole(tmp_path):
-    result = invoke(f'{BASE.format(tmp_path)} --run.andon stop --ppo.lr nan --ppo.noptepochs 1 '
+    result = invoke(f'{BASE.format(tmp_path)} --run.andon stop --ppo.lr 2e38 --ppo.noptepochs 1 '
                     '--rewards.train_new_model off --rewards.trained_model test')
     assert result.exit_code == 2 and 'WARNING' not in result.stdout
     assert result.stderr.splitlines()[-1] == (
@@ -139,7 +139,7 @@ def test_modes():
 
 
 def test_mode_holds_for_both_trainings(tmp_path):
-    result = invoke(f'{BASE.format(tmp_path)} --run.andon stop --rewards.train_new_model.lr nan')
+    result = invoke(f'{BASE.format(tmp_path)} --run.andon stop --rewards.train_new_model.lr 2e38')
     assert result.exit_code == 2 and 'stopped at step 2 by --run.andon stop' in result.stderr
     assert not (tmp_path / 'first' / 'policy').exists()
 
