@@ -239,7 +239,8 @@ def evaluate(save_dir, *, directory=None, **settings):
     output_dir = settings.output_dir or ('.' if storage.is_remote(directory) else directory)
     checkpoints.write_json(os.path.join(output_dir, 'evaluation.json'), results)
     picture(results, os.path.join(output_dir, 'evaluation.png'))
-    say(*table(results), '', f'Saved evaluation.json and evaluation.png in {output_dir}')
+    say(*table(results), '', 'Saved evaluation.json and evaluation.png in '
+        f'{save_dir if output_dir == directory else output_dir}')
     return results
 
 

@@ -284,6 +284,18 @@ def test_the_store_is_right_where_another_machine_went_on(store, tmp_path, monke
     assert sum('model.ckpt' in name for name in store) == 15
 
 
+def test_a_run_that_was_copied_to_the_store_goes_on(store, tmp_path):
+    """What another program has put there, without a word of who wrote it, counts."""
+    assert invoke(f'{DIRECT} 128 --save_dir {tmp_path}').exit_code == 0
+    for path in (tmp_path / 'run').rglob('*'):
+        if path.is_file():
+            store[str(path.relative_to(tmp_path))] = path.read_bytes()
+    result = invoke(f'resume {RUN} --ppo.total_episodes 192')
+    assert result.exit_code == 0 and f'Going on from {staged("policy/checkpoints/model.ckpt-2")}\n' in result.stdout
+    assert listed(store) == ['model.ckpt-1', 'model.ckpt-2', 'model.ckpt-3']
+    assert sum('model.ckpt' in name for name in store) == 9
+
+
 # --- who may write ---
 
 def test_a_used_name_is_refused(store, monkeypatch, tmp_path):

@@ -50,8 +50,8 @@ def _ids(directory):
 def is_newest(url, directory):
     """Whether a staging directory has all that the store has; UserError where somebody else is adding to that."""
     storage.check_access(url)
-    name, process, age = last_writer(url)
-    if name in ('', *_ids(directory)):
+    (name, process, age), ours = last_writer(url), _ids(directory)
+    if name in ours or ours and not name:
         return True
     if process and age < STALE:
         raise Taken(f'{url}: {process} is writing this run: wait for its end, or take another NAME; if it was killed, '
