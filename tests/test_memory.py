@@ -81,6 +81,9 @@ def test_an_estimate_by_hand():
     again = 3 * inputs + 2 * block + logits + of_embeddings
     assert replace(WORK, checkpointed=True).peak() == 6 * 4 * PARAMETERS + again
     assert replace(WORK, micro_batch_size=1).learning(1) == WORK.learning(5) / 5 + of_embeddings * 4 / 5
+    few = replace(WORK, micro_batch_size=2)
+    assert few.peak() == few.lasting() + 2 * few.learning(2)
+    assert replace(few, fused=True).peak() == few.lasting() + replace(few, fused=True).learning(2)
     assert replace(WORK, ranks=2).peak() - WORK.peak() == 4 * PARAMETERS
     assert replace(WORK, networks=2).peak() - WORK.peak() == -4 * PARAMETERS
     cache, drawn = 2 * 3 * 50 * (7 + 64) * 4 * 4, 50 * 10 * (4 + 24)
@@ -103,15 +106,15 @@ def test_a_warning_names_what_fits():
     assert memory.warning(LARGE, needed) is None
     told = memory.warning(LARGE, 12 * GB)
     assert told == ('WARNING: training takes about 37.0 GB of memory for each rank, which has 12.0 GB: '
-                    '--ppo.micro_batch_size 128 takes 11.7 GB, for the same gradients')
-    assert replace(LARGE, micro_batch_size=128).peak() < 12 * GB < replace(LARGE, micro_batch_size=256).peak()
+                    '--ppo.micro_batch_size 32 takes 7.8 GB, for the same gradients')
+    assert replace(LARGE, micro_batch_size=32).peak() < 12 * GB < replace(LARGE, micro_batch_size=64).peak()
     least = replace(LARGE, micro_batch_size=1, checkpointed=True).peak()
     assert memory.warning(LARGE, least).endswith(
-        'GB: --ppo.micro_batch_size 1 --run.gradient_checkpointing true takes 3.3 GB, for the same gradients')
+        'GB: --ppo.micro_batch_size 1 --run.gradient_checkpointing true takes 3.6 GB, for the same gradients')
     assert memory.warning(LARGE, least - 1).endswith(
-        'even --ppo.micro_batch_size 1 --run.gradient_checkpointing true takes 3.3 GB, for the same gradients')
+        'even --ppo.micro_batch_size 1 --run.gradient_checkpointing true takes 3.6 GB, for the same gradients')
     assert memory.warning(replace(LARGE, checkpointed=True), least).endswith(
-        'GB: --ppo.micro_batch_size 1 takes 3.3 GB, for the same gradients')
+        'GB: --ppo.micro_batch_size 1 takes 3.6 GB, for the same gradients')
 
 
 def meminfo_and_groups(folder, groups, files):

@@ -31,9 +31,11 @@ class Training:
     ranks: int = 1
 
     def peak(self):
-        """The most that is held at a time."""
-        most = self.micro_batch_size or max(self.rows, self.sampled_rows)
-        return self.lasting() + max(self.learning(min(self.rows, most)), self.sampling(min(self.sampled_rows, most)))
+        """The most that is held at a time; on CPUs, micro-batches leave holes between gradients, as much again."""
+        every = max(self.rows, self.sampled_rows)
+        most = min(self.micro_batch_size or every, every)
+        working = max(self.learning(min(self.rows, most)), self.sampling(min(self.sampled_rows, most)))
+        return self.lasting() + working * (2 if most < every and not self.fused else 1)
 
     def lasting(self):
         """The networks; of the one that is trained also gradient, two moments, and buckets that average over ranks."""
