@@ -166,6 +166,36 @@ def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, tmp
     assert {tuple(names) for names, *files in states[1:-1] if len(set(files)) > 1} == {('model.ckpt-1',)}
 
 
+@pytest.mark.parametrize('moment', range(3))
+def test_what_is_saved_or_deleted_during_an_upload(server, store, tmp_path, monkeypatch, moment):  # noqa: F811
+    """It is not named before it is whole, and uploaded, or deleted, next time."""
+    mirror = uploads.Mirror(RUN, str(tmp_path), re.compile('.*ckpt.*|.*checkpoint'), 'me')
+    look, looks = uploads.local_files, []
+
+    def save(step):
+        for suffix in (checkpoints.DATA, checkpoints.INDEX):
+            (tmp_path / f'model.ckpt-{step}{suffix}').write_bytes(b'x')
+            (tmp_path / f'model.ckpt-{step - 1}{suffix}').unlink(missing_ok=True)
+        (tmp_path / 'checkpoint').write_bytes(checkpoints.state_text([f'model.ckpt-{step}']))
+
+    def look_and_save(*args):
+        if len(looks) == moment:
+            save(2)
+        looks.append(look(*args))
+        if len(looks) == moment:
+            save(2)
+        return looks[-1]
+    save(1)
+    monkeypatch.setattr(uploads, 'local_files', look_and_save)
+    found = []
+    server.on_change = lambda: found.extend(
+        name for name in listed(store, 'run/checkpoint')
+        if not {f'run/{name}{suffix}' for suffix in (checkpoints.DATA, checkpoints.INDEX)} <= store.keys())
+    while not (mirror.try_sync() and listed(store, 'run/checkpoint') == ['model.ckpt-2']):
+        assert len(looks) < 9
+    assert not found and mirror.trouble is None
+
+
 def test_tensorboard_is_uploaded_at_intervals(store, monkeypatch):
     monkeypatch.setattr(uploads, 'INTERVAL', .05)
     sizes = []

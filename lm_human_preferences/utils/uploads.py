@@ -175,10 +175,14 @@ class Mirror:
         if not name or age > INTERVAL / 2:
             self._sign(self.process)
         self.there = storage.listing(self.url) if self.there is None else self.there
-        files = local_files(self.directory, self.own)
-        states = {path: self._read(path) for path in files if _is_state(path)}
+        states = {path: self._read(path) for path in local_files(self.directory, self.own) if _is_state(path)}
         kept = {stem for path, text in states.items() for stem in _listed(path, text.decode())}
-        files = [path for path in files if path not in states and _stem(path) in (None, *kept)]
+        # Looked for after what names them: a checkpoint may be saved, or deleted, at any moment.
+        files = [path for path in local_files(self.directory, self.own)
+                 if not _is_state(path) and _stem(path) in (None, *kept)]
+        for path in [stem + suffix for stem in kept for suffix in (checkpoints.DATA, checkpoints.INDEX)]:
+            if path not in files and path not in self.there:
+                raise FileNotFoundError(path)
         changed = [path for path in files if self._differs(path)]
         for path, text in states.items():
             self._withdraw(path, text.decode(), changed)
@@ -223,8 +227,9 @@ class Mirror:
             say(f'note: trying to upload the rest, for up to {patience / 60:.0f} minutes')
         while not self.try_sync():
             if isinstance(self.trouble, Taken) or time.monotonic() > until:
-                raise UserError(f'{self.url} is not complete: {self.trouble}; all of the run is in {self.directory}, '
-                                f'and `./launch.py resume {self.url}` here uploads the rest') from self.trouble
+                raise UserError(
+                    f'{self.url} is not complete: {self.trouble or "a file is missing"}; all of the run is in '
+                    f'{self.directory}, and `./launch.py resume {self.url}` here uploads the rest') from self.trouble
             time.sleep(RETRY)
         with contextlib.suppress(storage.StorageError):
             self._sign('')
