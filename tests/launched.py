@@ -1,5 +1,4 @@
 """Jobs of several ranks, started by the command line in processes of their own and watched from outside."""
-import functools
 import os
 import re
 import signal
@@ -25,6 +24,12 @@ def eventually(found, seconds=PATIENCE):
     return result
 
 
+def heed_signals():
+    """Undo what a shell does to background jobs, and nohup."""
+    for number in signal.SIGINT, signal.SIGHUP:
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Launch:
     """`./launch.py train_policy test run WORDS`, or another command, whose files are all in `directory`.
 
@@ -44,7 +49,7 @@ class Launch:
         self.process = subprocess.Popen(
             [*started_by, sys.executable, REPOSITORY / command[0], *command[1:], *save_dir, *words], env=environment,
             stdout=stdout or self.stdout.open('wb'), stderr=stderr or self.stderr.open('wb'), cwd=directory,
-            preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL))  # background jobs ignore it
+            preexec_fn=heed_signals)
 
     def output(self):
         return self.stdout.read_text()
