@@ -4,11 +4,15 @@
     pipenv run python benchmarks/ppo_update.py [--size 124M] [--batch 16] [--repeats 3] [--threads 2]
 
 The plain one is what one writes first: transformers' GPT-2, sampling with its cache, logits at every position, and a
-second pass over the rollout for log-probabilities and values. Weights are random. GFLOP are those that the update needs
-at least, whoever computes it; `of rate` is their share of what this machine's products reach in the same process.
+second pass over the rollout for log-probabilities and values. Weights are random. TRL's PPO is compared where that
+package is installed. GFLOP are those that the update needs at least, whoever computes it; `of rate` is their share of
+what this machine's products reach in the same process.
 """
+import sys
+
 import torch
 
+import trl_ppo
 import workload
 from workload import PADDING, QUERY_LENGTH, RESPONSE_LENGTH, RandomModel
 
@@ -134,13 +138,13 @@ class Plain:
         self.epochs(tokens, logprobs, values, *self.targets(values, rewards))
 
 
-def flops(size, queries, epochs):
+def flops(size, queries, epochs, length=RESPONSE_LENGTH):
     """Of one update: sampling and scoring once, a forward and a backward pass (twice the work) in each epoch."""
     total = 0
     for real in (queries != PADDING).sum(1).tolist():
-        tokens = real + RESPONSE_LENGTH - 1
+        tokens = real + length - 1
         attention = workload.attention_flops(size, tokens)
-        analyzed = workload.linear_flops(size, tokens=tokens, read=RESPONSE_LENGTH, logits=RESPONSE_LENGTH) + attention
+        analyzed = workload.linear_flops(size, tokens=tokens, read=length, logits=length) + attention
         scored = workload.linear_flops(size, tokens=tokens + 1, read=1) + attention
         total += (1 + 1 + 3 * epochs) * analyzed + scored
     return total
@@ -150,11 +154,20 @@ def measure(args):
     """One variant's update."""
     hparams, queries = hparams_of(args.batch), workload.queries(args.batch)
     run = (Plain(args.size, hparams, queries) if args.variant == 'plain'
+           else trl_ppo.Trl(args.size, hparams, queries, TEMPERATURE) if args.variant == 'trl'
            else Ours(args.size, hparams, queries, comm.world()))
     clock = workload.Clock()
     run.time_phases(clock)
     return {**workload.repeat(run.update, clock, args.repeats), 'flops': flops(args.size, queries, 4)}
 
 
+def main():
+    trl = {'trl': 'TRL, fp32'} if trl_ppo.is_installed() else {}
+    args = workload.arguments(__doc__, batch=16, variants={**workload.VARIANTS, **trl})
+    workload.main(args, measure, unit='update')
+    if not trl and args.variant is None:
+        print('TRL is not installed, so its PPO is left out', file=sys.stderr)
+
+
 if __name__ == '__main__':
-    workload.main(workload.arguments(__doc__, batch=16), measure, unit='update')
+    main()

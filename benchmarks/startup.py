@@ -12,6 +12,7 @@ import argparse
 import importlib
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -86,9 +87,11 @@ def run(words, variables, until=None):
     if not any(line.startswith(until) for line in process.stdout) if until else process.stdout.read() is None:
         sys.exit(f'{" ".join(words)} did not come to its first step')
     seconds = time.perf_counter() - started
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)  # a process counts once it has been waited for
     process.kill()
-    _, _, used = os.wait4(process.pid, 0)
-    return seconds, used.ru_utime + used.ru_stime
+    process.wait()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, sum(after[:2]) - sum(before[:2])
 
 
 class Phases:
