@@ -68,9 +68,9 @@ def prepare(folder, size):
     write_labels(folder / 'labels.json')
 
 
-def training(command, folder, batch):
-    """The words of a command that trains; sizes are such that its first step comes soon."""
-    words = [command, 'descriptiveness', 'first', '--mpi', '1', '--save_dir', f'{folder}/save', '--overwrite']
+def training(command, folder, batch, name='first'):
+    """The words of a command that trains as run `name`; sizes are such that its first step comes soon."""
+    words = [command, 'descriptiveness', name, '--mpi', '1', '--save_dir', f'{folder}/save', '--overwrite']
     if command == 'train_reward':
         return [*words, '--labels.source', f'{folder}/labels.json', '--labels.num_train', f'{LABELS // batch * batch}',
                 '--batch_size', f'{batch}', '--rollout_batch_size', f'{batch}', '--normalize_samples', f'{batch}']
@@ -173,8 +173,9 @@ def main():
             seconds, used = map(statistics.median, zip(*(run(words, variables, until) for _ in range(args.repeats))))
             print(f'{what:36} {seconds:7.2f}  {used:7.2f}', flush=True)
         for command in TRAININGS:
-            output = subprocess.run([sys.executable, __file__, '--phases', *training(command, folder, args.batch)],
-                                    env=variables, stdout=subprocess.PIPE, text=True, check=True).stdout
+            words = training(command, folder, args.batch, name=f'{command}-phases')
+            output = subprocess.run([sys.executable, __file__, '--phases', *words], env=variables,
+                                    stdout=subprocess.PIPE, text=True, check=True).stdout
             phases = json.loads(output.splitlines()[-1])
             print(f'{command}: ' + ', '.join(f'{phase} {seconds:.2f}' for phase, seconds in phases.items()), flush=True)
 
