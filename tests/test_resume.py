@@ -13,12 +13,14 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from command_line import error_of, invoke
+from events import events_of
 from interrupted import assert_same, result_anywhere, result_of, run, start, wait
 from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.hparams.train_reward import RunHParams
 from lm_human_preferences.utils import checkpoints, keeper, runs
 from lm_human_preferences.utils.comm import SingleProcess
 from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.logging import Logger
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 from test_experiments import resolved
 
@@ -80,6 +82,21 @@ def test_events_are_one_line(reference, tmp_path):
     first, second = ([event.step for event in EventFileLoader(str(path)).Load() if event.summary.value]
                      for path in sorted(folder.iterdir()))
     assert first and second and first + second == list(range(len(first + second)))
+
+
+@pytest.mark.parametrize('process, time_passed', [(998, 0), (1002, 0), (1002, -3600)])
+def test_events_stay_in_order_whatever_the_clock_and_the_process(tmp_path, monkeypatch, process, time_passed):
+    """Process ids begin again from 1, and another machine's clock may be behind."""
+    for step, (number, now) in enumerate([(999, 1e9), (process, 1e9 + time_passed)]):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, 'getpid', lambda number=number: number)
+            patch.setattr('time.time', lambda now=now: now)
+            logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=SingleProcess())
+            logger.rewind(step)
+            logger.log({'a': step}, step)
+            logger.close()
+    assert len(list((tmp_path / 'tb/ppo').iterdir())) == 2
+    assert events_of(tmp_path / 'tb/ppo') == {'a': [(0, 0), (1, 1)]}
 
 
 def test_clock_goes_on(tmp_path):

@@ -68,7 +68,10 @@ class Logger:
 
     def _open(self):
         os.makedirs(self.directory, exist_ok=True)
-        name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}'
+        # TensorBoard reads files in the order of their names, which clocks and process ids alone may get wrong.
+        others = [name.split('.')[3] for name in os.listdir(self.directory) if name.startswith('events.out.tfevents.')]
+        second = max([int(time.time()), *(int(other) + 1 for other in others if other.isdecimal())])
+        name = f'events.out.tfevents.{second}.{socket.gethostname()}.{os.getpid()}'
         file = open(os.path.join(self.directory, name), 'ab')
         file.write(_record(Event(wall_time=time.time(), file_version='brain.Event:2')))
         if self.first_step is not None:
