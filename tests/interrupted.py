@@ -1,4 +1,5 @@
 """Trainings in forked processes that are killed at a certain moment, and what they leave behind."""
+import itertools
 import os
 import re
 import signal
@@ -44,25 +45,24 @@ def wait(process):
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def start(words, output, kill_at=None, counter=None):
-    """`./launch.py WORDS` in a child, which kills itself at the `kill_at`-th of the MOMENTS, before or after it."""
+def start(words, output, kill_at=None, counter=None, moments=MOMENTS, number=signal.SIGKILL):
+    """`./launch.py WORDS` in a child, which sends itself signal `number` at the `kill_at`-th of the `moments`."""
     def work():
-        passed = []
+        passed = itertools.count(1)  # which threads may advance at the same time
 
         def counted(function):
             def wrapper(*args, **kwargs):
-                passed.append(function)
-                if len(passed) == kill_at:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                if next(passed) == kill_at:
+                    os.kill(os.getpid(), number)
                 return function(*args, **kwargs)
             return wrapper
-        for place, name in MOMENTS:
+        for place, name in moments:
             setattr(place, name, counted(getattr(place, name)))
         try:
             launch.cli(words)
         finally:
             if counter:
-                Path(counter).write_text(str(len(passed)))
+                Path(counter).write_text(str(next(passed) - 1))
     return fork(work, output)
 
 

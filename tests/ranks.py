@@ -10,7 +10,7 @@ import pytest
 from lm_human_preferences.utils import comm as comms
 from lm_human_preferences.utils.gradients import OverlappedGradients
 
-PATIENCE = 60  # seconds until a rank that waits for the others gives up
+PATIENCE = 300  # seconds until a rank that waits for the others gives up
 WORLD = None
 
 

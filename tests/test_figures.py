@@ -201,7 +201,7 @@ def test_end_to_end(tmp_path, monkeypatch, experiment, capsys):
     (signal.SIGINT, 130, 'Traceback|Warning'), (signal.SIGKILL, -signal.SIGKILL, 'Traceback')])
 def test_no_worker_survives(tmp_path, signum, status, unseen):
     launch = Launch(tmp_path, str(tmp_path / 'out'), '--quick', '--processes', '2', command=('launch.py', 'figures'))
-    eventually(lambda: list(tmp_path.glob('out/*/*.log')) or launch.process.poll() is not None, 240)
+    eventually(lambda: list(tmp_path.glob('out/*/*.log')) or launch.process.poll() is not None)
     launch.process.send_signal(signum)
     assert launch.wait() == status, launch.stderr.read_text()
     launch.assert_nothing_left(10)

@@ -34,7 +34,7 @@ def child(server, url):  # noqa: F811
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(.01)
@@ -185,7 +185,7 @@ def test_passing_trouble_is_survived(server, blobs, fault):  # noqa: F811
     ids=lambda x: f'{x.kind}{x.arg} {x.method}' if isinstance(x, Fault) else '')
 def test_lasting_trouble_ends(server, cache, monkeypatch, fault, expected):  # noqa: F811
     """After the retries, each within READ_TIMEOUT."""
-    monkeypatch.setattr(storage, 'READ_TIMEOUT', .2)
+    monkeypatch.setattr(storage, 'READ_TIMEOUT', .2 if fault.kind == 'stall' else 20)
     server.faults.append(fault)
     start = time.monotonic()
     assert expected in failure() and not files(cache)
@@ -278,7 +278,7 @@ def test_a_proxy_is_used(cache, monkeypatch):  # noqa: F811
         monkeypatch.setattr(storage, 'FIRST_ANSWER', .3)
         with redirect(None):  # without the proxy, this would be about the name
             assert 'no answer within 0.3 s' in failure()
-        monkeypatch.setattr(storage, 'FIRST_ANSWER', 5)
+        monkeypatch.setattr(storage, 'FIRST_ANSWER', 60)
         monkeypatch.setenv('NO_PROXY', '.blob.core.windows.net')
         storage._silent.clear()
         storage._context.cache_clear()
@@ -297,7 +297,7 @@ def test_no_answer_is_told_within_15_seconds(cache):  # noqa: F811
         assert 'no answer within 8 s' in failure(BASE + '/labels/a.json')  # a second file, without a second wait
         with pytest.raises(storage.StorageError, match='no answer'):
             storage.local_copies([f'{BASE}/d/{i}' for i in range(100)])
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 15
 
 
 def test_a_silent_name_server(cache, monkeypatch):  # noqa: F811
@@ -312,20 +312,20 @@ def test_no_names_resolve(cache):  # noqa: F811
         message = failure()
     assert message.startswith(f"{BASE}/big: Failed to resolve 'openaipublic.blob.core.windows.net' ([Errno -3] ")
     assert message.endswith(f'to do without it, put the file at {cache}/{CONTAINER}/big')
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < storage.FIRST_ANSWER
 
 
 def test_a_refused_connection(server):  # noqa: F811
     server.stop()
     start = time.monotonic()
-    assert 'refused' in failure() and time.monotonic() - start < 5
+    assert 'refused' in failure() and time.monotonic() - start < storage.FIRST_ANSWER
 
 
 def test_a_server_is_asked_again_later(server, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(storage, 'STAY_AWAY', .5)
+    clock = time.monotonic
     with redirect(None):
         failure()
     failure()
     assert not server.log
-    time.sleep(.5)
+    monkeypatch.setattr(time, 'monotonic', lambda: clock() + storage.STAY_AWAY)
     assert storage.local_copy(BASE + '/big')

@@ -3,6 +3,7 @@
 LMHP_FAULTS is how many kills there are, with a fifth of that on two ranks: 50 is the whole test. Moments come from a
 seed, LMHP_TEST_SEED or a new one each time; it is printed with a failure.
 """
+import contextlib
 import os
 import random
 import re
@@ -12,8 +13,9 @@ import time
 import pytest
 
 from interrupted import assert_same, result_anywhere, run, start, wait
-from launched import FAULTS, Launch, eventually
-from lm_human_preferences.utils import checkpoints
+from launched import FAULTS, PATIENCE, Launch, eventually
+from lm_human_preferences import train_policy, train_reward
+from lm_human_preferences.utils import checkpoints, keeper
 
 pytestmark = pytest.mark.slow
 NEW = '--rewards.train_new_model'
@@ -54,19 +56,19 @@ def test_killed_at_random_moments(tmp_path, chance):
     print(f'{kills} kills in {runs} runs')
 
 
-@pytest.mark.parametrize('moment, number', [('k =  loss', signal.SIGTERM), ('[ppo_step 2]', signal.SIGINT)])
-def test_asked_to_end(tmp_path, moment, number):
+@pytest.mark.parametrize('moment, count, number', [
+    ((train_reward.RewardModelTrainer, 'train_batch'), 2, signal.SIGTERM),
+    ((train_policy.PPOTrainer, 'record_step_stats'), 3, signal.SIGINT)], ids=['reward', 'policy'])
+def test_asked_to_end(tmp_path, monkeypatch, moment, count, number):
     """The step is finished and saved, whatever the interval, and the run goes on from there as one left alone."""
     def argv(name):
         (tmp_path / name).mkdir(exist_ok=True)
         return [*words(tmp_path / name), '--run.save_interval=1000', f'{NEW}.run.save_interval=1000']
     assert run(argv('alone'), tmp_path / 'alone/out') == 0
     output, asked = tmp_path / 'asked/out', argv('asked')
-    output.touch()
-    process = start(asked, output)
-    eventually(lambda: moment in output.read_text())
-    os.kill(process, number)
-    assert wait(process) == 130 and output.read_text().count('\nEnding: a step that is done within 5 s is saved') == 1
+    monkeypatch.setattr(keeper, 'STEP', PATIENCE)  # however busy the machine is
+    assert run(asked, output, kill_at=count, moments=[moment], number=number) == 130
+    assert output.read_text().count('\nEnding: a step that is done within 5 s is saved') == 1
     saved, = (tmp_path / 'asked').rglob('*.resume.json')
     done = output.read_text().count('[ppo_step')
     assert saved.name.startswith(f'model.ckpt-{done}.' if done else 'model.ckpt-')
@@ -80,7 +82,7 @@ def test_two_ranks_asked_to_end(tmp_path):
     asked = Launch(tmp_path, '--mpi=2', '--run.save_interval=1000', '--ppo.total_episodes=64_000_000')
     asked.reach(3)
     asked.process.send_signal(signal.SIGINT)
-    assert asked.wait(10) == 130 and asked.errors() == ''
+    assert asked.wait() == 130 and asked.errors() == ''
     assert asked.output().endswith('Ending: a step that is done within 5 s is saved; once more, and it ends at once\n')
     directory = asked.run / 'policy/checkpoints'
     prefix, state = checkpoints.newest(str(directory))
@@ -97,20 +99,21 @@ def begun(directory):
 def test_two_ranks_killed(tmp_path, chance):
     """One rank of two, or the launcher, is killed; `./launch.py resume` knows how many ranks there were."""
     alone = Launch(tmp_path / 'alone', '--mpi=2', *WORDS)
-    assert alone.wait(120) == 0, alone.errors()
+    assert alone.wait() == 0, alone.errors()
     expected = result_anywhere(tmp_path / 'alone')
     for attempt in range(max(3, FAULTS // 5)):
         directory = tmp_path / str(attempt)
         killed = begun(directory)
         if chance.random() < 0.7:
-            killed.reach(chance.randrange(8))
+            killed.reach(chance.randrange(6))  # of 10
         time.sleep(chance.random() / 5)
         victims = [killed.process.pid, *killed.ranks()]
-        os.kill(chance.choice(victims), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # which has come to its end meanwhile
+            os.kill(chance.choice(victims), signal.SIGKILL)
         killed.wait()
         killed.assert_nothing_left(10)
         again = Launch(directory / 'again', command=('launch.py', 'resume', str(killed.run)))
-        assert again.wait(120) == 0, again.errors()
+        assert again.wait() == 0, again.errors()
         assert re.search('^2 ranks, averaging by', again.output(), re.MULTILINE)
         assert_same(result_anywhere(directory), expected)
         again.assert_nothing_left(10)
