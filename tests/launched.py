@@ -44,8 +44,8 @@ class Launch:
         self.stdout, self.stderr = directory / 'stdout', directory / 'stderr'
         self.mark = f'LAUNCHED_BY_TEST={uuid.uuid4()}'
         save_dir = [f'--save_dir={directory}'] if 'train_policy' in command else []
-        environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'TMPDIR': str(self.temporary), **ROOT_MAY, **env,
-                       **dict([self.mark.split('=')])}
+        environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'COLUMNS': '', 'PYTHONWARNINGS': '',
+                       'TMPDIR': str(self.temporary), **ROOT_MAY, **env, **dict([self.mark.split('=')])}
         self.process = subprocess.Popen(
             [*started_by, sys.executable, REPOSITORY / command[0], *command[1:], *save_dir, *words], env=environment,
             stdout=stdout or self.stdout.open('wb'), stderr=stderr or self.stderr.open('wb'), cwd=directory,

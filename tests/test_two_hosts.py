@@ -17,7 +17,7 @@ from test_engines import ENGINES, WHAT_RANKS_COMPUTE, why_not
 TESTS = Path(__file__).parent
 ADDRESSES = ('10.77.0.1', '10.77.0.2')
 BRIDGE = '172.17.0.1'
-PATIENCE = 300  # seconds
+PATIENCE = 900  # seconds
 pytestmark = pytest.mark.slow
 
 
