@@ -44,6 +44,7 @@ class Launch:
         self.stdout, self.stderr = directory / 'stdout', directory / 'stderr'
         self.mark = f'LAUNCHED_BY_TEST={uuid.uuid4()}'
         save_dir = [f'--save_dir={directory}'] if 'train_policy' in command else []
+        # COLUMNS and PYTHONWARNINGS: what a tester has set would be seen in what is printed.
         environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'COLUMNS': '', 'PYTHONWARNINGS': '',
                        'TMPDIR': str(self.temporary), **ROOT_MAY, **env, **dict([self.mark.split('=')])}
         self.process = subprocess.Popen(

@@ -142,7 +142,7 @@ class _Ranks:
             self._let_step_end(signals)
         # Where a rank was killed, mpiexec ends by itself, and its status will say why.
         killed = self.failure is not None and 'error' not in self.words[self.failure]
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + PATIENCE * (2 if killed else 1)
         while not signals and time.monotonic() < until and (
                 self._listen(0.2) or killed and self.mpiexec.poll() is None):
             pass
