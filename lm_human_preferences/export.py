@@ -19,11 +19,11 @@ def export(model_dir, output_dir):
     if os.path.exists(output_dir) and not (os.path.isdir(output_dir) and not os.listdir(output_dir)):
         raise UserError(f'{output_dir} is not empty: give a new directory')
     trained_model = trained_models.TrainedModel(model_dir)
-    sizes = trained_model.hparams()
+    sizes = {theirs: getattr(trained_model.hparams(), ours)
+             for ours, (theirs, _) in trained_models.HUGGING_FACE_SIZES.items()}
     network = GPT2LMHeadModel(GPT2Config(
-        vocab_size=sizes.n_vocab, n_positions=sizes.n_ctx, n_embd=sizes.n_embd, n_layer=sizes.n_layer,
-        n_head=sizes.n_head, activation_function='gelu_pytorch_tanh', layer_norm_epsilon=1e-5, embd_pdrop=0,
-        attn_pdrop=0, resid_pdrop=0, bos_token_id=None, eos_token_id=None))
+        **sizes, activation_function='gelu_pytorch_tanh', layer_norm_epsilon=1e-5, embd_pdrop=0, attn_pdrop=0,
+        resid_pdrop=0, bos_token_id=None, eos_token_id=None))
     network.transformer.load_state_dict(trained_model.build(scope='model').transformer.state_dict())
     network.save_pretrained(output_dir)
     encoding = trained_model.encoding

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from lm_human_preferences import label_files, lm_tasks
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.language import encodings
+from lm_human_preferences.language.reviews_model import as_batch
 from lm_human_preferences.utils.core import default_device, one_thread
 from lm_human_preferences.utils.errors import UserError
 
@@ -65,8 +66,7 @@ def _fit():
     """The weights of `_log_odds` that explain labelled reviews best, with a small penalty; always the same."""
     encoder = encodings.Reviews.get_encoder()
     texts, liked = zip(*itertools.islice(reviews.labelled_reviews('train'), READ))
-    tokens = torch.nn.utils.rnn.pad_sequence(
-        [torch.tensor(encoder.encode(text)) for text in texts], batch_first=True, padding_value=encoder.padding_token)
+    tokens = as_batch(encoder, texts)
     targets, n = torch.tensor(liked, dtype=torch.float64), encoder.padding_token + 1
     weights = torch.zeros(3, n, n, dtype=torch.float64, requires_grad=True)
     solver = torch.optim.LBFGS([weights], max_iter=100, line_search_fn='strong_wolfe')

@@ -14,11 +14,6 @@ from lm_human_preferences.utils.core import MIN_TEMPERATURE
 CHUNK = 8192  # token sequences in one forward pass
 
 
-def optimal_logprobs(ref_logprobs, rewards, beta):
-    """log pi*(y|x), which maximises E[reward] - beta KL: shaped like `ref_logprobs` and `rewards`."""
-    return (ref_logprobs.double() + rewards.double() / beta).log_softmax(-1)
-
-
 def expected(logprobs, values):
     """Mean of `values (queries, responses)` under a policy -> (queries,)."""
     return (logprobs.double().exp() * values.double()).sum(-1)

@@ -50,7 +50,6 @@ def draw_points(axes, points):
 
 
 def legend(axes, **settings):
-    """A legend without a frame."""
     axes.legend(frameon=False, labelcolor=INK, **settings)
 
 

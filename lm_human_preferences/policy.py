@@ -16,12 +16,10 @@ class Policy:
 
     def __init__(self, trained_model, *, scope='policy', embed_queries=lambda queries: queries, temperature=1.0,
                  device=None):
-        self.trained_model = trained_model
-        self.scope = scope
+        self.trained_model, self.scope = trained_model, scope
         self.encoder = trained_model.encoding.get_encoder()
         self.padding_token = self.encoder.padding_token
-        self.embed_queries = embed_queries
-        self.temperature = temperature
+        self.embed_queries, self.temperature = embed_queries, temperature
         self.device = device or default_device()
         self.model = trained_model.build(scope=scope, scalar_heads=['value']).to(self.device)
 
@@ -30,7 +28,6 @@ class Policy:
         return self.model.tf_parameters(self.scope)
 
     def get_params(self):
-        """All trainable parameters."""
         return list(self.model.parameters())
 
     def _step(self, tokens, past, past_tokens):
@@ -71,5 +68,4 @@ class Policy:
 
     @torch.no_grad()
     def analyze_responses(self, queries, responses):
-        """`analyze_responses_op` without gradients."""
         return self.analyze_responses_op(queries, responses)

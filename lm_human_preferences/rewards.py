@@ -17,9 +17,8 @@ from lm_human_preferences.utils.errors import UserError
 class _Scorer(nn.Module):
     """Scores query and response without the task's prefix and suffix: gain * reward + bias."""
 
-    def __init__(self, model, encoding, *, scope):
+    def __init__(self, model, encoding):
         super().__init__()
-        self.scope = scope
         self.encoder = encoding.get_encoder()
         self.padding_token = self.encoder.padding_token
         self.model = model
@@ -28,11 +27,10 @@ class _Scorer(nn.Module):
 
     def tf_parameters(self):
         """Parameters under the variable names of the original's checkpoints."""
-        return {**self.model.tf_parameters(self.scope), f'{self.scope}/reward_norm/gain': self.reward_gain,
-                f'{self.scope}/reward_norm/bias': self.reward_bias}
+        return {**self.model.tf_parameters('reward_model'), 'reward_model/reward_norm/gain': self.reward_gain,
+                'reward_model/reward_norm/bias': self.reward_bias}
 
     def get_params(self):
-        """All trainable parameters, gain and bias included."""
         return list(self.tf_parameters().values())
 
     def get_rewards_op(self, queries, responses):
@@ -48,19 +46,18 @@ class _Scorer(nn.Module):
 
     @torch.no_grad()
     def get_rewards(self, queries, responses):
-        """`get_rewards_op` without gradients."""
         return self.get_rewards_op(queries, responses)
 
 
 class RewardModel(_Scorer):
     """The reward model that is trained (the original's rewards.RewardModelTrainer); starts from a language model."""
 
-    def __init__(self, trained_model, *, scope='reward_model', device=None):
-        super().__init__(trained_model.build(scope=scope, scalar_heads=['reward']), trained_model.encoding, scope=scope)
-        self.to(device or default_device())
+    def __init__(self, trained_model):
+        super().__init__(trained_model.build(scope='reward_model', scalar_heads=['reward']), trained_model.encoding)
+        self.to(default_device())
         if not trained_model.is_random:
             for name in ('gain', 'bias'):
-                print(f'Param {scope}/reward_norm/{name} is missing from checkpoint {trained_model.source}')
+                print(f'Param reward_model/reward_norm/{name} is missing from checkpoint {trained_model.source}')
 
     @torch.no_grad()
     def _set_norm(self, gain, bias):
@@ -68,7 +65,6 @@ class RewardModel(_Scorer):
         self.reward_bias.fill_(bias)
 
     def reset_reward_scale(self):
-        """Back to gain 1 and bias 0."""
         self._set_norm(1, 0)
 
     def set_reward_norm(self, *, old_mean, old_std, new_mean, new_std):
@@ -92,7 +88,7 @@ class TrainedRewardModel(_Scorer):
     encoding: that of the policy, whose tokens are scored.
     """
 
-    def __init__(self, train_dir, encoding, *, scope='reward_model', device=None):
+    def __init__(self, train_dir, encoding, *, device=None):
         directory = None if train_dir == 'test' else reward_model_dir(train_dir)
         hparams = (trained_models.load_hparams(storage.join(directory, 'hparams.json')) if directory
                    else trained_models.test_hparams())
@@ -102,7 +98,7 @@ class TrainedRewardModel(_Scorer):
         if directory:
             bundle = trained_models.open_bundle(directory)
             trained_models.check_size(hparams, bundle)
-        super().__init__(Model(hparams, ['reward']), encoding, scope=scope)
+        super().__init__(Model(hparams, ['reward']), encoding)
         if directory:
             self._load(bundle)
         else:
@@ -111,11 +107,10 @@ class TrainedRewardModel(_Scorer):
 
     def _load(self, bundle):
         parameters = self.tf_parameters()
-        source = {'reward_model' + name.removeprefix(self.scope): (name, p) for name, p in parameters.items()}
-        missing = trained_models.load_parameters(bundle, source)
+        missing = trained_models.load_parameters(bundle, {name: (name, p) for name, p in parameters.items()})
         if missing:
             raise UserError(f'{bundle.prefix} is no reward model: it lacks {missing[0]}')
-        for name in sorted(source):
+        for name in sorted(parameters):
             print('setting', name)
 
     def score(self, queries, responses):

@@ -8,6 +8,7 @@ import torch
 from lm_human_preferences import andon, evaluate, lm_tasks, ppo, train_reward
 from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams, PpoHParams, RewardHParams
 from lm_human_preferences.language import trained_models
+from lm_human_preferences.language.model import in_tf_shapes
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import get_reward_model, label_source, make_score_fn
 from lm_human_preferences.utils import checkpoints, hyperparams, memory, precision, runs, storage
@@ -45,8 +46,7 @@ class AdaptiveKLController:
     """A KL coefficient that is steered so that the KL stays near a target (paper, section 2.2)."""
 
     def __init__(self, init_kl_coef, hparams):
-        self.value = init_kl_coef
-        self.hparams = hparams
+        self.value, self.hparams = init_kl_coef, hparams
 
     def update(self, current, n_steps):
         """current: KL in nats of the last step; n_steps: episodes that it took."""
@@ -62,14 +62,9 @@ class PPOTrainer:
     """
 
     def __init__(self, *, policy, ref_policy, query_sampler, score_fn, hparams, comm, score_model=None):
-        self.policy = policy
-        self.ref_policy = ref_policy
-        self.query_sampler = query_sampler
-        self.score_fn = score_fn
-        self.score_model = score_model
-        self.hparams = hparams
-        self.comm = comm
-        self.global_step = 0
+        self.policy, self.ref_policy, self.score_model = policy, ref_policy, score_model
+        self.query_sampler, self.score_fn = query_sampler, score_fn
+        self.hparams, self.comm, self.global_step = hparams, comm, 0
         self.penalized = None  # share of the last step's responses, see penalized_share
         self.start_time = self.last_time = time.time()
         kl_coef, adaptive = hparams.rewards.kl_coef, hparams.rewards.adaptive_kl
@@ -164,8 +159,7 @@ class PPOTrainer:
             'objective/kl': (logprobs - ref_logprobs).sum(1).mean(),
             'objective/kl_coef': torch.tensor(kl_coef),
             'objective/entropy': -logprobs.sum(1).mean()}
-        for name, values in train_stats.items():
-            stats[f'ppo/{name}'] = torch.stack(tuple(values)).mean()
+        stats.update({f'ppo/{name}': torch.stack(tuple(values)).mean() for name, values in train_stats.items()})
         for name, values in score_stats.items():
             stats[f'objective/{name}'] = values.mean()
             stats[f'objective/{name}_total'] = values.mean() + non_score_reward.sum(1).mean()
@@ -203,7 +197,7 @@ class PPOTrainer:
 
     def tf_variables(self):
         """Everything that the original's checkpoint of this run holds, tensors by variable name."""
-        return train_reward.in_tf_shapes({
+        return in_tf_shapes({
             **self.policy.tf_parameters(), **self.ref_policy.tf_parameters(), **self.score_model.tf_parameters(),
             **self.optimizer.tf_slots('ppo_opt'), 'global_step': torch.tensor(self.global_step),
             'start_time': torch.tensor(self.start_time, dtype=torch.float64),
@@ -287,7 +281,7 @@ def start(hparams, keeper, comm):
     if directory and comm.rank == 0:
         say(f'Will save to {hparams.run.save_dir}')
         checkpoints.write_json(storage.join(directory, 'train_policy_hparams.json'), runs.record(hparams))
-        train_reward.write_model_files(storage.join(directory, 'policy'), trained_model)
+        trained_model.write_files(storage.join(directory, 'policy'))
     return trainer
 
 

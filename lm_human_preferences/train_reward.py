@@ -7,7 +7,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences import andon, label_files, label_types, lm_tasks, mock_rewards, rewards
 from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
-from lm_human_preferences.language import model, trained_models
+from lm_human_preferences.language import trained_models
+from lm_human_preferences.language.model import in_tf_shapes
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.utils import checkpoints, hyperparams, memory, precision, runs, storage
 from lm_human_preferences.utils import comm as comms
@@ -45,15 +46,10 @@ class RewardModelTrainer:
     """
 
     def __init__(self, *, reward_model, policy, query_sampler, labels, hparams, comm):
-        self.reward_model = reward_model
-        self.policy = policy
-        self.query_sampler = query_sampler
-        self.labels = labels
+        self.reward_model, self.policy, self.query_sampler = reward_model, policy, query_sampler
+        self.labels, self.label_type = labels, label_types.get(hparams.labels.type)
         self.num_train = len(labels['query'])
-        self.label_type = label_types.get(hparams.labels.type)
-        self.hparams = hparams
-        self.comm = comm
-        self.train_step = 0
+        self.hparams, self.comm, self.train_step = hparams, comm, 0
         self.order = None  # of the labels, once it is drawn
         self.agreements = []  # of each batch's rewards with its labels, before it was learned
         self.optimizer = Adam(reward_model.tf_parameters(), comm=comm)
@@ -200,7 +196,7 @@ def train_in_run(hparams, comm, run, records):
                 say(f'Will save to {hparams.run.save_dir}')
                 for name, record in records.items():
                     checkpoints.write_json(storage.join(hparams.run.directory, name), record)
-                write_model_files(directory, trained_model)
+                trained_model.write_files(directory)
             say(*notes)
         trainer.train(keeper, run.andon)
     if comm.rank == 0 and directory:
@@ -238,14 +234,3 @@ def build_trainer(hparams, trained_model, comm):
         batch_size=exact_div(hparams.rollout_batch_size, comm.size))
     return RewardModelTrainer(reward_model=reward_model, policy=ref_policy, labels=labels, hparams=hparams, comm=comm,
                               query_sampler=query_sampler), notes
-
-
-def write_model_files(directory, trained_model):
-    """Write the hparams.json and encoding that a saved model is read back with."""
-    checkpoints.write_json(storage.join(directory, 'hparams.json'), trained_model.hparams().to_nested_dict())
-    checkpoints.write_json(storage.join(directory, 'encoding'), trained_model.encoding.name)
-
-
-def in_tf_shapes(tensors):
-    """{TensorFlow variable name: tensor} as views, without gradients, in the shapes that TensorFlow's have."""
-    return {name: model.as_tf(name, tensor.detach()) for name, tensor in tensors.items()}

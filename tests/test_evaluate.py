@@ -12,6 +12,7 @@ from events import events_of
 from lm_human_preferences import evaluate, optimum
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.sample_policy import load_run_hparams
+from test_optimum import optimal_logprobs
 
 LN2, LN3 = math.log(2), math.log(3)
 
@@ -39,7 +40,7 @@ def test_kl_to_the_optimum_is_that_of_the_distributions():
     ref_logprobs, logprobs = ref_logprobs.log_softmax(-1), logprobs.log_softmax(-1)
     points = evaluate.compare(ref_logprobs, optimum.kl(logprobs, ref_logprobs), scores,
                               optimum.expected(logprobs, scores), kl_coef=0.3, exact=True)
-    best = optimum.optimal_logprobs(ref_logprobs, scores, 0.3)
+    best = optimal_logprobs(ref_logprobs, scores, 0.3)
     torch.testing.assert_close(points['policy']['kl_to_optimum'], optimum.kl(logprobs, best))
 
 

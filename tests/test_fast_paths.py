@@ -102,7 +102,7 @@ def test_responses_without_a_query(net):
 
 
 def test_the_cache_grows(net, monkeypatch):
-    monkeypatch.setattr(model.Cache, 'ROOM', 2)
+    monkeypatch.setattr(model, 'ROOM', 2)
     tokens, cache = padded(3, QUERY + LENGTH, share=0.3), model.Cache()
     tokens, mask = net.mask_padding(tokens, PADDING)
     with torch.no_grad():

@@ -15,7 +15,6 @@ class PolicyHParams(hyperparams.HParams):
 
 @dataclass
 class TaskHParams(hyperparams.HParams):
-    # Query params
     query_length: int = option(None, 'tokens of a query: longer texts are cut, shorter ones padded', at_least=1)
     query_dataset: str = option(
         None, 'where queries come from: books, cnndm, tldr, test, reviews, or a .jsonl file of strings')
@@ -23,10 +22,7 @@ class TaskHParams(hyperparams.HParams):
     query_suffix: str = option('', 'text put after every query')
     start_text: Optional[str] = option('.', 'a query begins after the first of these (one token); None: at once')
     end_text: Optional[str] = option(None, 'a query ends with the last of these (one token); None: at query_length')
-
-    # Response params
     response_length: int = option(None, 'tokens of a response', at_least=1)
-
     truncate_token: Optional[int] = option(
         None, 'a response ends with the first of these tokens at or after truncate_after; None: at response_length')
     truncate_after: int = option(0, 'tokens of a response before truncate_token counts', at_least=0)

@@ -29,8 +29,7 @@ class RunHParams(hyperparams.HParams):
     resume: bool = option(False, 'go on from the newest checkpoint in save_dir, if there is one', ours=True)
     evaluate: bool = option(
         False, 'when a policy is trained, do what ./launch.py evaluate does; needs save_dir', ours=True)
-    allreduce: str = option(
-        'auto', 'what averages over ranks: auto, horovod, torch or mpi', one_of=ENGINES, ours=True)
+    allreduce: str = option('auto', 'what averages over ranks: auto, horovod, torch or mpi', one_of=ENGINES, ours=True)
     andon: str = option(
         'warn', 'when training goes wrong: off, warn, or stop, with a checkpoint of the moment', one_of=ANDON,
         ours=True)
@@ -80,5 +79,4 @@ class HParams(hyperparams.HParams):
             hyperparams.check_multiple(getattr(self, name), f'--{prefix}{name}', {'--mpi': ranks})
 
     def writes(self):
-        """The commands whose files the run writes, its own last."""
         return ['train_reward']

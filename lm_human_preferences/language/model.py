@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from lm_human_preferences.hparams.model import HParams
 from lm_human_preferences.utils import precision
 from lm_human_preferences.utils.core import cumulative_max, index_each
+from lm_human_preferences.utils.memory import ROOM
 
 __all__ = ['HParams', 'Model']
 
@@ -61,8 +62,6 @@ def project(x, layer):
 class Cache:
     """Keys and values of the tokens so far, in memory with room for those to come."""
 
-    ROOM = 64  # tokens
-
     def __init__(self, past=None):
         """past: `(batch, n_layer, 2, n_head, past_length, d)` as `Model.forward` takes it."""
         self.layers = [] if past is None else list(past.permute(1, 2, 0, 3, 4, 5))  # (2, batch, n_head, room, d) each
@@ -75,7 +74,7 @@ class Cache:
         if layer == len(self.layers):
             self.layers.append(new[..., :0, :])
         if end > self.layers[layer].shape[3]:
-            self.layers[layer] = F.pad(self.layers[layer], (0, 0, 0, end + self.ROOM - self.layers[layer].shape[3]))
+            self.layers[layer] = F.pad(self.layers[layer], (0, 0, 0, end + ROOM - self.layers[layer].shape[3]))
         self.layers[layer][..., self.length:end, :] = new
         return self.layers[layer][..., :end, :]
 
@@ -117,6 +116,11 @@ def as_tf(name, tensor):
     return tensor[None] if tensor.ndim == 2 and re.search(r'/w(/adam(_1)?)?$', name) else tensor
 
 
+def in_tf_shapes(tensors):
+    """{TensorFlow variable name: tensor} as views, without gradients, in the shapes that TensorFlow's have."""
+    return {name: as_tf(name, tensor.detach()) for name, tensor in tensors.items()}
+
+
 def tf_name(name):
     """'h.0.attn.c_attn.weight' -> 'h0/attn/c_attn/w': the GPT-2 release's name of a parameter of GPT2Model."""
     path = re.sub(r'^h\.', 'h', name).replace('.', '/')
@@ -136,15 +140,14 @@ def gpt2_parameters(sizes):
     def layer(inputs, outputs):
         return nn.ParameterDict({'weight': torch.empty(inputs, outputs), 'bias': torch.empty(outputs)})
 
-    def block():
-        return nn.ModuleDict({
-            'ln_1': nn.LayerNorm(n_embd),
-            'attn': nn.ModuleDict({'c_attn': layer(n_embd, 3 * n_embd), 'c_proj': layer(n_embd, n_embd)}),
-            'ln_2': nn.LayerNorm(n_embd),
-            'mlp': nn.ModuleDict({'c_fc': layer(n_embd, 4 * n_embd), 'c_proj': layer(4 * n_embd, n_embd)})})
-    return nn.ModuleDict({
-        'wte': embedding(sizes.n_vocab), 'wpe': embedding(sizes.n_ctx),
-        'h': nn.ModuleList(block() for _ in range(sizes.n_layer)), 'ln_f': nn.LayerNorm(n_embd)})
+    blocks = [nn.ModuleDict({
+        'ln_1': nn.LayerNorm(n_embd),
+        'attn': nn.ModuleDict({'c_attn': layer(n_embd, 3 * n_embd), 'c_proj': layer(n_embd, n_embd)}),
+        'ln_2': nn.LayerNorm(n_embd),
+        'mlp': nn.ModuleDict({'c_fc': layer(n_embd, 4 * n_embd), 'c_proj': layer(4 * n_embd, n_embd)})})
+        for _ in range(sizes.n_layer)]
+    return nn.ModuleDict({'wte': embedding(sizes.n_vocab), 'wpe': embedding(sizes.n_ctx), 'h': nn.ModuleList(blocks),
+                          'ln_f': nn.LayerNorm(n_embd)})
 
 
 class ScalarHead(nn.Module):
@@ -245,7 +248,8 @@ class Model(nn.Module):
 
         positions: (batch, length); allowed: see attention_mask; real: bool (batch, length), where to compute at all.
         """
-        self._check_positions(positions)
+        if positions.numel() and positions.max() >= self.hparams.n_ctx:
+            raise ValueError(f"{positions.max() + 1} tokens are more than the model's context of {self.hparams.n_ctx}")
         network, packing = self.transformer, Packing(real)
         x = network.wte(packing.pack(tokens)) + network.wpe(packing.pack(positions))
         bias = torch.zeros(allowed.shape, dtype=precision.computing_type(x.dtype), device=x.device)
@@ -274,11 +278,6 @@ class Model(nn.Module):
         x = x + project(packing.pack(attend(q, k, v, bias)), block.attn.c_proj)
         inner = F.gelu(project(block.ln_2(x), block.mlp.c_fc), approximate='tanh')
         return x + project(inner, block.mlp.c_proj), packing
-
-    def _check_positions(self, positions):
-        if positions.shape[1] > 0 and positions.max() >= self.hparams.n_ctx:
-            tokens = int(positions.max()) + 1
-            raise ValueError(f"{tokens} tokens are more than the model's context of {self.hparams.n_ctx}")
 
     def mask_padding(self, tokens, padding_token):
         """(tokens with 0 for padding, bool mask of the real ones); ValueError for a row of padding only."""

@@ -40,10 +40,9 @@ def _make(place):
     part = f'{place}.part'
     shutil.rmtree(part, ignore_errors=True)  # of a killed process: nobody else holds the lock
     hparams = model.HParams(**SIZES)
-    tensors = {name: model.as_tf(name, tensor.detach()) for name, tensor in train(hparams).tf_parameters().items()}
     checkpoints.write_json(os.path.join(part, 'hparams.json'), hparams.to_nested_dict())
     checkpoints.write_json(os.path.join(part, 'encoding'), encodings.Reviews.name)
-    checkpoints.save(part, 'model.ckpt', tensors)
+    checkpoints.save(part, 'model.ckpt', model.in_tf_shapes(train(hparams).tf_parameters()))
     os.rename(part, place)
 
 

@@ -1,5 +1,6 @@
 """Where the weights of a language model come from: a released name, a directory, or the made-up `test`, `reviews`."""
 import copy
+import functools
 import os
 
 import numpy as np
@@ -12,7 +13,6 @@ from lm_human_preferences.utils.tf_bundle import Bundle, BundleError
 
 TINY = 128  # width of a network that one thread of the CPU computes fastest
 RELEASED = ('124M', '355M', '774M', '1558M')
-TEST_SIZES = dict(n_vocab=27, n_ctx=8, n_layer=2, n_embd=7, n_head=1)
 HUGGING_FACE_SIZES = dict(  # our name: theirs, and what it is where their file leaves it out
     n_vocab=('vocab_size', 50257), n_ctx=('n_positions', 1024), n_embd=('n_embd', 768), n_head=('n_head', 12),
     n_layer=('n_layer', 12))
@@ -42,7 +42,7 @@ def check_size(hparams, weights):
 
 def test_hparams():
     """The tiny model of the original's tests, with random weights."""
-    return model.HParams(**TEST_SIZES)
+    return model.HParams(n_vocab=27, n_ctx=8, n_layer=2, n_embd=7, n_head=1)
 
 
 def open_bundle(directory):
@@ -61,13 +61,13 @@ def open_bundle(directory):
 
 
 def _fetch_bundle(place, name):
+    prefix = storage.join(place, name)
     if storage.is_remote(place):
-        index = storage.local_copy(storage.join(place, f'{name}.index'))
-        shards = Bundle(index.removesuffix('.index')).shard_names()
-        storage.local_copies([storage.join(place, shard) for shard in shards])
-        return Bundle(index.removesuffix('.index'))
-    checkpoints.restore_state(storage.join(place, name))  # notices more damage than opening does
-    return Bundle(storage.join(place, name))
+        prefix = storage.local_copy(f'{prefix}.index').removesuffix('.index')
+        storage.local_copies([storage.join(place, shard) for shard in Bundle(prefix).shard_names()])
+    else:
+        checkpoints.restore_state(prefix)  # notices more damage than opening does
+    return Bundle(prefix)
 
 
 class HuggingFaceWeights(dict):
@@ -89,7 +89,6 @@ class HuggingFaceWeights(dict):
             self[ours] = model.as_tf(ours, tensor.float().numpy())
 
     def nbytes(self):
-        """Size of all weights in memory."""
         return sum(array.nbytes for array in self.values())
 
 
@@ -103,42 +102,34 @@ class TrainedModel:
     """
 
     def __init__(self, name, savedir=None, scope=None):
-        self.name = name
-        self.scope = scope
-        self.savedir = savedir or _directory_of(name)
+        self.name, self.scope, self.savedir = name, scope, savedir or _directory_of(name)
         self.source = None  # the checkpoint that `build` read
-        self._hparams = None
-        self._encoding = None
 
     @property
     def is_random(self):
         """Whether this is the 'test' model, which has no checkpoint."""
         return self.savedir is None
 
-    @property
+    @functools.cached_property
     def encoding(self):
         """The encoding named in the directory's `encoding` file; `main` where there is none, as in GPT-2's releases."""
-        if self._encoding is None:
-            self._encoding = encodings.Test if self.is_random else self._read_encoding()
-        return self._encoding
-
-    def _read_encoding(self):
+        if self.is_random:
+            return encodings.Test
         path = storage.join(self.savedir, 'encoding')
-        if not storage.exists(path):
-            return encodings.Main
-        return encodings.by_name(storage.read_json(path))
+        return encodings.by_name(storage.read_json(path)) if storage.exists(path) else encodings.Main
 
     def hparams(self):
         """A copy of the model's sizes."""
-        if self._hparams is None:
-            self._hparams = test_hparams() if self.is_random else self._read_hparams()
         return copy.deepcopy(self._hparams)
 
     def _is_hugging_face(self):
         return not storage.exists(storage.join(self.savedir, 'hparams.json')) and storage.exists(
             storage.join(self.savedir, 'config.json'))
 
-    def _read_hparams(self):
+    @functools.cached_property
+    def _hparams(self):
+        if self.is_random:
+            return test_hparams()
         if not self._is_hugging_face():
             return load_hparams(storage.join(self.savedir, 'hparams.json'))
         path = storage.join(self.savedir, 'config.json')
@@ -150,6 +141,11 @@ class TrainedModel:
                 f'{path}: only GPT-2 with gelu_new is supported, not {str(kind):.80} with {str(activation):.80}')
         return load_hparams(path, {ours: config.get(theirs, default)
                                    for ours, (theirs, default) in HUGGING_FACE_SIZES.items()})
+
+    def write_files(self, directory):
+        """Write the hparams.json and encoding that a saved model is read back with."""
+        checkpoints.write_json(storage.join(directory, 'hparams.json'), self.hparams().to_nested_dict())
+        checkpoints.write_json(storage.join(directory, 'encoding'), self.encoding.name)
 
     def build(self, *, scope, scalar_heads=()):
         """A `Model` with these weights on the CPU; heads that the checkpoint lacks are drawn at random and reported."""
@@ -199,9 +195,8 @@ def _source_names(parameters, weights, scope):
 def load_parameters(weights, parameters):
     """Copy `weights` (a Bundle) into `parameters` on the CPU, {name there: (our name, Parameter)}.
 
-    Returns those of our names that the weights lack.
-
-    Raises UserError naming tensor and file where shape or type differ.
+    Returns those of our names that the weights lack. Raises UserError naming tensor and file where shape or type
+    differ.
     """
     missing = []
     for source, (name, parameter) in parameters.items():

@@ -81,9 +81,7 @@ def save(directory, name, tensors, *, state=None, max_to_keep=20):
     Raises UserError where the directory cannot be written or the disk is full; what was there is then as it was.
     """
     assert re.fullmatch(NAME, name), name
-    prefix = os.path.join(directory, name)
-    need = _size(tensors)
-    free = 'free space unknown'
+    prefix, need, free = os.path.join(directory, name), _size(tensors), 'free space unknown'
     try:
         os.makedirs(directory, exist_ok=True)
         room = shutil.disk_usage(directory).free
@@ -126,7 +124,6 @@ def _signed(value):
 
 
 def _commit(directory, keep):
-    """Replace the `checkpoint` file."""
     with storage.replacing(os.path.join(directory, 'checkpoint')) as (file,):
         file.write(state_text(keep))
 

@@ -140,7 +140,6 @@ def take_top_p_logits(logits, p):
 
 
 def cumulative_max(x):
-    """Running maximum along the last axis."""
     return x.cummax(-1).values
 
 

@@ -25,7 +25,7 @@ SEEDS = range(-2 ** 63, 2 ** 63)
 RANDOM = {'numpy': (str, range(625), range(2), float), 'torch': str}  # numpy does not check the position itself
 
 
-class Keeper:
+class Keeper(contextlib.AbstractContextManager):
     """Saves a trainer to a local `directory` (None: nowhere), and puts it where its newest checkpoint was taken.
 
     Every rank has one; rank 0 writes. resume: whether to go on from what is there. fixed: the scopes of variables that
@@ -43,14 +43,9 @@ class Keeper:
         self.copies, self.failed, self.asked = {}, False, False
         self.thread = concurrent.futures.ThreadPoolExecutor(1)
 
-    def __enter__(self):
-        return self
-
     def __exit__(self, *error):
-        try:
+        with self.thread:
             self.wait()
-        finally:
-            self.thread.shutdown()
 
     def set_seed(self, seed):
         """Seed this rank as the run that goes on was seeded; a new one by `seed`, None: by chance."""

@@ -38,8 +38,7 @@ class Logger:
     """
 
     def __init__(self, save_dir, subdir, *, log_interval, comm, tag_prefix=''):
-        self.log_interval = log_interval
-        self.tag_prefix = tag_prefix
+        self.log_interval, self.tag_prefix = log_interval, tag_prefix
         self.active = comm.rank == 0
         self.directory = os.path.join(save_dir, 'tb', subdir) if self.active and save_dir else None
         self.file = self.first_step = None

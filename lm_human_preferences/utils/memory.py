@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 FLOAT, HALF, DOUBLE = 4, 2, 8  # bytes
-ROOM = 64  # tokens that a cache of keys and values may have room for beyond those it holds
+ROOM = 64  # tokens that a cache of keys and values has room for beyond those it holds
 
 
 @dataclass

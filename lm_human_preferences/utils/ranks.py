@@ -151,12 +151,15 @@ class _Ranks:
         """Ask the ranks to end, which those that train do after their step; wait for it, unless asked once more."""
         print(ENDING, flush=True)
         self._mute()
-        for rank in self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.words[rank]['process'], signal.SIGTERM)
+        self._send(signal.SIGTERM)
         until = time.monotonic() + STEP
         while len(signals) == 1 and self.failure is None and self.mpiexec.poll() is None and time.monotonic() < until:
             self._listen(0.2)
+
+    def _send(self, number):
+        for rank in self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.words[rank]['process'], number)
 
     def _mute(self):
         """Listen no more to mpiexec: what it says of being ended is no news."""
@@ -197,9 +200,7 @@ class _Ranks:
             self.mpiexec.wait(PATIENCE)
         self.mpiexec.kill()
         self.mpiexec.wait()
-        for rank in self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.words[rank]['process'], signal.SIGKILL)
+        self._send(signal.SIGKILL)
         while self.alive and self._listen(PATIENCE):
             pass
         if self.mid_line:

@@ -48,8 +48,7 @@ def own_files(hparams):
     """The files, paths or URLs, that runs with `hparams` write; halves that a kill has left end in .part."""
     own = _written_by(hparams.writes(), r'(\.\d+\.part)?')
     directory = hparams.run.directory
-    paths = [os.path.join(root, name) for root, _, names in os.walk(directory) for name in names]
-    found = [path for path in paths if own.fullmatch(os.path.relpath(path, directory))]
+    found = [os.path.join(directory, name) for name in storage.local_files(directory, own)]
     if storage.is_remote(hparams.run.save_dir):
         names = sorted(storage.listing(hparams.run.save_dir), key=lambda name: not name.endswith('/checkpoint'))
         found += [storage.join(hparams.run.save_dir, name) for name in names if own.fullmatch(name)]

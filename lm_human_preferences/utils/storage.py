@@ -136,27 +136,25 @@ def local_copies(paths):
     return [local_copy(path) for path in paths]
 
 
+def _md5_when_fetched(path):
+    """What was recorded of a file in the cache; of one put there by hand, what it is now."""
+    try:
+        return os.getxattr(path, MD5).decode()
+    except OSError:
+        return md5(path)
+
+
 def _is_intact(path):
     """Whether there is a file, and still what was fetched; of one put there by hand that is taken for granted."""
-    if not os.path.exists(path):
-        return False
     try:
-        return os.path.getsize(path) > LARGE or md5(path) == os.getxattr(path, MD5).decode()
-    except OSError:  # nothing is recorded; or it cannot be read, which whoever wants to will say
+        return os.path.exists(path) and (os.path.getsize(path) > LARGE or md5(path) == _md5_when_fetched(path))
+    except OSError:  # it cannot be read, which whoever wants to will say
         return True
 
 
 def _is_current(blob, stat):
     """Whether the copy in the cache is intact and what the server has, of which it has said `stat`."""
-    if not _is_intact(blob.cached):
-        return False
-    if not blob.may_change:
-        return True
-    try:
-        digest = os.getxattr(blob.cached, MD5).decode()
-    except OSError:
-        digest = md5(blob.cached)
-    return digest == stat.md5
+    return _is_intact(blob.cached) and (not blob.may_change or _md5_when_fetched(blob.cached) == stat.md5)
 
 
 def md5(path):
@@ -218,6 +216,13 @@ def remove(path):
             return os.remove(path)
         with _changing(path) as (blob, blobs), contextlib.suppress(FileNotFoundError):
             blobs.remove(blob.path)
+
+
+def local_files(directory, own):
+    """Names of the files below a local directory that match `own`, a regular expression."""
+    paths = [os.path.relpath(os.path.join(root, name), directory) for root, _, names in os.walk(directory)
+             for name in names]
+    return sorted(filter(own.fullmatch, paths))
 
 
 def listing(directory):

@@ -13,10 +13,12 @@ import os
 import secrets
 import threading
 import time
+from pathlib import Path
 
 from lm_human_preferences.utils import checkpoints, storage
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.logging import say
+from lm_human_preferences.utils.storage import local_files
 
 WRITER, STATE = 'writer', 'checkpoint'
 LOOK = 1  # seconds between two looks for a new checkpoint
@@ -41,16 +43,11 @@ def last_writer(url):
     return name, process, age
 
 
-def _ids(directory):
-    """The ids under which a staging directory has written."""
-    path = os.path.join(directory, WRITER)
-    return storage.read_text(path).split() if os.path.exists(path) else []
-
-
 def is_newest(url, directory):
     """Whether a staging directory has all that the store has; UserError where somebody else is adding to that."""
     storage.check_access(url)
-    (name, process, age), ours = last_writer(url), _ids(directory)
+    (name, process, age), path = last_writer(url), os.path.join(directory, WRITER)
+    ours = storage.read_text(path).split() if os.path.exists(path) else []
     if name in ours or ours and not name:
         return True
     if process and age < STALE:
@@ -78,13 +75,6 @@ def fetch(url, directory, own):
         os.makedirs(os.path.dirname(os.path.join(directory, path)), exist_ok=True)
         os.replace(copy, os.path.join(directory, path))
     _sign_here(directory, name)
-
-
-def local_files(directory, own):
-    """Names of the files in a local directory that match `own`."""
-    paths = [os.path.relpath(os.path.join(root, name), directory) for root, _, names in os.walk(directory)
-             for name in names]
-    return sorted(path for path in paths if own.fullmatch(path))
 
 
 def _is_state(path):
@@ -175,7 +165,8 @@ class Mirror:
         if not name or age > INTERVAL / 2:
             self._sign(self.process)
         self.there = storage.listing(self.url) if self.there is None else self.there
-        states = {path: self._read(path) for path in local_files(self.directory, self.own) if _is_state(path)}
+        states = {path: Path(self.directory, path).read_bytes()
+                  for path in local_files(self.directory, self.own) if _is_state(path)}
         kept = {stem for path, text in states.items() for stem in _listed(path, text.decode())}
         # Looked for after what names them: a checkpoint may be saved, or deleted, at any moment.
         files = [path for path in local_files(self.directory, self.own)
@@ -195,19 +186,15 @@ class Mirror:
         self._remove([path for path in self.there if self.own.fullmatch(path) and path not in states
                       and path not in files and _stem(path) not in kept])
 
-    def _read(self, path):
-        with open(os.path.join(self.directory, path), 'rb') as file:
-            return file.read()
-
     def _differs(self, path):
         place = os.path.join(self.directory, path)
         return path not in self.there or (os.path.getsize(place), storage.md5(place)) != self.there[path]
 
     def _withdraw(self, path, text, changed):
         """Have the remote state file `path` name no checkpoint that is to be replaced by another of its name."""
-        names = {name: stem for name, stem in zip(checkpoints.parse_checkpoint_file(text), _listed(path, text))}
-        if path in self.there and {_stem(file) for file in changed if file in self.there} & {*names.values()}:
-            safe = [name for name, stem in names.items() if stem not in map(_stem, changed)]
+        stems = _listed(path, text)
+        if path in self.there and {_stem(file) for file in changed if file in self.there} & {*stems}:
+            safe = [os.path.basename(stem) for stem in stems if stem not in map(_stem, changed)]
             if safe:
                 self.there[path] = self._write(path, checkpoints.state_text(safe))
             else:
