@@ -475,10 +475,10 @@ def test_damaged_block(tmp_path, block, reason):
     (growing_keys, tf_table.TOO_LARGE), (repeated_block, tf_table.TOO_LARGE), (large_file, tf_table.TOO_LARGE)])
 def test_reading_a_crafted_index_is_cheap(tmp_path, make, reason):
     put(tmp_path / 'x.index', make())
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(BundleError, match=reason), peak_memory() as peak:
         Bundle(tmp_path / 'x')
-    assert peak() < 64 * MIB and time.monotonic() - start < 20
+    assert peak() < 64 * MIB and time.process_time() - start < 20
 
 
 @pytest.mark.parametrize('message', [
@@ -487,13 +487,13 @@ def test_reading_a_crafted_index_is_cheap(tmp_path, make, reason):
 def test_a_crafted_entry_is_cheap(tmp_path, message):
     """Millions of dimensions, and of shards, are told in few bytes: no list is made of them, no product."""
     path = crafted(tmp_path, {'v': message}, header=field(1, 1 << 60))
-    start = time.monotonic()
+    start = time.process_time()
     with peak_memory() as peak:
         bundle = Bundle(path)
         with pytest.raises(BundleError):
             bundle['v']
         assert bundle.shard_names() == [f'x.data-00000-of-{1 << 60}']
-    assert peak() < 16 * MIB and time.monotonic() - start < 20
+    assert peak() < 16 * MIB and time.process_time() - start < 20
 
 
 # Writing
