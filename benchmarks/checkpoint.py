@@ -21,7 +21,7 @@ from ppo_update import Ours, hparams_of
 from workload import QUERY_LENGTH, SIZES, VOCABULARY
 
 from lm_human_preferences.hparams import train_policy
-from lm_human_preferences.utils import comm
+from lm_human_preferences.utils import comm, precision
 from lm_human_preferences.utils.keeper import Keeper
 
 DEFAULT_INTERVAL = train_policy.HParams().run.save_interval
@@ -69,6 +69,7 @@ def main():
     parser.add_argument('--repeats', type=int, default=3)
     parser.add_argument('--interval', type=int, default=DEFAULT_INTERVAL, help='--run.save_interval')
     args = parser.parse_args()
+    precision.prepare('fp32', torch.device('cpu'))
     world = comm.SingleProcess()
     queries = torch.randint(VOCABULARY, (args.episodes, QUERY_LENGTH))
     trainer = Ours(args.size, hparams_of(args.episodes), queries, world).trainer
