@@ -12,6 +12,7 @@ import sys
 
 import torch
 
+import measuring
 import trl_ppo
 import workload
 from workload import PADDING, QUERY_LENGTH, RESPONSE_LENGTH, RandomModel
@@ -64,11 +65,11 @@ class Plain:
 
     def __init__(self, size, hparams, queries):
         self.policy, self.initial, self.scorer = (workload.plain_model(size) for _ in range(3))
-        width = self.policy.config.n_embd
-        self.value, self.reward_head = torch.nn.Linear(width, 1), torch.nn.Linear(width, 1)
+        width, device = self.policy.config.n_embd, self.policy.device
+        self.value, self.reward_head = (torch.nn.Linear(width, 1, device=device) for _ in range(2))
         parameters = [*self.policy.parameters(), *self.value.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=1e-5, eps=1e-5)
-        self.ppo, (self.queries, self.query_mask) = hparams.ppo, workload.padded_left(queries)
+        self.ppo, (self.queries, self.query_mask) = hparams.ppo, workload.padded_left(queries.to(device))
         self.mask = torch.nn.functional.pad(self.query_mask, (0, RESPONSE_LENGTH), value=True)
 
     def time_phases(self, clock):
@@ -156,15 +157,15 @@ def measure(args):
     run = (Plain(args.size, hparams, queries) if args.variant == 'plain'
            else trl_ppo.Trl(args.size, hparams, queries, TEMPERATURE) if args.variant == 'trl'
            else Ours(args.size, hparams, queries, comm.world()))
-    clock = workload.Clock()
+    clock = measuring.Clock()
     run.time_phases(clock)
-    return {**workload.repeat(run.update, clock, args.repeats), 'flops': flops(args.size, queries, 4)}
+    return {**measuring.repeat(run.update, clock, args.repeats), 'flops': flops(args.size, queries, 4)}
 
 
 def main():
     trl = {'trl': 'TRL, fp32'} if trl_ppo.is_installed() else {}
-    args = workload.arguments(__doc__, batch=16, variants={**workload.VARIANTS, **trl})
-    workload.main(args, measure, unit='update')
+    args = measuring.arguments(__doc__, batch=16, variants={**measuring.VARIANTS, **trl})
+    measuring.main(args, measure, unit='update')
     if not trl and args.variant is None:
         print('TRL is not installed, so its PPO is left out', file=sys.stderr)
 

@@ -8,6 +8,7 @@ the step needs at least, whoever computes it; `of rate` is their share of what t
 """
 import torch
 
+import measuring
 import workload
 from workload import PADDING, RESPONSE_LENGTH, VOCABULARY
 
@@ -40,7 +41,8 @@ def ours(args, batch):
 def plain(args, batch):
     """The same step in the plainest PyTorch."""
     network = workload.plain_model(args.size)
-    head = torch.nn.Linear(network.config.n_embd, 1)
+    head = torch.nn.Linear(network.config.n_embd, 1, device=network.device)
+    batch = {field: values.to(network.device) for field, values in batch.items()}
     optimizer = torch.optim.Adam([*network.parameters(), *head.parameters()], lr=5e-5, eps=1e-5)
     queries, mask = workload.padded_left(batch['query'])
     mask = torch.nn.functional.pad(mask, (0, RESPONSE_LENGTH), value=True)
@@ -73,8 +75,8 @@ def measure(args):
     """One variant's step."""
     batch = labels(args.batch)
     step = (plain if args.variant == 'plain' else ours)(args, batch)
-    return {**workload.repeat(step, workload.Clock(), args.repeats), 'flops': flops(args.size, batch['query'])}
+    return {**measuring.repeat(step, measuring.Clock(), args.repeats), 'flops': flops(args.size, batch['query'])}
 
 
 if __name__ == '__main__':
-    workload.main(workload.arguments(__doc__, batch=8), measure, unit='step')
+    measuring.main(measuring.arguments(__doc__, batch=8), measure, unit='step')

@@ -7,12 +7,11 @@ Both continue 64 tokens by 24 at temperature 0.7; weights are random. Ours also 
 bf16 is what the rollouts of `--run.precision bf16` take; sample.py itself computes in fp32.
 """
 import argparse
-import platform
 import statistics
-import time
 
 import torch
 
+import measuring
 import workload
 from workload import QUERY_LENGTH, RESPONSE_LENGTH, SIZES, VOCABULARY
 
@@ -44,17 +43,17 @@ def main():
     torch.set_num_threads(args.threads)
     policy = Policy(workload.RandomModel(args.size), temperature=TEMPERATURE)
     network = workload.plain_model(args.size).eval()
-    print(f'{platform.machine()}, torch {torch.__version__}, {args.size}, {args.threads} threads, tokens per second')
+    print(f'{measuring.machine()}, torch {torch.__version__}, {args.size}, {args.threads} threads, tokens per second')
     print(f'{"batch":>5} {"generate":>9} {"fp32":>7} {"faster":>7} {"bf16":>7} {"faster":>7}')
     for batch in map(int, args.batches.split(',')):
-        contexts = torch.randint(VOCABULARY, (batch, QUERY_LENGTH))
-        seconds = {variant: [] for variant in workload.VARIANTS}
+        contexts = torch.randint(VOCABULARY, (batch, QUERY_LENGTH)).to(network.device)
+        seconds = {variant: [] for variant in measuring.VARIANTS}
         for _ in range(args.repeats + 1):
             for variant, times in seconds.items():
-                workload.set_up(variant)
-                started = time.perf_counter()
+                measuring.set_up(variant)
+                started = measuring.now()
                 generated(network, contexts) if variant == 'plain' else sampled(policy, contexts)
-                times.append(time.perf_counter() - started)
+                times.append(measuring.now() - started)
         plain, fp32, bf16 = (batch * RESPONSE_LENGTH / statistics.median(times[1:]) for times in seconds.values())
         print(f'{batch:5} {plain:9.1f} {fp32:7.1f} {fp32 / plain:7.2f} {bf16:7.1f} {bf16 / plain:7.2f}', flush=True)
 

@@ -44,7 +44,7 @@ class Trl:
                 local_rollout_forward_batch_size=len(queries), response_length=RESPONSE_LENGTH,
                 temperature=temperature, whiten_rewards=True, kl_coef=hparams.rewards.kl_coef,
                 learning_rate=hparams.ppo.lr, num_sample_generations=0, save_strategy='no', report_to='none',
-                disable_tqdm=True, use_cpu=True, bf16=False, gradient_checkpointing=False),
+                disable_tqdm=True, use_cpu=not torch.cuda.is_available(), bf16=False, gradient_checkpointing=False),
             argparse.Namespace(pad_token_id=END_OF_TEXT, eos_token_id=END_OF_TEXT),
             model=workload.plain_model(size), ref_model=workload.plain_model(size), reward_model=scorer(size),
             value_model=scorer(size), train_dataset=dataset, eval_dataset=dataset,
