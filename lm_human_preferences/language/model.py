@@ -48,8 +48,11 @@ def attend(q, k, v, bias):
     if q.is_cuda:
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     else:
-        scores = torch.baddbmm(bias.flatten(0, 1), q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2),
-                               alpha=q.shape[-1] ** -0.5)
+        q_rows, k_rows, bias, alpha = q.flatten(0, 1), k.flatten(0, 1), bias.flatten(0, 1), q.shape[-1] ** -0.5
+        if q.shape[2] == 1:  # keys times query: the other way round, keys with room in between would be copied
+            scores = torch.baddbmm(bias.mT, k_rows, q_rows.mT, alpha=alpha).mT
+        else:
+            scores = torch.baddbmm(bias, q_rows, k_rows.mT, alpha=alpha)
         attended = torch.bmm(scores.softmax(-1), v.flatten(0, 1)).unflatten(0, q.shape[:2])
     return attended.transpose(1, 2).flatten(2)
 

@@ -78,16 +78,15 @@ def logprobs_and_entropies(h, weight, labels, gradient_type=None):
 class _ReadOut(torch.autograd.Function):
     """The memory of the logits becomes that of the log-probabilities and then that of the logits' gradient."""
 
-    @staticmethod
-    def _pieces(*tensors, rows=64):
-        return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+    ROWS, COLUMNS = 64, 2048  # of the pieces: a softmax needs whole rows, sums over the vocabulary do not
 
     @staticmethod
     def forward(ctx, h, weight, labels, gradient_type):
         """See logprobs_and_entropies: `h (rows, n_embd)`, `labels (rows,)` -> two of (rows,)."""
         table = h @ weight.T
         logprobs, entropies = h.new_empty(len(h)), h.new_empty(len(h))
-        for piece, label, logprob, entropy in _ReadOut._pieces(table, labels, logprobs, entropies):
+        pieces = (values.split(_ReadOut.ROWS) for values in (table, labels, logprobs, entropies))
+        for piece, label, logprob, entropy in zip(*pieces, strict=True):
             piece.copy_(piece.log_softmax(-1))
             logprob.copy_(piece.gather(1, label[:, None])[:, 0])
             entropy.copy_(-piece.exp().mul_(piece).sum(-1))
@@ -99,12 +98,15 @@ class _ReadOut(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient, _):
         """Of a row's logits: its gradient times (one at the label, minus the probabilities)."""
-        h, weight, labels, table = ctx.saved_tensors
-        d_logits = table if ctx.gradient_type == table.dtype else torch.empty_like(table, dtype=ctx.gradient_type)
-        for piece, label, g, result in _ReadOut._pieces(table, labels[:, None], gradient[:, None], d_logits):
-            torch.mul(piece.exp_(), -g, out=result).scatter_add_(1, label, g.to(result.dtype))
-        d_h, d_weight = d_logits @ weight.to(d_logits.dtype), d_logits.T @ h.to(d_logits.dtype)
-        return d_h.to(h.dtype), d_weight.to(weight.dtype), None, None
+        (h, weight, labels, table), low = ctx.saved_tensors, ctx.gradient_type
+        gradient, h_low = gradient.unsqueeze(1), h.to(low)
+        d_h, d_weight = gradient * weight[labels], torch.empty_like(weight)  # at the label, and room
+        pieces = table.split(_ReadOut.COLUMNS, dim=1), weight.split(_ReadOut.COLUMNS), d_weight.split(_ReadOut.COLUMNS)
+        for piece, w, d_w in zip(*pieces, strict=True):
+            d_logits = piece.exp_().mul_(-gradient).to(low)
+            d_h += d_logits @ w.to(low)
+            d_w.copy_(d_logits.T @ h_low)
+        return d_h, d_weight.index_add_(0, labels, gradient * h), None, None
 
 
 def sample_from_logits(logits):
