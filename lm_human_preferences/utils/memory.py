@@ -53,7 +53,7 @@ class Training:
         """What blocks keep and one at work, logits, the gradients of their matrix and of tokens, which is the same."""
         inside, vocabulary, width = self.inside(rows, self.tokens), self.sizes.n_vocab, self.sizes.n_embd
         kept = FLOAT * rows * self.tokens * width + inside / self.sizes.n_layer if self.checkpointed else inside
-        logits = rows * self.predicted * vocabulary * (FLOAT + HALF * self.reduced)
+        logits = FLOAT * rows * self.predicted * vocabulary
         return self.sizes.n_layer * kept + inside + logits + FLOAT * vocabulary * width * (1 + (self.predicted > 0))
 
     def sampling(self, rows):
