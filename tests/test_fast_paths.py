@@ -197,7 +197,7 @@ def test_precisions():
         precision.prepare('tf32', CPU)
     for name in PRECISIONS[::-1]:
         precision.prepare(name, torch.device('cuda'))
-        assert torch.backends.cuda.matmul.allow_tf32 == (name == 'tf32')
+        assert torch.backends.cuda.matmul.allow_tf32 == (name != 'fp32')
 
 
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='of glibc')
