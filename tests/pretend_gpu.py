@@ -1,0 +1,159 @@
+"""A GPU that is not there: tensors that claim to be on cuda:0, fail where CUDA's do, and are computed on the CPU.
+
+To PyTorch's C++ they are on `meta`, which the rest of this project does not use: so what is made from them is known to
+be on the GPU as well, and backward passes need no driver. What it cannot find: what single kernels of CUDA do not
+support or compute otherwise, asynchronous errors, and NCCL.
+"""
+import contextlib
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lm_human_preferences.utils import precision
+
+aten, CUDA = torch.ops.aten, torch.device('cuda:0')
+FREE = 40 << 30  # bytes of memory that it has
+
+HALVED = {torch.addmm, torch.baddbmm, torch.bmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__,
+          F.linear, F.scaled_dot_product_attention}  # by autocast, of what networks here are made of
+WHOLE = {F.layer_norm, torch.softmax, torch.Tensor.softmax, torch.Tensor.log_softmax, torch.Tensor.sum,
+         torch.Tensor.cumsum, torch.Tensor.exp}
+
+
+class Tensor(torch.Tensor):
+    """A tensor on the GPU. `host` holds its values."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    device, is_cuda, is_meta = (property(lambda self, value=value: value) for value in (CUDA, True, False))
+
+    @staticmethod
+    def __new__(cls, host):
+        place = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device='meta')
+        self = torch.Tensor._make_subclass(cls, place, device_for_backend_keys=CUDA)
+        self.host = host
+        return self
+
+    def numpy(self, *, force=False):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+                        'memory first.')
+
+    def tolist(self):
+        return self.cpu().tolist()
+
+    def __repr__(self):
+        return f'{self.host!r} on {CUDA}'
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return _compute(func, args, kwargs or {})
+
+
+def _compute(func, args, kwargs):
+    """The result of an operator: on the GPU if it is told to be, or if an argument is and nothing is told."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    there = {id(tensor.host): tensor for tensor in tensors if isinstance(tensor, Tensor)}
+    if there:
+        _refuse(func, args, tensors)
+    on_gpu = bool(there)
+    if kwargs.get('device') is not None:
+        on_gpu = torch.device(kwargs['device']).type != 'cpu'
+        kwargs = {**kwargs, 'device': 'cpu'}
+    args, kwargs = tree_map(lambda leaf: leaf.host if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    with GPU.current.drawing(func, kwargs) if on_gpu else contextlib.nullcontext():
+        results = func(*args, **kwargs)
+    return tree_map(lambda leaf: there[id(leaf)] if id(leaf) in there  # by an operation in place
+                    else Tensor(leaf) if on_gpu and isinstance(leaf, torch.Tensor) else leaf, results)
+
+
+def _refuse(func, args, tensors):
+    """RuntimeError where CUDA's operators take no such `tensors`, of which at least one is on the GPU."""
+    strangers, packet = [tensor for tensor in tensors if not isinstance(tensor, Tensor)], func.overloadpacket
+    if packet in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_) and isinstance(args[0], Tensor):
+        indices = tree_leaves(args[1])  # may be on the CPU
+        strangers = [tensor for tensor in strangers if tensor.dim() and not any(tensor is index for index in indices)]
+    elif packet is aten.copy_:
+        strangers = []
+    elif torch.Tag.pointwise in func.tags and not (func._schema.is_mutable and args[0] in strangers[:1]):
+        strangers = [tensor for tensor in strangers if tensor.dim()]
+    if strangers:
+        raise RuntimeError('Expected all tensors to be on the same device, but found at least two devices, cuda:0 and '
+                           f'cpu! ({func})')
+    if packet is aten._fused_adam_:
+        for alike in zip(*args[:4], strict=True):
+            assert len({(tensor.dtype, tensor.shape, tensor.stride()) for tensor in alike}) == 1, 'not alike'
+
+
+class _Operators(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return _compute(func, args, kwargs or {})
+
+
+class _Functions(TorchFunctionMode):
+    """Gives the device 'cuda' its number, which only a driver knows, and does for it what autocast and tensor() do."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        args, kwargs = tree_map(lambda leaf: CUDA if isinstance(leaf, (str, torch.device)) and str(leaf) == 'cuda'
+                                else leaf, (args, kwargs or {}))
+        if func is torch.tensor and kwargs.pop('device', 'cpu') == CUDA:  # which asks a driver for memory
+            return func(*args, **kwargs).to(CUDA)
+        if torch.is_autocast_enabled('cuda') and func in HALVED | WHOLE:
+            dtype = torch.get_autocast_dtype('cuda') if func in HALVED else torch.float32
+            args, kwargs = tree_map(lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+                                    and leaf.dtype != torch.float64 else leaf, (args, kwargs))
+            with torch.autocast('cuda', enabled=False):
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+class GPU:
+    """The GPU's random generator, its own unless it is `shared` with the CPU; and what torch.cuda would tell of it."""
+    current = None
+
+    def __init__(self, shared):
+        self.shared = shared
+        self.seed(0)
+
+    def seed(self, seed):
+        self.state = torch.Generator().manual_seed(seed ^ 0xC0DA).get_state()
+
+    def set_state(self, state, device=None):
+        self.state = state.clone()
+
+    @contextlib.contextmanager
+    def drawing(self, func, kwargs):
+        """Where `func` draws numbers, it draws them from this generator."""
+        if kwargs.get('generator') is not None:
+            raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+        if self.shared or torch.Tag.nondeterministic_seeded not in func.tags:
+            yield
+            return
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.state)
+        yield
+        self.state = torch.get_rng_state()
+        torch.set_rng_state(before)
+
+    def patches(self):
+        return dict(
+            _lazy_init=lambda: None, is_available=lambda: True, is_bf16_supported=lambda *_: True,
+            device_count=lambda: 1, current_device=lambda: 0, set_device=lambda device: None, empty_cache=mock.Mock(),
+            get_device_name=lambda device=None: 'NVIDIA Pretence', mem_get_info=lambda device=None: (FREE, FREE),
+            manual_seed_all=self.seed, get_rng_state=lambda device='cuda': self.state.clone(),
+            set_rng_state=self.set_state)
+
+
+@contextlib.contextmanager
+def pretended(shared=False):
+    """Within the block this thread has a GPU. Its numbers are drawn from the CPU's generator if `shared`."""
+    GPU.current = GPU(shared)
+    torch.__future__.set_swap_module_params_on_conversion(True)  # else Module.to keeps the tensor, on other memory
+    try:
+        with mock.patch.multiple(torch.cuda, **GPU.current.patches()), _Functions(), _Operators():
+            yield GPU.current
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+        torch.backends.cuda.matmul.allow_tf32, precision._reduced = False, None
