@@ -74,6 +74,7 @@ def set_up(variant):
         precision.prepare(variant, default_device())
     else:
         torch.backends.mkldnn.matmul.fp32_precision = 'none'
+        torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def repeat(step, clock, repeats, warm_up=1):
