@@ -112,7 +112,7 @@ def test_the_same_as_on_the_cpu(tmp_path, name):
     ran(words.replace('tf32', 'fp32'), tmp_path / 'cpu')
     with pretend_gpu.pretended(shared=True):
         ran(words, tmp_path / 'gpu')
-        assert torch.backends.cuda.matmul.allow_tf32 == (name == 'tf32')
+        assert torch.backends.cuda.matmul.allow_tf32 == (name in ('tf32', 'bf16'))
     assert_close(tmp_path / 'gpu', tmp_path / 'cpu', **dict(steps=1, rtol=0.05) if name == 'bf16' else dict(
         steps=None, rtol=1e-3))
 
