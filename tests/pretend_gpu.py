@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lm_human_preferences.utils import precision
 
 aten, CUDA = torch.ops.aten, torch.device('cuda:0')
-FREE = 40 << 30  # bytes of memory that it has
+MEMORY = 40 << 30  # bytes that it has
 
 HALVED = {torch.addmm, torch.baddbmm, torch.bmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__,
           F.linear, F.scaled_dot_product_attention}  # by autocast, of what networks here are made of
@@ -77,7 +77,7 @@ def _refuse(func, args, tensors):
         strangers = [tensor for tensor in strangers if tensor.dim() and not any(tensor is index for index in indices)]
     elif packet is aten.copy_:
         strangers = []
-    elif torch.Tag.pointwise in func.tags and not (func._schema.is_mutable and args[0] in strangers[:1]):
+    elif torch.Tag.pointwise in func.tags and not (func._schema.is_mutable and not isinstance(args[0], Tensor)):
         strangers = [tensor for tensor in strangers if tensor.dim()]
     if strangers:
         raise RuntimeError('Expected all tensors to be on the same device, but found at least two devices, cuda:0 and '
@@ -110,11 +110,11 @@ class _Functions(TorchFunctionMode):
 
 
 class GPU:
-    """The GPU's random generator, its own unless it is `shared` with the CPU; and what torch.cuda would tell of it."""
+    """The GPU's memory and its random generator, its own unless it is `shared` with the CPU."""
     current = None
 
     def __init__(self, shared):
-        self.shared = shared
+        self.shared, self.cached = shared, 0  # bytes that PyTorch keeps for itself
         self.seed(0)
 
     def seed(self, seed):
@@ -137,13 +137,18 @@ class GPU:
         self.state = torch.get_rng_state()
         torch.set_rng_state(before)
 
+    def empty_cache(self):
+        self.cached = 0
+
     def patches(self):
+        """What torch.cuda tells and does."""
         return dict(
-            _lazy_init=lambda: None, is_available=lambda: True, is_bf16_supported=lambda *_: True,
-            device_count=lambda: 1, current_device=lambda: 0, set_device=lambda device: None, empty_cache=mock.Mock(),
-            get_device_name=lambda device=None: 'NVIDIA Pretence', mem_get_info=lambda device=None: (FREE, FREE),
-            manual_seed_all=self.seed, get_rng_state=lambda device='cuda': self.state.clone(),
-            set_rng_state=self.set_state)
+            _lazy_init=lambda: None, _initialized=True, is_available=lambda: True, is_bf16_supported=lambda *_: True,
+            device_count=lambda: 1, current_device=lambda: 0, set_device=lambda device: None,
+            get_device_name=lambda device=None: 'NVIDIA Pretence',
+            mem_get_info=lambda device=None: (MEMORY - self.cached, MEMORY), empty_cache=self.empty_cache,
+            get_rng_state=lambda device='cuda': self.state.clone(), set_rng_state=self.set_state,
+            manual_seed_all=self.seed)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,6 @@
 """What has only ever run on CPUs runs on a pretended GPU, which refuses what a real one would."""
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,12 @@ import pretend_gpu
 import sample
 from command_line import flat, invoke
 from interrupted import assert_same, result_anywhere
-from lm_human_preferences import evaluate, train_policy, train_reward
+from lm_human_preferences import doctor, evaluate, train_policy, train_reward
+from lm_human_preferences.language import model, reviews_model
+from lm_human_preferences.utils import comm as comms
+from lm_human_preferences.utils import core, memory
+from lm_human_preferences.utils.gradients import OverlappedGradients
+from test_memory import LARGE
 
 
 @pytest.fixture
@@ -64,6 +71,54 @@ def test_its_generator_is_its_own(gpu):
     torch.manual_seed(1)
     assert torch.equal(torch.rand(3), on_host) and torch.equal(torch.rand(3, device='cuda'), drawn)
     assert not torch.equal(drawn.cpu(), on_host)
+
+
+# Parts
+
+class Twins:
+    """What the communicator of two ranks does that hold the same."""
+
+    def Iallreduce(self, place, array):
+        array *= 2
+        return mock.Mock()
+
+    def Bcast(self, array):
+        array[...] = 7
+
+
+def test_ranks_meet_in_host_memory(gpu):
+    engine, world = object.__new__(comms._MpiEngine), object.__new__(comms._MpiWorld)
+    engine.comm, engine.in_place, world.comm = Twins(), None, Twins()
+    layer, x = torch.nn.Linear(3, 2).to('cuda'), torch.ones(4, 3, device='cuda')
+    layer(x).sum().backward()
+    alone = [parameter.grad.tolist() for parameter in layer.parameters()]
+    gradients = OverlappedGradients(layer.parameters(), 2, engine)
+    gradients.clear()
+    gradients.expect_last()
+    layer(x).sum().backward()
+    gradients.wait()
+    assert [parameter.grad.tolist() for parameter in layer.parameters()] == alone and layer.weight.grad.is_cuda
+    world.broadcast_(list(layer.parameters()))
+    assert layer.bias.is_cuda and layer.bias.tolist() == [7, 7]
+
+
+def test_what_is_said_of_it(gpu, monkeypatch, capsys):
+    """Memory that a training has left to PyTorch is free for the next."""
+    assert doctor._devices() == '1 GPU(s): NVIDIA Pretence, 40 GiB free'
+    gpu.cached = pretend_gpu.MEMORY
+    memory.check(LARGE, comms.SingleProcess(), core.default_device())
+    assert capsys.readouterr().out == ''
+    monkeypatch.setattr(pretend_gpu, 'MEMORY', 10 ** 10)
+    memory.check(LARGE, comms.SingleProcess(), core.default_device())
+    assert 'GB of memory for each rank, which has 10.0 GB: --ppo.micro_batch_size' in capsys.readouterr().out
+
+
+def test_a_base_model_that_is_missing_changes_no_run(gpu, monkeypatch):
+    """It is trained on the CPU, after the run was seeded."""
+    monkeypatch.setattr(reviews_model, 'READ', 64)
+    before = torch.cuda.get_rng_state(), torch.get_rng_state()
+    reviews_model.train(model.HParams(**reviews_model.SIZES), steps=1)
+    assert all(map(torch.equal, before, (torch.cuda.get_rng_state(), torch.get_rng_state())))
 
 
 # Workflows

@@ -83,6 +83,7 @@ def check(training, comm, device):
     """Print that warning, before anything is loaded, for the rank that has least."""
     if on_gpu := device.type == 'cuda':
         import torch  # without which ./launch.py doctor reads this module
+        torch.cuda.empty_cache()  # a training of the reward model before this one leaves all its memory there
         free = torch.cuda.mem_get_info()[0]
     else:
         free = on_host() // comm.local_size
