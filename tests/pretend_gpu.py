@@ -109,6 +109,12 @@ class _Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _run_backward(*args, run=torch.autograd._engine_run_backward, **kwargs):
+    """A backward pass may compute blocks anew, but is itself a function within which the mode does not hold."""
+    with _Functions():
+        return run(*args, **kwargs)
+
+
 class GPU:
     """The GPU's memory and its random generator, its own unless it is `shared` with the CPU."""
     current = None
@@ -157,7 +163,8 @@ def pretended(shared=False):
     GPU.current = GPU(shared)
     torch.__future__.set_swap_module_params_on_conversion(True)  # else Module.to keeps the tensor, on other memory
     try:
-        with mock.patch.multiple(torch.cuda, **GPU.current.patches()), _Functions(), _Operators():
+        with (mock.patch.multiple(torch.cuda, **GPU.current.patches()), _Functions(), _Operators(),
+              mock.patch.object(torch.autograd, '_engine_run_backward', _run_backward)):
             yield GPU.current
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)

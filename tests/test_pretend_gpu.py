@@ -137,7 +137,8 @@ RUNS = {
     'whitened': f'{TEST} --ppo.whiten_rewards true --task.truncate_token 3 --task.query_prefix a --task.query_length 2',
     'mock': 'train_policy mock_sentiment run --ppo.total_episodes 32 --ppo.batch_size 16 --rewards.train_new_model off '
             '--rewards.trained_model mock --run.evaluate off',
-    'tf32': f'{TEST} --run.precision tf32', 'bf16': f'{TEST} --run.precision bf16'}
+    'tf32': f'{TEST} --run.precision tf32', 'bf16': f'{TEST} --run.precision bf16',
+    'bf16 in parts': f'train_reward test run {LABELS} --run.precision bf16 --run.gradient_checkpointing true'}
 
 
 def ran(words, directory, cli=launch.cli):
@@ -168,8 +169,8 @@ def test_the_same_as_on_the_cpu(tmp_path, name):
     ran(words.replace('tf32', 'fp32'), tmp_path / 'cpu')
     with pretend_gpu.pretended(shared=True):
         ran(words, tmp_path / 'gpu')
-        assert torch.backends.cuda.matmul.allow_tf32 == (name in ('tf32', 'bf16'))
-    assert_close(tmp_path / 'gpu', tmp_path / 'cpu', **dict(steps=1, rtol=0.05) if name == 'bf16' else dict(
+        assert torch.backends.cuda.matmul.allow_tf32 == (name[:4] in ('tf32', 'bf16'))
+    assert_close(tmp_path / 'gpu', tmp_path / 'cpu', **dict(steps=1, rtol=0.05) if 'bf16' in name else dict(
         steps=None, rtol=1e-3))
 
 
