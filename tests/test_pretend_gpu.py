@@ -174,28 +174,43 @@ def test_the_same_as_on_the_cpu(tmp_path, name):
         steps=None, rtol=1e-3))
 
 
-@pytest.mark.parametrize('name, fails', [('both', 'policy'), ('reward', 'reward')])
-def test_going_on(tmp_path, monkeypatch, name, fails):
-    """With the generator of the GPU where it was: to the digit what it would have been."""
-    words, place = f'{RUNS[name]} --run.save_interval 1', {
-        'policy': (train_policy.PPOTrainer, 'step'), 'reward': (train_reward.RewardModelTrainer, 'train_batch')}[fails]
-    with pretend_gpu.pretended():
-        ran(words, tmp_path / 'whole')
-    with pretend_gpu.pretended(), monkeypatch.context() as patch:
-        steps, step = [], getattr(*place)
+STEPS = {'both': (train_policy.PPOTrainer, 'step'), 'reward': (train_reward.RewardModelTrainer, 'train_batch')}
+
+
+@pytest.fixture
+def cut(tmp_path, monkeypatch):
+    """Function that runs one of RUNS on the GPU until its second step; returns the directory."""
+    def run(name):
+        step, taken = getattr(*STEPS[name]), []
 
         def failing(trainer, *args, **kwargs):
-            if steps:
+            if taken:
                 raise KeyboardInterrupt
-            steps.append(step(trainer, *args, **kwargs))
-            return steps[0]
-        patch.setattr(*place, failing)
-        assert invoke(f'{words} --save_dir {tmp_path}/cut --mpi 1').exit_code == 130
+            taken.append(step(trainer, *args, **kwargs))
+            return taken[0]
+        with pretend_gpu.pretended(), monkeypatch.context() as patch:
+            patch.setattr(*STEPS[name], failing)
+            assert invoke(f'{RUNS[name]} --run.save_interval 1 --save_dir {tmp_path}/cut --mpi 1').exit_code == 130
+        return tmp_path / 'cut'
+    return run
+
+
+@pytest.mark.parametrize('name', STEPS)
+def test_going_on(cut, tmp_path, name):
+    """With the generator of the GPU where it was: to the digit what it would have been."""
+    directory = cut(name)
     with pretend_gpu.pretended():
         torch.rand(1, device='cuda')
-        result = invoke(f'resume {tmp_path}/cut/run')
+        result = invoke(f'resume {directory}/run')
     assert result.exit_code == 0 and 'Going on from' in result.stdout and 'note:' not in result.stdout, result.output
-    assert_same(result_anywhere(tmp_path / 'cut'), result_anywhere(tmp_path / 'whole'))
+    with pretend_gpu.pretended():
+        ran(f'{RUNS[name]} --run.save_interval 1', tmp_path / 'whole')
+    assert_same(result_anywhere(directory), result_anywhere(tmp_path / 'whole'))
+
+
+def test_going_on_without_the_gpu(cut):
+    result = invoke(f'resume {cut("reward")}/run')
+    assert result.exit_code == 0 and 'note: 1 rank(s) on CPU, before 1 rank(s) on GPU: ' in result.stdout
 
 
 @pytest.fixture(scope='module')
