@@ -42,11 +42,11 @@ def attention_mask(mask, queries, together=None):
 def attend(q, k, v, bias):
     """Attention of `q (batch, n_head, queries, d)` to `k` and `v (batch, n_head, keys, d)`: (batch, queries, n_embd).
 
-    bias `(batch, n_head, queries, keys)` is added to the scores: -inf where a key may not be seen. On CPUs two plain
-    products are faster than PyTorch's fused attention, at these lengths and with `utils.precision`'s products.
+    bias `(batch, n_head, queries, keys)` is added to the scores: -inf where a key may not be seen, in all heads alike.
+    On CPUs two plain products are faster than PyTorch's fused attention, at these lengths and with `utils.precision`'s.
     """
-    if q.is_cuda:
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    if q.is_cuda:  # which copies a bias whose rows are not aligned
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, :1])
     else:
         q_rows, k_rows, bias, alpha = q.flatten(0, 1), k.flatten(0, 1), bias.flatten(0, 1), q.shape[-1] ** -0.5
         if q.shape[2] == 1:  # keys times query: the other way round, keys with room in between would be copied
