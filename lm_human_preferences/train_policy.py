@@ -255,7 +255,7 @@ def train(hparams: HParams, comm=None):
     hparams.check_ranks(comm.size)
     save_dir, directory = hparams.run.save_dir, hparams.run.directory
     saved = directory and storage.join(directory, 'policy', 'checkpoints')
-    with runs.held(hparams, comm):
+    with runs.held(hparams, comm), memory.ways_out('--ppo.micro_batch_size'):
         with Keeper(saved, comm, resume=hparams.run.resume, form=STATE, fixed=['ref_policy', 'reward_model']) as keeper:
             with tempfile.TemporaryDirectory() as scratch:
                 if hparams.rewards.train_new_model is not None:  # in scratch for a run that is not saved

@@ -181,13 +181,14 @@ def train_in_run(hparams, comm, run, records):
             say(f'The reward model in {directory} is finished')
             shutil.rmtree(unfinished, ignore_errors=True)
         return
-    with Keeper(unfinished if run.save_dir else None, comm, resume=run.resume, form=STATE,
-                fixed=['ref_policy'], max_to_keep=2) as keeper:
+    prefix = '--' if run is hparams.run else '--rewards.train_new_model.'
+    with (memory.ways_out(f'{prefix}micro_batch_size'),
+          Keeper(unfinished if run.save_dir else None, comm, resume=run.resume, form=STATE,
+                 fixed=['ref_policy'], max_to_keep=2) as keeper):
         precision.prepare(hparams.run.precision, default_device())
         keeper.set_seed(hparams.run.seed)
         trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
         hyperparams.dump(trained_model.hparams(), name='model_hparams')
-        prefix = '--' if run is hparams.run else '--rewards.train_new_model.'
         memory.check(work(hparams, trained_model.hparams(), comm.size, prefix), comm, default_device())
         trainer, notes = build_trainer(hparams, trained_model, comm)
         keeper.restore(trainer, saves=1 + trainer.num_train // hparams.batch_size // hparams.run.save_interval)

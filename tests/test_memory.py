@@ -1,6 +1,7 @@
 """Less memory for the same gradients, and what training is expected to take."""
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,8 @@ from lm_human_preferences.language import model
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.utils import comm as comms
-from lm_human_preferences.utils import memory, precision
+from lm_human_preferences.utils import memory, optimizer, precision
+from lm_human_preferences.utils.errors import UserError
 from test_experiments import resolved
 from trainers import ppo_trainer, rollouts_of
 
@@ -166,6 +168,28 @@ def test_both_trainings_look_before_they_begin(train, overrides, told, monkeypat
     printed = capsys.readouterr().out
     assert f': even {told}micro_batch_size 1 --run.gradient_checkpointing true takes 0.0 GB, for' in printed
     assert printed.index('WARNING') < printed.index('on 8' if train is train_reward else 'k =')
+
+
+@pytest.mark.parametrize('command, option', [
+    ('train_policy test a --rewards.train_new_model off --rewards.trained_model test', 'ppo.micro_batch_size'),
+    ('train_reward test a', 'micro_batch_size'), ('train_policy test a', f'{NEW}.micro_batch_size')])
+def test_running_out_of_memory_is_one_line(command, option, tmp_path, monkeypatch):
+    def update(self, lr):
+        raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB left')
+    monkeypatch.setattr(optimizer.Adam, 'update', update)
+    result = invoke(f'{command} --mpi 1 --save_dir {tmp_path}')
+    assert result.exit_code == 2 and result.stderr.splitlines()[-1] == (
+        'error: no memory is left (CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB left): less is '
+        f'taken, for the same gradients, by a smaller --{option} and by --run.gradient_checkpointing true')
+
+
+@pytest.mark.parametrize('allocate', [
+    lambda: torch.empty(1 << 60, dtype=torch.int8), lambda: np.empty(1 << 60, np.int8)])
+def test_memory_of_a_host_runs_out_as_well(allocate):
+    with pytest.raises(UserError, match='no memory is left .*allocate'), memory.ways_out('--batch_size'):
+        allocate()
+    with pytest.raises(RuntimeError, match='^a fault$'), memory.ways_out('--batch_size'):
+        raise RuntimeError('a fault')
 
 
 def test_what_a_step_works_on():

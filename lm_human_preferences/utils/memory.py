@@ -1,7 +1,10 @@
 """How much memory training takes, how much there is, and what to do where that is not enough."""
+import contextlib
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from lm_human_preferences.utils.errors import UserError
 
 FLOAT, HALF, DOUBLE = 4, 2, 8  # bytes
 ROOM = 64  # tokens that a cache of keys and values has room for beyond those it holds
@@ -90,6 +93,19 @@ def check(training, comm, device):
     told = warning(replace(training, ranks=comm.size, fused=on_gpu), min(comm.gather(free)))
     if told and comm.rank == 0:
         print(told)
+
+
+@contextlib.contextmanager
+def ways_out(option):
+    """Within the block, that memory has run out is a UserError; option: the name of micro_batch_size."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as e:  # the latter is PyTorch's, which has a class for GPUs only
+        found = re.search(r"[^:]*out of memory.*|can't allocate memory.*|Unable to allocate.*", str(e))
+        if found is None:
+            raise
+        raise UserError(f'no memory is left ({found[0]:.100}): less is taken, for the same gradients, by a smaller '
+                        f'{option} and by --run.gradient_checkpointing true') from e
 
 
 def on_host(proc=Path('/proc'), cgroups=Path('/sys/fs/cgroup')):
