@@ -78,7 +78,7 @@ def logprobs_and_entropies(h, weight, labels, gradient_type=None):
 class _ReadOut(torch.autograd.Function):
     """The memory of the logits becomes that of the log-probabilities and then that of the logits' gradient."""
 
-    ROWS, COLUMNS = 64, 2048  # of the pieces: a softmax needs whole rows, sums over the vocabulary do not
+    ROWS, COLUMNS = 64, 1024  # of the pieces: a softmax needs whole rows, sums over the vocabulary do not
 
     @staticmethod
     def forward(ctx, h, weight, labels, gradient_type):
@@ -102,9 +102,10 @@ class _ReadOut(torch.autograd.Function):
         (h, weight, labels, table), low = ctx.saved_tensors, ctx.gradient_type
         gradient, h_low = gradient.unsqueeze(1), h.to(low)
         d_h, d_weight = gradient * weight[labels], torch.empty_like(weight)  # at the label, and room
+        table.exp_()
         pieces = table.split(_ReadOut.COLUMNS, dim=1), weight.split(_ReadOut.COLUMNS), d_weight.split(_ReadOut.COLUMNS)
         for piece, w, d_w in zip(*pieces, strict=True):
-            d_logits = piece.exp_().mul_(-gradient).to(low)
+            d_logits = piece.mul_(-gradient).to(low)
             d_h += d_logits @ w.to(low)
             d_w.copy_(d_logits.T @ h_low)
         return d_h, d_weight.index_add_(0, labels, gradient * h), None, None
