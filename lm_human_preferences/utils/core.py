@@ -76,7 +76,7 @@ def logprobs_and_entropies(h, weight, labels, gradient_type=None):
 
 
 class _ReadOut(torch.autograd.Function):
-    """The memory of the logits becomes that of the log-probabilities and then that of the logits' gradient."""
+    """The memory of the logits becomes that of the probabilities and then that of the logits' gradient."""
 
     ROWS, COLUMNS = 64, 1024  # of the pieces: a softmax needs whole rows, sums over the vocabulary do not
 
@@ -88,9 +88,10 @@ class _ReadOut(torch.autograd.Function):
         rows = _ReadOut.ROWS * (16 if h.is_cuda else 1)  # starting so many kernels would take a GPU longer than they do
         pieces = (values.split(rows) for values in (table, labels, logprobs, entropies))
         for piece, label, logprob, entropy in zip(*pieces, strict=True):
-            piece.copy_(piece.log_softmax(-1))
-            logprob.copy_(piece.gather(1, label[:, None])[:, 0])
-            entropy.copy_(-piece.exp().mul_(piece).sum(-1))
+            all_logprobs = piece.log_softmax(-1)
+            logprob.copy_(all_logprobs.gather(1, label[:, None])[:, 0])
+            torch.exp(all_logprobs, out=piece)
+            entropy.copy_(-all_logprobs.mul_(piece).sum(-1))
         ctx.save_for_backward(h, weight, labels, table)
         ctx.mark_non_differentiable(entropies)
         ctx.gradient_type = gradient_type
@@ -102,7 +103,6 @@ class _ReadOut(torch.autograd.Function):
         (h, weight, labels, table), low = ctx.saved_tensors, ctx.gradient_type
         gradient, h_low = gradient.unsqueeze(1), h.to(low)
         d_h, d_weight = gradient * weight[labels], torch.empty_like(weight)  # at the label, and room
-        table.exp_()
         pieces = table.split(_ReadOut.COLUMNS, dim=1), weight.split(_ReadOut.COLUMNS), d_weight.split(_ReadOut.COLUMNS)
         for piece, w, d_w in zip(*pieces, strict=True):
             d_logits = piece.mul_(-gradient).to(low)
