@@ -15,6 +15,7 @@ from lm_human_preferences.language import model
 from lm_human_preferences.utils import comm as comms
 from lm_human_preferences.utils import core, precision
 from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.optimizer import Adam
 from trainers import ppo_trainer, rollouts_of
 
 CPU = torch.device('cpu')
@@ -174,6 +175,37 @@ def test_bf16_agrees_with_float32_within_its_digits():
     for name in ('logprobs', 'values'):
         assert sampled[name].dtype == torch.float32
         assert_close(sampled[name], analyzed[name], rtol=0, atol=0.02, name=name)
+
+
+@pytest.mark.skipif(precision._operator_to_lay_out() is None, reason='this processor has no products of bf16')
+def test_weights_laid_out_for_sampling_are_those_of_now(net):
+    precision.prepare('bf16', CPU)
+    optimizer, tokens = Adam(net.tf_parameters(), comm=comms.SingleProcess()), padded(3, QUERY, share=0)
+
+    def outputs():
+        h = net.hidden(tokens)
+        return torch.cat([h, net.logits(h)], dim=2)
+
+    found = []
+    for change in (lambda: None, lambda: optimizer.minimize(outputs().square().sum(), lr=0.1),
+                   lambda: net.transformer.h[1].mlp.c_fc.weight.detach().neg_(), net.initialize):
+        change()
+        with torch.no_grad():
+            found.append(outputs())
+        assert net.transformer.wte.weight.laid_out[1] is not None
+        assert torch.equal(found[-1], outputs())
+    assert all((a - b).abs().max() > 0.1 for a, b in zip(found, found[1:]))
+    optimizer.minimize(outputs().square().sum(), lr=0.1)
+    assert all(weight.laid_out[1] is None for weight in net.transformer.parameters())
+
+
+def test_without_the_operators_products_are_ordinary_ones(net, monkeypatch):
+    monkeypatch.setattr(torch.ops, 'mkldnn', object())
+    precision.prepare('bf16', CPU)
+    with torch.no_grad():
+        h = net.hidden(padded(3, QUERY, share=0))
+        assert_close(net.logits(h), h @ net.transformer.wte.weight.T, rtol=1e-5, atol=1e-5)
+    assert not hasattr(net.transformer.wte.weight, 'laid_out')
 
 
 @pytest.mark.parametrize('train, overrides', [

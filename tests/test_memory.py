@@ -94,7 +94,9 @@ def test_an_estimate_by_hand():
 
 def test_bf16_and_gpus_by_hand():
     half = replace(WORK, reduced=True)
-    assert half.lasting() - WORK.lasting() == 2 * 3 * (12 * 4 * 4 + 13 * 4)
+    blocks, on_gpu = 3 * (12 * 4 * 4 + 13 * 4), replace(half, fused=True)
+    assert half.lasting() - WORK.lasting() == 3 * 2 * blocks and on_gpu.lasting() - WORK.lasting() == 2 * blocks
+    assert half.sampling(1) - on_gpu.sampling(1) == 4 * 10 * 4 + half.inside(1, 7) - on_gpu.inside(1, 7)
     assert half.inside(1, 1) == 2 * 4 * 4 + 14 * 4 * 2 + 2 * 2 and replace(WORK, fused=True).inside(1, 1) == 16 * 4 * 4
 
 

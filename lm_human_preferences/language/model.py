@@ -58,11 +58,6 @@ def attend(q, k, v, bias):
     return attended.transpose(1, 2).flatten(2)
 
 
-def project(x, layer):
-    """`x (n, inputs)` through a layer of GPT-2, whose weight is (inputs, outputs)."""
-    return torch.addmm(layer.bias, x, layer.weight)
-
-
 class Cache:
     """Keys and values of the tokens so far, in memory with room for those to come."""
 
@@ -271,7 +266,7 @@ class Model(nn.Module):
     def _block(self, i, x, packing, bias, cache, read):
         """Block `i` on `x (rows, n_embd)`, after its keys only at columns `read` if there are any: (x, its packing)."""
         block, n_head = self.transformer.h[i], self.hparams.n_head
-        qkv = packing.unpack(project(block.ln_1(x), block.attn.c_attn))
+        qkv = packing.unpack(precision.affine(block.ln_1(x), **block.attn.c_attn))
         q, k, v = qkv.unflatten(2, (3, n_head, -1)).permute(2, 0, 3, 1, 4)
         if cache is not None:
             k, v = cache.extend(i, k, v)
@@ -279,9 +274,9 @@ class Model(nn.Module):
             columns = read[:, None, :, None]
             q, bias = (grid.gather(2, columns.expand(-1, grid.shape[1], -1, grid.shape[3])) for grid in (q, bias))
             x, packing = index_each(packing.unpack(x), read).flatten(0, 1), Packing(torch.ones_like(read) > 0)
-        x = x + project(packing.pack(attend(q, k, v, bias)), block.attn.c_proj)
-        inner = F.gelu(project(block.ln_2(x), block.mlp.c_fc), approximate='tanh')
-        return x + project(inner, block.mlp.c_proj), packing
+        x = x + precision.affine(packing.pack(attend(q, k, v, bias)), **block.attn.c_proj)
+        inner = F.gelu(precision.affine(block.ln_2(x), **block.mlp.c_fc), approximate='tanh')
+        return x + precision.affine(inner, **block.mlp.c_proj), packing
 
     def mask_padding(self, tokens, padding_token):
         """(tokens with 0 for padding, bool mask of the real ones); ValueError for a row of padding only."""
@@ -293,8 +288,7 @@ class Model(nn.Module):
 
     def logits(self, h):
         """Language-model logits of `h (..., n_embd)` -> `(..., n_vocab)`."""
-        with torch.autocast(h.device.type, enabled=False):
-            return F.linear(h, self.transformer.wte.weight)
+        return precision.logits(h, self.transformer.wte.weight)
 
     def forward(self, X, *, past=None, past_tokens=None, mask=None, padding_token=None):
         """Everything at every position, as the original returned it; training computes only what it reads.

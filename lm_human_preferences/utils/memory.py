@@ -41,10 +41,14 @@ class Training:
         return self.lasting() + working * (2 if most < every and not self.fused else 1)
 
     def lasting(self):
-        """The networks; of the one that is trained also gradient, two moments, and buckets that average over ranks."""
+        """The networks; of the one that is trained also gradient, two moments, and buckets that average over ranks.
+
+        On CPUs, bf16 keeps a copy of the others, see precision._times_laid_out; of this one there is one at a time.
+        """
         width, blocks = self.sizes.n_embd, self.sizes.n_layer * (12 * self.sizes.n_embd + 13) * self.sizes.n_embd
         network = blocks + (self.sizes.n_vocab + self.sizes.n_ctx + 2) * width
-        return FLOAT * network * (self.networks + 3 + (self.ranks > 1)) + HALF * blocks * self.reduced
+        copies = self.reduced * (1 if self.fused else self.networks)
+        return FLOAT * network * (self.networks + 3 + (self.ranks > 1)) + HALF * blocks * copies
 
     def inside(self, rows, tokens):
         """What a block keeps for the gradient: 16 numbers for each of its input's, 2 of which are always floats."""
@@ -61,9 +65,10 @@ class Training:
 
     def sampling(self, rows):
         """Keys and values, a block at work on the queries, logits of one step and what one is drawn from."""
+        table = FLOAT * self.sizes.n_vocab * self.sizes.n_embd * (self.reduced and not self.fused)
         cache = 2 * self.sizes.n_layer * rows * (self.sampled_tokens + ROOM) * self.sizes.n_embd
         return (cache * (HALF if self.reduced else FLOAT) + self.inside(rows, self.sampled_tokens)
-                + rows * self.sizes.n_vocab * (FLOAT + 3 * DOUBLE))
+                + rows * self.sizes.n_vocab * (FLOAT + 3 * DOUBLE) + table)
 
 
 def warning(training, free):

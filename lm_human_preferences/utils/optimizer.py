@@ -3,6 +3,7 @@ import numpy as np
 import torch
 from torch.optim.adam import adam
 
+from lm_human_preferences.utils import precision
 from lm_human_preferences.utils.core import adam_epsilon
 
 BETAS = (0.9, 0.999)
@@ -42,6 +43,7 @@ class Adam:
             adam(learned, [p.grad for p in learned], list(means), list(squares), [], list(counts), fused=True, lr=lr,
                  beta1=BETAS[0], beta2=BETAS[1], eps=adam_epsilon(self.steps), weight_decay=0, amsgrad=False,
                  maximize=False)
+        precision.changed(learned)
 
     def _state_of(self, parameter, steps=0):
         """The state of a parameter, made where there is none."""
