@@ -20,6 +20,7 @@ from trainers import ppo_trainer, rollouts_of
 
 CPU = torch.device('cpu')
 PADDING, QUERY, LENGTH, VOCABULARY = 99, 6, 5, 50
+needs_bf16 = pytest.mark.skipif(precision._operator_to_lay_out() is None, reason='no bf16 on this processor')
 
 
 @pytest.fixture(params=['oneDNN', 'default'], autouse=True)
@@ -177,7 +178,7 @@ def test_bf16_agrees_with_float32_within_its_digits():
         assert_close(sampled[name], analyzed[name], rtol=0, atol=0.02, name=name)
 
 
-@pytest.mark.skipif(precision._operator_to_lay_out() is None, reason='this processor has no products of bf16')
+@needs_bf16
 def test_weights_laid_out_for_sampling_are_those_of_now(net):
     precision.prepare('bf16', CPU)
     optimizer, tokens = Adam(net.tf_parameters(), comm=comms.SingleProcess()), padded(3, QUERY, share=0)
@@ -193,10 +194,24 @@ def test_weights_laid_out_for_sampling_are_those_of_now(net):
         with torch.no_grad():
             found.append(outputs())
         assert net.transformer.wte.weight.laid_out[1] is not None
-        assert torch.equal(found[-1], outputs())
-    assert all((a - b).abs().max() > 0.1 for a, b in zip(found, found[1:]))
+        assert_close(found[-1], outputs().detach(), rtol=0, atol=0.05)
+    assert all((a - b).abs().max() > 0.5 for a, b in zip(found, found[1:]))
     optimizer.minimize(outputs().square().sum(), lr=0.1)
     assert all(weight.laid_out[1] is None for weight in net.transformer.parameters())
+
+
+@needs_bf16
+def test_weights_laid_out_give_the_same_digits(net):
+    precision.prepare('bf16', CPU)
+    x, layer = torch.randn(20, 64), net.transformer.h[0].mlp.c_fc
+    with precision.computing(CPU):
+        outputs, low, logits = precision.affine(x, **layer), precision.affine(x, **layer, gelu=True), net.logits(x)
+        with torch.no_grad():
+            assert torch.equal(precision.affine(x, **layer), outputs) and outputs.dtype == torch.bfloat16
+            assert_close(net.logits(x), logits.detach(), rtol=1e-5, atol=1e-6)
+            fused = precision.affine(x, **layer, gelu=True)
+    exact = torch.nn.functional.gelu(x.double() @ layer.weight.double() + layer.bias, approximate='tanh')
+    assert (fused - exact).norm() < (low - exact).norm() < 0.02 * exact.norm()
 
 
 def test_without_the_operators_products_are_ordinary_ones(net, monkeypatch):

@@ -275,7 +275,7 @@ class Model(nn.Module):
             q, bias = (grid.gather(2, columns.expand(-1, grid.shape[1], -1, grid.shape[3])) for grid in (q, bias))
             x, packing = index_each(packing.unpack(x), read).flatten(0, 1), Packing(torch.ones_like(read) > 0)
         x = x + precision.affine(packing.pack(attend(q, k, v, bias)), **block.attn.c_proj)
-        inner = F.gelu(precision.affine(block.ln_2(x), **block.mlp.c_fc), approximate='tanh')
+        inner = precision.affine(block.ln_2(x), **block.mlp.c_fc, gelu=True)
         return x + precision.affine(inner, **block.mlp.c_proj), packing
 
     def mask_padding(self, tokens, padding_token):
