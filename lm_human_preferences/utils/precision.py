@@ -79,9 +79,9 @@ def _times_laid_out(x, weight, transposed, bias=None, gelu=False):
 
 def _operator_to_lay_out():
     """The operator that PyTorch's own compiler lays weights out by, or None where there is no such thing for bf16."""
-    operators = torch.ops.mkldnn
     try:
-        return operators._reorder_linear_weight if operators._is_mkldnn_bf16_supported() else None
+        supported, _ = torch.ops.mkldnn._is_mkldnn_bf16_supported(), torch.ops.mkldnn._linear_pointwise
+        return torch.ops.mkldnn._reorder_linear_weight if supported else None
     except AttributeError:  # they are private, and may go
         return None
 
