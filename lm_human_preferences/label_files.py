@@ -75,9 +75,13 @@ def _column(source, found, field, schema):
     types, kinds = ({int, float}, 'iuf') if schema.dtype.is_floating_point else ({int}, 'i')  # Python's and numpy's
     with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
         column = [label[field] for label in found]
+        if {*map(type, column)} == {np.ndarray}:
+            values = torch.empty(len(column), *schema.shape, dtype=schema.dtype)  # numpy asks for huge pages: slow
+            np.stack(column, out=values.numpy())  # ValueError where one has another length
+            return values
         rows = column if schema.shape else [column]
         # numpy would make all texts as long as the longest
-        if {*map(type, rows)} == {np.ndarray} or {type(value) for row in rows for value in row} <= types:
+        if {type(value) for row in rows for value in row} <= types:
             column = np.asarray(column)
             if column.dtype.kind in kinds and column.shape[1:] == schema.shape:
                 return torch.from_numpy(column).to(schema.dtype)
