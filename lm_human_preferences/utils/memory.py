@@ -43,7 +43,7 @@ class Training:
     def lasting(self):
         """The networks; of the one that is trained also gradient, two moments, and buckets that average over ranks.
 
-        On CPUs, bf16 keeps a copy of the others, see precision._times_laid_out; of this one there is one at a time.
+        In bf16 there is a copy of the blocks of that one and, on CPUs, of the others: see precision.affine.
         """
         width, blocks = self.sizes.n_embd, self.sizes.n_layer * (12 * self.sizes.n_embd + 13) * self.sizes.n_embd
         network = blocks + (self.sizes.n_vocab + self.sizes.n_ctx + 2) * width

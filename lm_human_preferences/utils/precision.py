@@ -43,7 +43,10 @@ def computing_type(default):
 
 
 def affine(x, weight, bias, *, gelu=False):
-    """`x (n, inputs)` times `weight (inputs, outputs)`, plus `bias (outputs,)`, within `computing`; or gelu of that."""
+    """`x (n, inputs)` times `weight (inputs, outputs)`, plus `bias (outputs,)`, within `computing`; or gelu of that.
+
+    Without gradient, CPUs keep a copy of the weight in bf16: see _times_laid_out.
+    """
     if _lay_out is None or torch.is_grad_enabled():
         outputs = torch.addmm(bias, x, weight)
         return F.gelu(outputs, approximate='tanh') if gelu else outputs
