@@ -5,9 +5,10 @@ import torch
 
 from lm_human_preferences.hparams.task import PolicyHParams, TaskHParams
 from lm_human_preferences.language import datasets
+from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.utils.errors import UserError
 
-__all__ = ['PolicyHParams', 'TaskHParams', 'check_lengths', 'filter_fn_from_hparams', 'make_query_sampler',
+__all__ = ['PolicyHParams', 'TaskHParams', 'check_lengths', 'check_task', 'filter_fn_from_hparams', 'make_query_sampler',
            'postprocess_fn_from_hparams', 'query_formatter']
 
 
@@ -45,6 +46,19 @@ def query_formatter(hparams, encoder):
         parts = (prefix.to(queries).expand(len(queries), -1), queries, suffix.to(queries).expand(len(queries), -1))
         return torch.cat(parts, dim=1)
     return embed_queries
+
+
+def check_task(hparams: TaskHParams, encoding: Encoding, n_ctx: int) -> None:
+    """Raise UserError where the task does not suit the model: its vocabulary, or its context of `n_ctx` tokens."""
+    token = hparams.truncate_token
+    if token is not None and token >= encoding.n_vocab:
+        raise UserError(
+            f'--task.truncate_token {token} is not in the vocabulary: encoding {encoding.name!r} has the tokens 0 to '
+            f'{encoding.n_vocab - 1}')
+    encoder = encoding.get_encoder()
+    _single_token(encoder, 'start_text', hparams.start_text)
+    _single_token(encoder, 'end_text', hparams.end_text)
+    check_lengths(hparams, encoder, n_ctx)
 
 
 def check_lengths(hparams, encoder, n_ctx):

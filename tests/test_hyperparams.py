@@ -63,6 +63,8 @@ def _defect(case):
                 return 'original-defects 11: Optional[str] could not be set to None'
             if ty and len(set(members(ty)) - {type(None)}) > 1 and result.get('error') == 'AssertionError':
                 return 'original-defects 11: Unions other than Optional failed'
+            if key.endswith('penalty_reward_value') and not float(value).is_integer():
+                return 'task.penalty_reward_value may be a fraction'
             if key.endswith('num_train') and value in (None, 'None', 'none', '') and 'error' in result:
                 return 'labels.num_train may be None: all labels'
         earlier += [key for key, _ in settings]

@@ -25,7 +25,7 @@ class AdaptiveKLParams(hyperparams.HParams):
 
 @dataclass
 class RewardHParams(hyperparams.HParams):
-    kl_coef: float = option(0.2, 'weight of the KL penalty, the first one if it adapts')
+    kl_coef: float = option(0.2, 'weight of the KL penalty, the first one if it adapts', at_least=0)
     adaptive_kl: Optional[AdaptiveKLParams] = option(None, 'adapt kl_coef to hold the KL divergence at a target')
 
     trained_model: Optional[str] = option(
@@ -56,12 +56,13 @@ class PpoHParams(hyperparams.HParams):
     batch_size: int = option(64, 'responses per step, over all ranks', at_least=1)
     nminibatches: int = option(1, 'minibatches that a batch is split into', at_least=1)
     noptepochs: int = option(4, 'passes over a batch', at_least=1)
-    lr: float = option(5e-6, 'learning rate of the first step; it falls linearly to 0')
-    vf_coef: float = option(.1, 'weight of the value loss')
-    cliprange: float = option(.2, 'how far the ratio of probabilities may move from 1 before it is clipped')
-    cliprange_value: float = option(.2, 'how far a value may move before it is clipped')
-    gamma: float = option(1, 'discount of later rewards')
-    lam: float = option(0.95, 'lambda of generalised advantage estimation')
+    lr: float = option(5e-6, 'learning rate of the first step; it falls linearly to 0', at_least=0)
+    vf_coef: float = option(.1, 'weight of the value loss', at_least=0)
+    cliprange: float = option(
+        .2, 'how far the ratio of probabilities may move from 1 before it is clipped', at_least=0)
+    cliprange_value: float = option(.2, 'how far a value may move before it is clipped', at_least=0)
+    gamma: float = option(1, 'discount of later rewards', at_least=0, at_most=1)
+    lam: float = option(0.95, 'lambda of generalised advantage estimation', at_least=0, at_most=1)
     whiten_rewards: bool = option(True, 'scale the rewards of each minibatch to deviation 1')
     micro_batch_size: Optional[int] = option(
         None, 'responses per rank held in memory at a time; None: all of a minibatch. Gradients are the same',

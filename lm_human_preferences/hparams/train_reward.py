@@ -1,4 +1,5 @@
 """Hyperparameters of reward-model training (the original's train_reward.py)."""
+import re
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -18,6 +19,13 @@ class LabelHParams(hyperparams.HParams):
     num_train: Optional[int] = option(
         None, 'labels to train on, a multiple of batch_size; None: all, rounded down to one', at_least=1)
     source: str = option(None, "label file (JSON), path or URL; 'test': made-up labels; 'mock': the known reward's")
+
+    def validate(self, *, prefix: str = '') -> None:
+        """Also ValueError for best_of_1 and best_of_0, from which nothing can be learned."""
+        super().validate(prefix=prefix)
+        best_of = re.fullmatch(r'best_of_(\d+)', self.type)
+        if best_of and int(best_of[1]) < 2:
+            raise ValueError(f'--{prefix}type {self.type} compares nothing: N of best_of_N must be at least 2')
 
 
 @dataclass
@@ -54,7 +62,7 @@ class HParams(hyperparams.HParams):
     labels: LabelHParams = field(default_factory=LabelHParams)
 
     batch_size: int = option(40, 'labels per step, over all ranks', at_least=1)
-    lr: float = option(5e-5, 'learning rate of the first step; it falls linearly to 0')
+    lr: float = option(5e-5, 'learning rate of the first step; it falls linearly to 0', at_least=0)
 
     rollout_batch_size: int = option(64, 'responses sampled at a time for normalisation, over all ranks', at_least=1)
     normalize_samples: int = option(0, 'responses that estimate the mean and deviation of the reward', at_least=0)

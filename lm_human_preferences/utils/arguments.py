@@ -5,9 +5,11 @@
 """
 import ast
 import contextlib
+import dataclasses
 import difflib
 import re
 import types
+from collections.abc import Mapping, Sequence
 
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.hyperparams import describe, group_class, members, parse
@@ -15,35 +17,71 @@ from lm_human_preferences.utils.hyperparams import describe, group_class, member
 _SWITCHES = {'on': 'on', 't': 'on', 'true': 'on', 'off': 'off', 'f': 'off', 'false': 'off', 'none': 'off', '': 'off'}
 
 
-def read_words(args, fields, arguments, positionals=()):
+def read_words(
+    args: Sequence[str],
+    fields: Mapping[str, dataclasses.Field],
+    arguments: Mapping[str, str],
+    positionals: Sequence[str] = (),
+) -> dict[str, str]:
     """What the words after a command give, as text: {name: value} of options and arguments.
 
     fields: name -> dataclass field, of every option. arguments: name -> name shown, of what has to be given by
     position or as `--name`; positionals: names of options that may follow by position. UserError says what is wrong.
     """
-    given, by_position, words = {}, [], [word for word in args if word != '--']
+    given = {}
+    by_position = []
+    words = [word for word in args if word != '--']
+    bare_flag = None  # the switch right before this word, if it was given without a value
     while words:
         word = words.pop(0)
         if re.match('-[A-Za-z]', word):
             raise UserError(f'{word}: options begin with two dashes: -{word}')
         if not word.startswith('--'):
-            by_position.append(word)
+            by_position.append((word, bare_flag))
+            bare_flag = None
             continue
         name, equals, value = word[2:].partition('=')
         key, negated = _known(name, fields, arguments, may_negate=not equals)
+        waiting = len(words)
         given[key] = value if equals else 'False' if negated else _next_value(key, fields.get(key), words)
-    places = [key for key in (*arguments, *positionals) if key not in given]
-    with contextlib.suppress(UserError):  # the first word that does not suit its place is told of below
-        for key, word in zip(places, by_position.copy()):
-            if key in fields:
-                convert(key, fields[key], word)
-            given[key] = by_position.pop(0)
-    if by_position:
-        raise UserError(f'unexpected argument {by_position[0]!r}: options are given as --name value')
+        is_bare = not equals and len(words) == waiting
+        bare_flag = key if is_bare and not negated else None
+    _assign_by_position(given, by_position, fields, arguments, positionals)
     missing = [shown for key, shown in arguments.items() if key not in given]
     if missing:
         raise UserError(f'{" and ".join(missing)} missing: --help shows an example')
     return given
+
+
+def _assign_by_position(
+    given: dict[str, str],
+    by_position: list[tuple[str, str | None]],
+    fields: Mapping[str, dataclasses.Field],
+    arguments: Mapping[str, str],
+    positionals: Sequence[str],
+) -> None:
+    """Add to `given` what the words without an option's name mean; UserError for one that has no place.
+
+    by_position: each such word, and the switch that stood right before it without a value. After a switch comes an
+    argument, as in `--dry_run sentiment NAME`; where only options are left, it is a bad value of the switch.
+    """
+    keys = [key for key in (*arguments, *positionals) if key not in given]
+    for key, (word, bare_flag) in zip(keys, by_position):
+        if key in arguments:
+            given[key] = word
+            continue
+        if bare_flag is not None:
+            break
+        with contextlib.suppress(UserError):  # a word that does not suit its place is reported below
+            convert(key, fields[key], word)
+            given[key] = word
+            continue
+        break
+    used = sum(key in given for key in keys)
+    for word, bare_flag in by_position[used:]:
+        if bare_flag is not None:
+            raise UserError(f'--{bare_flag} must be {describe(fields[bare_flag].type)}, got {word!r}')
+        raise UserError(f'unexpected argument {word!r}: options are given as --name value')
 
 
 def _known(name, fields, arguments, may_negate):

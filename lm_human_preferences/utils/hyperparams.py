@@ -5,7 +5,9 @@ import json
 import math
 import types
 import typing
+from collections.abc import Collection
 from functools import lru_cache
+from typing import Any
 
 from lm_human_preferences.utils import storage
 from lm_human_preferences.utils.errors import UserError
@@ -22,12 +24,25 @@ class UnknownFieldError(AttributeError, KeyError):
     __str__ = AttributeError.__str__
 
 
-def option(default, help, *, at_least=None, one_of=(), ours=False):  # `help` is the keyword of click
-    """A field with a line of help; `at_least` and `one_of` say what the command line accepts.
+def option(
+    default: Any,
+    help: str,  # the keyword of click
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    one_of: Collection[str] = (),
+    ours: bool = False,
+    recorded: bool = True,
+) -> Any:
+    """A field with a line of help; the other arguments say which values are accepted.
 
-    ours: the original does not know it. So it is left out of what is printed and saved while it has its default.
+    at_least, at_most: inclusive limits. above: an exclusive one. ours: the original does not know the option, so it is
+    left out of what is printed and saved while it has its default. recorded: False for an option that is about this
+    start of the program only, and is left out of what is printed and saved altogether.
     """
-    metadata = {'help': help, 'at_least': at_least, 'one_of': one_of, 'ours': ours}
+    metadata = {'help': help, 'at_least': at_least, 'above': above, 'at_most': at_most, 'one_of': one_of, 'ours': ours,
+                'recorded': recorded}
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
 
 
@@ -97,11 +112,22 @@ class HParams:
                 setattr(self, name, group())
             getattr(self, name).override_from_nested_dict(value)
 
-    def to_nested_dict(self):
-        """What override_from_nested_dict takes: fields that the original has too, others unless at their default."""
-        values = {f: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {f.name: v.to_nested_dict() if isinstance(v, HParams) else v for f, v in values.items()
-                if not f.metadata.get('ours') or v != f.default}
+    def to_nested_dict(self, *, recorded_only: bool = False) -> dict[str, Any]:
+        """What override_from_nested_dict takes: fields that the original has too, others unless at their default.
+
+        recorded_only: leave out the options that are about one start of the program, see `option`.
+        """
+        nested = {}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            if f.metadata.get('ours') and value == f.default:
+                continue
+            if recorded_only and not f.metadata.get('recorded', True):
+                continue
+            if isinstance(value, HParams):
+                value = value.to_nested_dict(recorded_only=recorded_only)
+            nested[f.name] = value
+        return nested
 
     def validate(self, *, prefix=''):
         """`check_values`, for one. Subclasses add what must hold between fields."""
@@ -120,8 +146,8 @@ class HParams:
                 raise ValueError(f'{name} must be a number of at most 64 bits')
             if isinstance(value, float) and not abs(value) <= MAX_FLOAT:
                 raise ValueError(f'{name} must be a finite number, got {value}')
-            if None not in (least := f.metadata.get('at_least'), value) and value < least:
-                raise ValueError(f'{name} must be at least {least}, got {value}')
+            if isinstance(value, (int, float)) and not _in_range(f, value):
+                raise ValueError(f'{name} must be {describe_range(f)}, got {value}')
             if (known := f.metadata.get('one_of')) and value not in known:
                 raise ValueError(f'{name} {value} is none of {", ".join(known)}')
             if isinstance(value, HParams):
@@ -155,6 +181,27 @@ def group_class(ty):
     return next((t for t in members(ty) if isinstance(t, type) and issubclass(t, HParams)), None)
 
 
+def _in_range(field: dataclasses.Field, value: float) -> bool:
+    limits = field.metadata
+    at_least, above, at_most = limits.get('at_least'), limits.get('above'), limits.get('at_most')
+    if at_least is not None and value < at_least:
+        return False
+    if above is not None and value <= above:
+        return False
+    return at_most is None or value <= at_most
+
+
+def describe_range(field: dataclasses.Field) -> str:
+    """The values that `field` accepts in words, such as 'from 0 to 1'; '' where any number will do."""
+    limits = field.metadata
+    at_least, above, at_most = limits.get('at_least'), limits.get('above'), limits.get('at_most')
+    if at_least is not None and at_most is not None:
+        return f'from {at_least} to {at_most}'
+    lower = f'at least {at_least}' if at_least is not None else f'above {above}' if above is not None else ''
+    upper = f'at most {at_most}' if at_most is not None else ''
+    return ' and '.join(filter(None, [lower, upper]))
+
+
 def describe(ty):
     """`ty` in words, for error messages."""
     return ' or '.join('on or off' if group_class(t) else _WORDS.get(t, t.__name__) for t in members(ty))
@@ -173,7 +220,8 @@ def check_multiple(total, name, factors):
 
 def dump(hparams, *, name='hparams', out=None):
     """Write `name:` and sorted, indented `name: value` lines to `out` (standard output unless given)."""
-    print(f'{name}:', *_dump_lines(hparams.to_nested_dict(), '  '), sep='\n', file=out)
+    nested = hparams.to_nested_dict(recorded_only=True)
+    print(f'{name}:', *_dump_lines(nested, '  '), sep='\n', file=out)
 
 
 def _dump_lines(nested, indent):
