@@ -2,6 +2,7 @@
 ranks come to the same end; and what --run.andon does then.
 """
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lm_human_preferences.utils.errors import UserError
@@ -13,6 +14,7 @@ KL_TARGETS = 10  # times the target that the KL divergence may be
 KL_PER_TOKEN = 2  # nats of a response's tokens that it may be where there is no target
 LEAST_ENTROPY = 0.02  # nats of a token
 SIGNIFICANT = 2  # standard deviations of chance
+FAR_ABOVE_GUESSING = 1.5  # times the loss of guessing that a reward model may end with
 SELDOM = 100  # steps until an alarm is repeated
 
 
@@ -29,7 +31,7 @@ class Alarm(NamedTuple):
 
 def not_finite(stats, names):
     """An alarm for the first of `names` whose statistic is NaN or infinite."""
-    return [Alarm(name, stats[name], math.inf, 'the training has lost its numbers: lower the learning rate')
+    return [Alarm(name, stats[name], math.inf, 'the loss is NaN or infinite: lower the learning rate')
             for name in names if not math.isfinite(stats[name])][:1]
 
 
@@ -56,17 +58,34 @@ def policy_alarms(stats, first, hparams):
     return alarms
 
 
-def reward_alarms(stats, agreements, labels):
+def reward_alarms(
+    stats: dict[str, float],
+    agreements: Sequence[float],
+    losses: Sequence[float],
+    *,
+    batch_size: int,
+    guessing_loss: float,
+) -> list[Alarm]:
     """The alarms of a step of reward training. stats: train_batch's.
 
-    agreements: at the end, how far (see label_types.agreement) rewards agreed with the `labels` labels of each of the
-    last steps before these were learned; else empty.
+    agreements, losses: of the last quarter of all steps, once that is over, else empty: how far rewards agreed with
+    the labels of each batch (see label_types.agreement), and the loss, both before the batch was learned.
+    guessing_loss: the loss without looking at the responses.
     """
-    alarms, steps = not_finite(stats, ['loss']), max(len(agreements), 1)
-    mean, limit = sum(agreements) / steps, -SIGNIFICANT / math.sqrt(labels * steps)
-    if mean < limit:
-        alarms.append(Alarm('agreement', mean, limit, 'the reward model is worse than chance on labels that it has not '
-                            'seen: is their sign the wrong way round, or the learning rate too high?'))
+    alarms = not_finite(stats, ['loss'])
+    if not agreements or alarms:
+        return alarms
+    agreement = sum(agreements) / len(agreements)
+    limit = -SIGNIFICANT / math.sqrt(batch_size * len(agreements))
+    if agreement < limit:
+        alarms.append(Alarm(
+            'agreement', agreement, limit, 'the reward model is worse than chance on labels that it has not seen: is '
+            'their sign the wrong way round, or the learning rate too high?'))
+    loss = sum(losses) / len(losses)
+    if loss > FAR_ABOVE_GUESSING * guessing_loss:
+        alarms.append(Alarm(
+            'loss', loss, FAR_ABOVE_GUESSING * guessing_loss, f'the loss of the reward model ended far above that of '
+            f'guessing, {guessing_loss:.4g}: lower its learning rate'))
     return alarms
 
 

@@ -244,6 +244,11 @@ def evaluate(save_dir, *, directory=None, **settings):
     return results
 
 
+def is_done(directory: str) -> bool:
+    """Whether a run's directory holds an evaluation."""
+    return os.path.exists(os.path.join(directory, 'evaluation.json'))
+
+
 def measure(policy, reference, models, task, queries, settings, kl_coef):
     """The results of `evaluate` on `queries (queries, query_length)`, exact where responses are few enough."""
     responses = policy.model.hparams.n_vocab ** task.response_length

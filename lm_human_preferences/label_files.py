@@ -1,14 +1,15 @@
 """Reading label files, and every check that their mistakes deserve before training starts."""
 import contextlib
 import json
+import math
 import warnings
 
 import numpy as np
 import torch
 
 from lm_human_preferences import label_types
-from lm_human_preferences.utils import storage
-from lm_human_preferences.utils.core import ceil_div
+from lm_human_preferences.utils import memory, storage
+from lm_human_preferences.utils.core import Schema, ceil_div
 from lm_human_preferences.utils.errors import UserError
 
 TEST_SEED = 0
@@ -33,6 +34,8 @@ def load_labels(hparams, encoding):
     """
     schemas, source, num_train = schemas_of(hparams), hparams.labels.source, hparams.labels.num_train
     if source == 'test':
+        if num_train:
+            check_labels_fit(num_train, schemas)
         return generate_labels(schemas, num_train or ceil_div(TEST_LABELS, hparams.batch_size) * hparams.batch_size,
                                encoding.n_vocab), []
     found = _read(source)
@@ -68,6 +71,12 @@ def _read(source):
 def _with_arrays(label):
     return {field: np.fromstring(value[1:-1], np.int64, sep=',') if type(value) is str and value[:1] == '[' else value
             for field, value in label.items()}
+
+
+def check_labels_fit(count: int, schemas: dict[str, Schema]) -> None:
+    """UserError where so many made-up labels do not fit into memory."""
+    numbers = sum(math.prod(schema.shape) for schema in schemas.values())
+    memory.check_fits('--labels.num_train', count, 8 * numbers, memory.on_host())
 
 
 def _column(source, found, field, schema):

@@ -1,4 +1,5 @@
 """What people were asked and what they answered: the label types of a reward model (the original's label_types.py)."""
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -44,6 +45,10 @@ class LabelType(ABC):
         """Numbers (batch,) on the scale that rewards should have, or None where labels tell nothing of it."""
         return None
 
+    @abstractmethod
+    def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
+        """The mean loss over `labels` of the best constant answer, which looks at no response."""
+
 
 class PickBest(LabelType):
     """The best of N responses: cross entropy of a softmax over their rewards (paper, equation 1)."""
@@ -61,6 +66,11 @@ class PickBest(LabelType):
     def agreement(self, rewards, labels):
         ahead = (rewards.gather(1, labels['best'][:, None]) - rewards).sign()
         return ahead.sum() / (ahead.numel() - len(ahead)) if ahead.shape[1] > 1 else torch.zeros(())
+
+
+    def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
+        """ln N: every response is equally likely to be the best."""
+        return math.log(len(self.samples))
 
 
 class ScalarRating(LabelType):
@@ -85,6 +95,10 @@ class ScalarRating(LabelType):
     def agreement(self, rewards, labels):
         return pearson_r(labels['score'], rewards[:, 0]).nan_to_num(0.0)
 
+    def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
+        """The variance of the scores: every response gets their mean."""
+        return labels['score'].var(correction=0).item()
+
 
 class ScalarComparison(LabelType):
     """How much better the second of two responses is: squared error of the difference of rewards."""
@@ -103,6 +117,10 @@ class ScalarComparison(LabelType):
 
     def agreement(self, rewards, labels):
         return ((rewards[:, 1] - rewards[:, 0]).sign() * labels['difference'].sign()).mean()
+
+    def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
+        """The mean square of the differences: both responses get the same reward."""
+        return labels['difference'].square().mean().item()
 
 
 def get(name):

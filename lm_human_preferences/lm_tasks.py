@@ -8,8 +8,8 @@ from lm_human_preferences.language import datasets
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.utils.errors import UserError
 
-__all__ = ['PolicyHParams', 'TaskHParams', 'check_lengths', 'check_task', 'filter_fn_from_hparams', 'make_query_sampler',
-           'postprocess_fn_from_hparams', 'query_formatter']
+__all__ = ['PolicyHParams', 'TaskHParams', 'check_lengths', 'check_task', 'filter_fn_from_hparams',
+           'make_query_sampler', 'postprocess_fn_from_hparams', 'query_formatter']
 
 
 def postprocess_fn_from_hparams(hparams, padding_token):

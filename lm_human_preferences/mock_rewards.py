@@ -93,6 +93,7 @@ def simulated_labels(hparams, policy, comm):
     if count is None:
         raise UserError('--labels.source mock answers as many queries as it is asked: give --labels.num_train')
     schemas, labels = label_files.schemas_of(hparams), None
+    label_files.check_labels_fit(count, schemas)
     if comm.rank == 0:
         sampler = lm_tasks.make_query_sampler(hparams=hparams.task, encoder=policy.encoder, batch_size=count)
         postprocess = lm_tasks.postprocess_fn_from_hparams(hparams.task, policy.padding_token)

@@ -12,6 +12,7 @@ from lm_human_preferences.mock_rewards import MockRewardModel
 from lm_human_preferences.utils import storage
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.logging import say_as_recorded
 
 
 class _Scorer(nn.Module):
@@ -57,7 +58,8 @@ class RewardModel(_Scorer):
         self.to(default_device())
         if not trained_model.is_random:
             for name in ('gain', 'bias'):
-                print(f'Param reward_model/reward_norm/{name} is missing from checkpoint {trained_model.source}')
+                say_as_recorded(
+                    f'Param reward_model/reward_norm/{name} is missing from checkpoint {trained_model.source}')
 
     @torch.no_grad()
     def _set_norm(self, gain, bias):
@@ -111,7 +113,7 @@ class TrainedRewardModel(_Scorer):
         if missing:
             raise UserError(f'{bundle.prefix} is no reward model: it lacks {missing[0]}')
         for name in sorted(parameters):
-            print('setting', name)
+            say_as_recorded(f'setting {name}')
 
     def score(self, queries, responses):
         """Rewards (batch,) of `queries (batch, query_length)` and `responses (batch, response_length)`."""

@@ -1,30 +1,37 @@
 """Fine-tuning a language model against a reward model by PPO (the original's train_policy.py; paper, section 2.2)."""
+import shlex
 import tempfile
 import time
 
 import numpy as np
 import torch
 
-from lm_human_preferences import andon, evaluate, lm_tasks, ppo, train_reward
+from lm_human_preferences import andon, evaluate, label_types, lm_tasks, ppo, train_reward
 from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams, PpoHParams, RewardHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.model import in_tf_shapes
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import get_reward_model, label_source, make_score_fn
+from lm_human_preferences.training import console
+from lm_human_preferences.training.time_left import TimeLeft, as_text
 from lm_human_preferences.utils import checkpoints, hyperparams, memory, precision, runs, storage
 from lm_human_preferences.utils import comm as comms
+from lm_human_preferences.utils.comm import SingleProcess as Comm
 from lm_human_preferences.utils.checkpoints import COUNT
 from lm_human_preferences.utils.core import ceil_div, default_device, exact_div
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.keeper import Keeper
-from lm_human_preferences.utils.logging import Logger, progress, say
+from lm_human_preferences.utils.logging import (
+    Logger, announce, configure_console, console_is, progress, say_as_recorded)
 from lm_human_preferences.utils.optimizer import Adam
 
 __all__ = ['AdaptiveKLController', 'AdaptiveKLParams', 'FixedKLController', 'HParams', 'PPOTrainer', 'PpoHParams',
            'RewardHParams', 'make_score_fn', 'nupdates', 'train']
 
 SAMPLES_SHOWN = 3
-STATE = {'step': COUNT, 'kl_coef': float | int, 'optimizer_steps': COUNT, 'elapsed': float, 'queries': (COUNT, COUNT)}
+UNKNOWN_LABELS = 5000  # for the time left, where all labels of a file are trained on
+STATE = {'step': COUNT, 'kl_coef': float | int, 'optimizer_steps': COUNT, 'elapsed': float, 'queries': (COUNT, COUNT),
+         'initial_kl_coef': float | int}
 
 
 def nupdates(hparams):
@@ -92,8 +99,8 @@ class PPOTrainer:
         self.print_samples(queries, sampled['postprocessed'], scores, logprobs - ref_logprobs, kl_coef)
         if self.comm.rank == 0:
             step_time = time.time() - started
-            say(f'[ppo_step {self.global_step}] step_time={step_time:.2f}s, '
-                f'eps/s={self.hparams.ppo.batch_size / step_time:.2f}')
+            say_as_recorded(f'[ppo_step {self.global_step}] step_time={step_time:.2f}s, '
+                            f'eps/s={self.hparams.ppo.batch_size / step_time:.2f}')
         self.global_step += 1
         return stats
 
@@ -185,15 +192,34 @@ class PPOTrainer:
         valid = lm_tasks.filter_fn_from_hparams(self.hparams.task)(responses).float().mean().item()
         return 1 - self.comm.mean({'valid': valid})['valid']
 
-    def print_samples(self, queries, responses, scores, kl, kl_coef):
-        """Show the first few episodes; kl (batch, response_length) is per token, kl_coef the one that was in force."""
-        if not self.logger.is_due(self.global_step):
+    def print_samples(
+        self,
+        queries: torch.Tensor,
+        responses: torch.Tensor,
+        scores: torch.Tensor,
+        kl: torch.Tensor,
+        kl_coef: float,
+    ) -> None:
+        """Show the first few episodes; in the summary, those of the first step and of the last.
+
+        queries: (batch, query_length); responses, kl per token: (batch, response_length); scores: (batch,);
+        kl_coef: the one that was in force.
+        """
+        first_or_last = self.global_step in (0, nupdates(self.hparams) - 1)
+        in_summary = self.logger.active and first_or_last and console_is('summary')
+        as_recorded = self.logger.is_due(self.global_step) and console_is('original')
+        if not (in_summary or as_recorded):
             return
-        decode, shown = self.policy.encoder.decode, [
-            values[:SAMPLES_SHOWN].tolist() for values in (queries, responses, scores, kl.sum(1))]
+        if in_summary:
+            announce(f'samples of step {self.global_step + 1}:')
+        shown = [values[:SAMPLES_SHOWN].tolist() for values in (queries, responses, scores, kl.sum(1))]
         for query, response, score, sample_kl in zip(*shown, strict=True):
-            say(decode(query).replace('\n', '⏎'), decode(response).replace('\n', '⏎'), f'  score = {score:+.2f}',
-                f'  kl = {sample_kl:+.2f}', f'  total = {score - kl_coef * sample_kl:+.2f}')
+            texts = [self.policy.encoder.decode(tokens).replace('\n', '⏎') for tokens in (query, response)]
+            if in_summary:
+                announce(f'  {" | ".join(texts)}   (score {score:.2f}, KL {sample_kl:.2f})')
+            else:
+                announce(*texts, f'  score = {score:+.2f}', f'  kl = {sample_kl:+.2f}',
+                         f'  total = {score - kl_coef * sample_kl:+.2f}')
 
     def tf_variables(self):
         """Everything that the original's checkpoint of this run holds, tensors by variable name."""
@@ -206,33 +232,42 @@ class PPOTrainer:
     def state(self):
         """What else has to be kept to go on from here, as JSON."""
         return {'step': self.global_step, 'kl_coef': self.kl_ctl.value, 'optimizer_steps': self.optimizer.steps,
-                'elapsed': self.last_time - self.start_time, 'queries': self.query_sampler.position}
+                'elapsed': self.last_time - self.start_time, 'queries': self.query_sampler.position,
+                'initial_kl_coef': self.hparams.rewards.kl_coef}
 
     def restore(self, state):
-        """Go on from what `state` returned; the variables are filled in afterwards."""
-        self.global_step, self.kl_ctl.value = state['step'], state['kl_coef']
+        """Go on from what `state` returned; the variables are filled in afterwards.
+
+        The KL coefficient goes on from where it was, unless the settings name another one than the run began with.
+        """
+        self.global_step = state['step']
+        if self.hparams.rewards.kl_coef == state['initial_kl_coef']:
+            self.kl_ctl.value = state['kl_coef']
         self.start_time = self.last_time - state['elapsed']
         self.optimizer.start_at(state['optimizer_steps'])
         self.query_sampler.go_on(state['queries'])
 
 
-def train_reward_model(hparams, comm, directory):
-    """The first of both steps at once: train the reward model of `rewards.train_new_model` into `directory`."""
+def train_reward_model(hparams: HParams, comm: Comm, directory: str, clock: TimeLeft) -> None:
+    """The first of both steps at once: train the reward model of `rewards.train_new_model` into `directory`.
+
+    clock: of the whole command.
+    """
     new_model = hparams.rewards.train_new_model
     for name, value in vars(hparams.task).items():
         if value != getattr(new_model.task, name):
             raise UserError(f'--task.{name} and --rewards.train_new_model.task.{name} must be the same: '
                             f'{value} != {getattr(new_model.task, name)}')
     new_model.run.save_dir, hparams.rewards.trained_model = directory, storage.join(directory, 'reward_model')
-    train_reward.train_in_run(new_model, comm, hparams.run, {
-        'train_policy_hparams.json': runs.record(hparams), 'train_reward_hparams.json': runs.record(new_model)})
+    records = {'train_policy_hparams.json': runs.record(hparams), 'train_reward_hparams.json': runs.record(new_model)}
+    train_reward.train_in_run(new_model, comm, hparams.run, records, clock)
     comm.barrier()
 
 
 def build_trainer(hparams, trained_model, comm):
     """The models and the trainer of a run: PPOTrainer."""
     encoder = trained_model.encoding.get_encoder()
-    lm_tasks.check_lengths(hparams.task, encoder, trained_model.hparams().n_ctx)
+    lm_tasks.check_task(hparams.task, trained_model.encoding, trained_model.hparams().n_ctx)
     settings = dict(embed_queries=lm_tasks.query_formatter(hparams.task, encoder),
                     temperature=hparams.task.policy.temperature)
     ref_policy = Policy(trained_model, scope='ref_policy', **settings)
@@ -249,37 +284,97 @@ def build_trainer(hparams, trained_model, comm):
                       score_model=score_model, score_fn=make_score_fn(hparams.task, score_model))
 
 
-def train(hparams: HParams, comm=None):
+def train(hparams: HParams, comm: Comm | None = None) -> None:
     """Fine-tune a policy and save it to SAVE_DIR/policy; the whole of `./launch.py train_policy`."""
     comm = comm or comms.world(hparams.run.allreduce)
+    configure_console(hparams.run.console)
     hparams.check_ranks(comm.size)
     save_dir, directory = hparams.run.save_dir, hparams.run.directory
     saved = directory and storage.join(directory, 'policy', 'checkpoints')
+    wants_evaluation = bool(hparams.run.evaluate and save_dir)
     with runs.held(hparams, comm), memory.ways_out('--ppo.micro_batch_size'):
         with Keeper(saved, comm, resume=hparams.run.resume, form=STATE, fixed=['ref_policy', 'reward_model']) as keeper:
-            with tempfile.TemporaryDirectory() as scratch:
-                if hparams.rewards.train_new_model is not None:  # in scratch for a run that is not saved
-                    train_reward_model(hparams, comm, save_dir or comm.gather(scratch)[0])
-                trainer = start(hparams, keeper, comm)
-            run_updates(trainer, keeper, comm)
-        if save_dir and comm.rank == 0 and hparams.run.evaluate:
+            if keeper.state and keeper.state['trainer']['step'] >= nupdates(hparams):
+                if comm.rank == 0:
+                    announce(f'The policy in {save_dir} is finished: {nupdates(hparams)} of {nupdates(hparams)} steps.')
+                wants_evaluation = wants_evaluation and not evaluate.is_done(directory)
+            else:
+                _train_both(hparams, keeper, comm)
+        if comm.rank == 0 and wants_evaluation:
             evaluate.evaluate(save_dir, directory=directory)
+    if comm.rank == 0:
+        _announce_end(hparams)
+
+
+def _train_both(hparams: HParams, keeper: Keeper, comm: Comm) -> None:
+    """Train the reward model, if a new one is asked for, and the policy."""
+    check(hparams, comm)
+    if comm.rank == 0:
+        console.show_start('train_policy', hparams, comm)
+    clock = TimeLeft(work_left(hparams))
+    with tempfile.TemporaryDirectory() as scratch:
+        if hparams.rewards.train_new_model is not None:  # in scratch for a run that is not saved
+            train_reward_model(hparams, comm, hparams.run.save_dir or comm.gather(scratch)[0], clock)
+        trainer = start(hparams, keeper, comm)
+    run_updates(trainer, keeper, comm, clock)
+
+
+def check(hparams: HParams, comm: Comm) -> None:
+    """UserError where the policy could not be trained: found before hours go into its reward model."""
+    device = default_device()
+    precision.check(hparams.run.precision, device)
+    trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
+    sizes = trained_model.hparams()
+    lm_tasks.check_task(hparams.task, trained_model.encoding, sizes.n_ctx)
+    memory.check(work(hparams, sizes, comm.size), comm, device)
+
+
+def work_left(hparams: HParams) -> dict[str, float]:
+    """How much each phase of the command computes, in tokens that pass through a network once; see TimeLeft.
+
+    A backward pass counts as two.
+    """
+    task, new_model = hparams.task, hparams.rewards.train_new_model
+    tokens = task.query_length + task.response_length
+    phases: dict[str, float] = {}
+    if new_model is not None:
+        responses = len(label_types.get(new_model.labels.type).samples)
+        row = task.query_length + responses * task.response_length
+        phases['reward model'] = 3 * row * (new_model.labels.num_train or UNKNOWN_LABELS)
+    passes = 3 + 3 * hparams.ppo.noptepochs  # the policy's sampling, the reference, the reward; the epochs
+    phases['policy'] = passes * tokens * nupdates(hparams) * hparams.ppo.batch_size
+    return phases
+
+
+def _announce_end(hparams: HParams) -> None:
+    """Say what there is now, and what can be done with it."""
+    save_dir = hparams.run.save_dir
+    if save_dir is None:
+        console.announce_next('Nothing was saved, because --save_dir is None.')
+        return
+    path = shlex.quote(save_dir)
+    commands = {'sample_from_it': f'./sample.py sample --save_dir {path} --nsamples 8'}
+    if not hparams.run.evaluate:
+        commands['evaluate_it'] = f'./launch.py evaluate {path}'
+    commands['look_at_its_curves'] = f'tensorboard --logdir {shlex.quote(storage.join(save_dir, "tb"))}'
+    console.announce_next(f'The policy is in {storage.join(save_dir, "policy")}', **commands)
 
 
 def start(hparams, keeper, comm):
     """The PPOTrainer of a run, where the run begins or goes on; writes what is known of the run by then."""
-    hyperparams.dump(hparams)
+    if console_is('original'):
+        hyperparams.dump(hparams)
     precision.prepare(hparams.run.precision, default_device())
     keeper.set_seed(hparams.run.seed)
     trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
-    hyperparams.dump(trained_model.hparams(), name='model_hparams')
-    memory.check(work(hparams, trained_model.hparams(), comm.size), comm, default_device())
+    if console_is('original'):
+        hyperparams.dump(trained_model.hparams(), name='model_hparams')
     trainer = build_trainer(hparams, trained_model, comm)
     keeper.restore(trainer, saves=ceil_div(nupdates(hparams), hparams.run.save_interval))
     comm.barrier()
     directory = hparams.run.directory
     if directory and comm.rank == 0:
-        say(f'Will save to {hparams.run.save_dir}')
+        say_as_recorded(f'Will save to {hparams.run.save_dir}')
         checkpoints.write_json(storage.join(directory, 'train_policy_hparams.json'), runs.record(hparams))
         trained_model.write_files(storage.join(directory, 'policy'))
     return trainer
@@ -293,12 +388,19 @@ def work(hparams, sizes, ranks):
         sizes, networks=2 if hparams.rewards.trained_model == 'mock' else 3, rows=rows // hparams.ppo.nminibatches,
         tokens=tokens, predicted=task.response_length, sampled_rows=rows, sampled_tokens=tokens,
         micro_batch_size=hparams.ppo.micro_batch_size, option='--ppo.micro_batch_size',
-        checkpointed=hparams.run.gradient_checkpointing, reduced=hparams.run.precision == 'bf16')
+        checkpointed=hparams.run.gradient_checkpointing, reduced=hparams.run.precision == 'bf16',
+        batch_options=('--ppo.batch_size', '--ppo.batch_size'))
 
 
-def run_updates(trainer, keeper, comm):
-    """Take all steps that are left, saving every `save_interval` of them and at the end, also if that is an error."""
+def run_updates(trainer: PPOTrainer, keeper: Keeper, comm: Comm, clock: TimeLeft | None = None) -> None:
+    """Take all steps that are left, saving every `save_interval` of them and at the end, also if that is an error.
+
+    clock: of the whole command, which has a phase 'policy'.
+    """
     hparams, steps, batch_size = trainer.hparams, nupdates(trainer.hparams), trainer.hparams.ppo.batch_size
+    clock = clock or TimeLeft({'policy': 1})
+    clock.begin('policy', trainer.global_step / steps)
+    table = console.policy_table()
     bar = progress(total=steps * batch_size, initial=trainer.global_step * batch_size, comm=comm, desc='policy',
                    unit='episode')
     cord = andon.Andon(hparams.run.andon, comm)
@@ -309,6 +411,8 @@ def run_updates(trainer, keeper, comm):
                 bar.set_postfix(score=f'{stats["objective/score"]:.2f}', kl=f'{stats["objective/kl"]:.2f}',
                                 refresh=False)
                 bar.update(batch_size)
+                if comm.rank == 0 and console.is_due(trainer.global_step, steps, hparams.run.log_interval):
+                    _add_line(table, trainer.global_step, stats, clock, hparams)
                 cord.first = cord.first or stats
                 alarms = andon.policy_alarms({**stats, andon.PENALIZED: trainer.penalized}, cord.first, hparams)
                 cord.pull(alarms, trainer, keeper)
@@ -321,3 +425,13 @@ def run_updates(trainer, keeper, comm):
     finally:
         bar.close()
         trainer.logger.close()
+
+
+def _add_line(table: console.Table, step: int, stats: dict[str, float], clock: TimeLeft, hparams: HParams) -> None:
+    """Add what is known after `step` steps to the table; stats: of the last one."""
+    steps, batch_size = nupdates(hparams), hparams.ppo.batch_size
+    share = step / steps
+    table.add(
+        step=f'{step}/{steps}', episodes=step * batch_size, score=stats['objective/score'], KL=stats['objective/kl'],
+        KL_coef=stats['objective/kl_coef'], loss=stats['ppo/loss/total'],
+        episodes_per_second=clock.per_second(share, steps * batch_size), time_left=as_text(clock.seconds(share)))

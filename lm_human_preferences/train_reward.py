@@ -1,4 +1,5 @@
 """Training a reward model from human labels (the original's train_reward.py; paper, section 2.1)."""
+import shlex
 import shutil
 
 import numpy as np
@@ -10,13 +11,17 @@ from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, Run
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.model import in_tf_shapes
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.training import console
+from lm_human_preferences.training.time_left import TimeLeft, as_text
 from lm_human_preferences.utils import checkpoints, hyperparams, memory, precision, runs, storage
 from lm_human_preferences.utils import comm as comms
+from lm_human_preferences.utils.comm import SingleProcess as Comm
 from lm_human_preferences.utils.checkpoints import COUNT
 from lm_human_preferences.utils.core import ceil_div, default_device, exact_div
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.keeper import Keeper
-from lm_human_preferences.utils.logging import Logger, progress, say
+from lm_human_preferences.utils.logging import (
+    Logger, announce, configure_console, console_is, progress, say, say_as_recorded, say_in_summary)
 from lm_human_preferences.utils.optimizer import Adam
 
 __all__ = ['HParams', 'LabelHParams', 'RunHParams', 'RewardModelTrainer', 'train']
@@ -51,39 +56,65 @@ class RewardModelTrainer:
         self.num_train = len(labels['query'])
         self.hparams, self.comm, self.train_step = hparams, comm, 0
         self.order = None  # of the labels, once it is drawn
-        self.agreements = []  # of each batch's rewards with its labels, before it was learned
+        # Of each batch before it was learned: how far its rewards agreed with its labels, and its loss.
+        self.agreements: list[float] = []
+        self.losses: list[float] = []
         self.optimizer = Adam(reward_model.tf_parameters(), comm=comm)
         self.logger = Logger(hparams.run.directory, 'reward_model', log_interval=hparams.run.log_interval, comm=comm,
                              tag_prefix='train_reward/minibatch/')
 
-    def train(self, keeper, mode='warn'):
-        """Normalise, train on every label once, normalise again; or what is left of that. mode: of --run.andon."""
+    def train(self, keeper: Keeper, mode: str = 'warn', clock: TimeLeft | None = None) -> None:
+        """Normalise, train on every label once, normalise again; or what is left of that.
+
+        mode: of --run.andon. clock: of the whole command, which has a phase 'reward model'.
+        """
         if self.order is None:
             self._warn_of_idle_normalization()
             if self.hparams.normalize_before:
                 self.normalize(*self.target_mean_std())
             # Every rank draws, rank 0's order counts: each label is trained on exactly once.
             self.order = self.comm.gather(np.random.permutation(self.num_train))[0]
+        self._train_epoch(keeper, andon.Andon(mode, self.comm), clock or TimeLeft({'reward model': 1}))
+        if self.hparams.normalize_after:
+            self.normalize(0.0, 1.0)
+        self.logger.close()
 
+    def _train_epoch(self, keeper: Keeper, cord: andon.Andon, clock: TimeLeft) -> None:
         batch_size = self.hparams.batch_size
-        say(f'{self.comm.rank} training on {self.num_train} in batches of {exact_div(batch_size, self.comm.size)}')
-        cord = andon.Andon(mode, self.comm)
-        starts = range(self.train_step * batch_size, self.num_train, batch_size)
-        bar = progress(starts, comm=self.comm, desc='reward model', unit='batch')
-        with keeper.ending_between_steps():
-            for start in bar:
+        steps = self.num_train // batch_size
+        say_as_recorded(f'{self.comm.rank} training on {self.num_train} in batches of '
+                        f'{exact_div(batch_size, self.comm.size)}')
+        guessing_loss = self.label_type.guessing_loss(self.labels)
+        table = console.reward_table()
+        shown = 0  # losses that the lines of the table have averaged so far
+        bar = progress(total=steps, initial=self.train_step, comm=self.comm, desc='reward model', unit='batch')
+        clock.begin('reward model', self.train_step / steps)
+        with bar, keeper.ending_between_steps():
+            while self.train_step < steps:
+                start = self.train_step * batch_size
                 indices = self.order[start:start + batch_size][self.comm.rank::self.comm.size]
                 stats = self.train_batch(indices, lr=(1 - start / self.num_train) * self.hparams.lr)
                 bar.set_postfix(loss=f'{stats["loss"]:.3f}', refresh=False)
-                quarter = self.agreements[-(len(starts) // 4):] if start == starts[-1] else []
-                cord.pull(andon.reward_alarms(stats, quarter, batch_size), self, keeper)
+                bar.update()
+                if self.comm.rank == 0 and console.is_due(self.train_step, steps, self.hparams.run.log_interval):
+                    recent = self.losses[shown:]
+                    shown = len(self.losses)
+                    share = self.train_step / steps
+                    table.add(step=f'{self.train_step}/{steps}', labels=self.train_step * batch_size,
+                              loss=sum(recent) / len(recent), labels_per_second=clock.per_second(share, self.num_train),
+                              time_left=as_text(clock.seconds(share)))
+                cord.pull(self._alarms(stats, steps, guessing_loss), self, keeper)
                 keeper.step_done(self)
                 if self.train_step % self.hparams.run.save_interval == 0:
                     keeper.save(self)
 
-        if self.hparams.normalize_after:
-            self.normalize(0.0, 1.0)
-        self.logger.close()
+    def _alarms(self, stats: dict[str, float], steps: int, guessing_loss: float) -> list[andon.Alarm]:
+        """The alarms of the last step; those about the outcome come with the last of all `steps`."""
+        is_last = self.train_step == steps
+        count = len(self.losses)  # of this process: what came before an interruption is not known
+        quarter = slice(-(count // 4 or count), None) if is_last else slice(0)
+        return andon.reward_alarms(stats, self.agreements[quarter], self.losses[quarter],
+                                   batch_size=self.hparams.batch_size, guessing_loss=guessing_loss)
 
     def train_batch(self, indices, lr):
         """One update on the labels at `indices` (batch / ranks,); returns and logs the statistics before it."""
@@ -96,6 +127,7 @@ class RewardModelTrainer:
         agreement = self.label_type.agreement(found.detach().cpu(), batch)
         stats = self.comm.mean({name: stat.item() for name, stat in sorted({**stats, 'agreement': agreement}.items())})
         self.agreements.append(stats.pop('agreement'))
+        self.losses.append(stats['loss'])
         self.logger.log(stats, self.train_step)
         self.train_step += 1
         return stats
@@ -103,7 +135,7 @@ class RewardModelTrainer:
     def _warn_of_idle_normalization(self):
         asked = [f'--{name}' for name in ('normalize_before', 'normalize_after') if getattr(self.hparams, name)]
         if asked and not self.hparams.normalize_samples and self.comm.rank == 0:
-            say(f'WARNING: {" and ".join(asked)} without effect: --normalize_samples is 0')
+            announce(f'WARNING: {" and ".join(asked)} without effect: --normalize_samples is 0')
 
     def normalize(self, target_mean, target_std):
         """Set gain and bias so that rewards of the initial policy's samples have the target mean and deviation."""
@@ -112,11 +144,14 @@ class RewardModelTrainer:
         self.reward_model.reset_reward_scale()
         mean, std = self.sampled_mean_std(self.hparams.normalize_samples)
         if self.comm.rank == 0:
-            say(f'targets: {target_mean} +- {target_std}', f'before normalize: {mean} +- {std}')
+            say_as_recorded(f'targets: {target_mean} +- {target_std}', f'before normalize: {mean} +- {std}')
         if std == 0:
             raise UserError(f'all {self.hparams.normalize_samples} sampled rewards are {mean}, so they cannot be '
                             'normalised; check the labels or set --normalize_samples 0')
         self.reward_model.set_reward_norm(old_mean=mean, old_std=std, new_mean=target_mean, new_std=target_std)
+        if self.comm.rank == 0:
+            say_in_summary(f"rewards of the base model's responses: {mean:.3f} +- {std:.3f}, scaled to "
+                           f'{target_mean:.3f} +- {target_std:.3f}')
         if self.hparams.debug_normalize:
             mean, std = self.sampled_mean_std(self.hparams.debug_normalize)
             if self.comm.rank == 0:
@@ -160,20 +195,44 @@ class RewardModelTrainer:
         self.query_sampler.go_on(state['queries'])
 
 
-def train(hparams: HParams, comm=None):
+def train(hparams: HParams, comm: Comm | None = None) -> None:
     """Train a reward model and save it to SAVE_DIR/reward_model; the whole of `./launch.py train_reward`."""
     comm = comm or comms.world(hparams.run.allreduce)
+    configure_console(hparams.run.console)
     hparams.check_ranks(comm.size)
     with runs.held(hparams, comm):
-        train_in_run(hparams, comm, hparams.run, {'train_reward_hparams.json': runs.record(hparams)})
+        records = {'train_reward_hparams.json': runs.record(hparams)}
+        train_in_run(hparams, comm, hparams.run, records, TimeLeft({'reward model': 1}))
+    if comm.rank == 0:
+        _announce_end(hparams.run.save_dir)
 
 
-def train_in_run(hparams, comm, run, records):
-    """The training itself, in a directory that is held; what was done before `run` (RunHParams) was interrupted stays.
+def _announce_end(save_dir: str | None) -> None:
+    if save_dir is None:
+        console.announce_next('Nothing was saved, because --save_dir is None.')
+        return
+    path = shlex.quote(save_dir)
+    console.announce_next(
+        f'The reward model is in {storage.join(save_dir, "reward_model")}',
+        train_a_policy=f'./launch.py train_policy EXPERIMENT NAME --rewards.train_new_model off '
+                       f'--rewards.trained_model {path}',
+        look_at_its_curves=f'tensorboard --logdir {shlex.quote(storage.join(save_dir, "tb"))}')
 
-    records: JSON files of the run by name, written when all is ready.
+
+def train_in_run(
+    hparams: HParams,
+    comm: Comm,
+    run: RunHParams,
+    records: dict[str, dict],
+    clock: TimeLeft,
+) -> None:
+    """The training itself, in a directory that is held; what was done before `run` was interrupted stays.
+
+    records: JSON files of the run by name, written when all is ready. clock: of the whole command.
     """
-    hyperparams.dump(hparams)
+    is_whole_run = run is hparams.run
+    if console_is('original'):
+        hyperparams.dump(hparams)
     directory = storage.join(hparams.run.directory, 'reward_model') if hparams.run.save_dir else None
     saved, unfinished = (directory and storage.join(directory, name) for name in ('checkpoints', runs.UNFINISHED))
     if comm.gather(run.resume and directory and checkpoints.latest(saved))[0]:
@@ -181,25 +240,30 @@ def train_in_run(hparams, comm, run, records):
             say(f'The reward model in {directory} is finished')
             shutil.rmtree(unfinished, ignore_errors=True)
         return
-    prefix = '--' if run is hparams.run else '--rewards.train_new_model.'
+    prefix = '--' if is_whole_run else '--rewards.train_new_model.'
     with (memory.ways_out(f'{prefix}micro_batch_size'),
           Keeper(unfinished if run.save_dir else None, comm, resume=run.resume, form=STATE,
                  fixed=['ref_policy'], max_to_keep=2) as keeper):
         precision.prepare(hparams.run.precision, default_device())
         keeper.set_seed(hparams.run.seed)
         trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
-        hyperparams.dump(trained_model.hparams(), name='model_hparams')
-        memory.check(work(hparams, trained_model.hparams(), comm.size, prefix), comm, default_device())
+        if console_is('original'):
+            hyperparams.dump(trained_model.hparams(), name='model_hparams')
+        sizes = trained_model.hparams()
+        lm_tasks.check_task(hparams.task, trained_model.encoding, sizes.n_ctx)
+        memory.check(work(hparams, sizes, comm.size, prefix), comm, default_device())
         trainer, notes = build_trainer(hparams, trained_model, comm)
         keeper.restore(trainer, saves=1 + trainer.num_train // hparams.batch_size // hparams.run.save_interval)
         if comm.rank == 0:
             if directory:
-                say(f'Will save to {hparams.run.save_dir}')
+                say_as_recorded(f'Will save to {hparams.run.save_dir}')
                 for name, record in records.items():
                     checkpoints.write_json(storage.join(hparams.run.directory, name), record)
                 trained_model.write_files(directory)
+            if is_whole_run:
+                console.show_start('train_reward', hparams, comm)
             say(*notes)
-        trainer.train(keeper, run.andon)
+        trainer.train(keeper, run.andon, clock)
     if comm.rank == 0 and directory:
         checkpoints.save(saved, 'model.ckpt', trainer.tf_variables())
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -214,13 +278,13 @@ def work(hparams, sizes, ranks, prefix='--'):
         sampled_rows=exact_div(hparams.rollout_batch_size, ranks),
         sampled_tokens=task.query_length + task.response_length,
         micro_batch_size=hparams.micro_batch_size, option=f'{prefix}micro_batch_size',
+        batch_options=(f'{prefix}batch_size', f'{prefix}rollout_batch_size'),
         checkpointed=hparams.run.gradient_checkpointing, reduced=hparams.run.precision == 'bf16')
 
 
 def build_trainer(hparams, trained_model, comm):
     """The models and the trainer of a run: (RewardModelTrainer, what is to be said of the labels)."""
     encoder = trained_model.encoding.get_encoder()
-    lm_tasks.check_lengths(hparams.task, encoder, trained_model.hparams().n_ctx)
     is_mock = hparams.labels.source == 'mock'
     labels, notes = (None, []) if is_mock else label_files.load_labels(hparams, trained_model.encoding)
     ref_policy = Policy(trained_model, scope='ref_policy', temperature=hparams.task.policy.temperature,

@@ -158,6 +158,8 @@ class Replay:
 
     def run(self, train, hparams):
         """train(hparams, comm) on every rank; all recorded episodes must be used."""
+        hparams = copy.deepcopy(hparams)
+        hparams.run.console = 'original'
         on_ranks(self.size, lambda comm: train(copy.deepcopy(hparams), comm))
         assert not any(self.left[rank] for rank in ranks_here(self.size)), 'fewer episodes used than recorded'
 

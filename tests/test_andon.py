@@ -6,7 +6,7 @@ from command_line import error_of, invoke
 from golden_data import load_json, load_npz
 from lm_human_preferences import andon, label_types
 from lm_human_preferences.hparams import train_policy
-from lm_human_preferences.utils import checkpoints
+from lm_human_preferences.utils import checkpoints, optimizer
 from lm_human_preferences.utils.comm import SingleProcess
 from lm_human_preferences.utils.errors import UserError
 from ranks import on_ranks
@@ -50,10 +50,27 @@ def test_no_alarm_in_the_recorded_trainings():
 
 @pytest.mark.parametrize('agreements, loss, rings', [
     ([0.2] * 10, 1.0, []), ([], 1.0, []), ([-0.1] * 10, 1.0, []), ([-0.2] * 10, 1.0, ['agreement']),
-    ([0.0] * 10, 1.0, []), ([], NAN, ['loss']), ([], INF, ['loss'])])
+    ([0.0] * 10, 1.0, []), ([], NAN, ['loss']), ([], INF, ['loss']), ([0.2] * 10, 2.0, []), ([], 9.0, []),
+    ([0.2] * 10, 2.1, ['loss']), ([-0.2] * 10, 9.0, ['agreement', 'loss'])])
 def test_rules_of_reward_training(agreements, loss, rings):
-    """320 labels: the limit is -0.11."""
-    assert [alarm.statistic for alarm in andon.reward_alarms({'loss': loss}, agreements, 32)] == rings
+    """320 labels, so that the limit of the agreement is -0.11; guessing among four has a loss of 1.39."""
+    alarms = andon.reward_alarms({'loss': loss}, agreements, [loss] * len(agreements), batch_size=32,
+                                 guessing_loss=1.386)
+    assert [alarm.statistic for alarm in alarms] == rings
+
+
+@pytest.mark.parametrize('name, labels, expected', [
+    ('best_of_4', {'best': [0, 3]}, 1.3862944), ('scalar_rating', {'score': [1.0, 5.0]}, 4.0),
+    ('scalar_compare', {'difference': [1.0, -3.0]}, 5.0)])
+def test_loss_of_guessing(name, labels, expected):
+    labels = {field: torch.tensor(values) for field, values in labels.items()}
+    assert label_types.get(name).guessing_loss(labels) == pytest.approx(expected)
+
+
+def test_a_reward_model_that_ends_above_guessing_is_reported(tmp_path):
+    result = invoke(f'train_reward test first --mpi 1 --save_dir {tmp_path} --lr 10')
+    assert result.exit_code == 0, result.output
+    assert 'WARNING: step 32: the loss of the reward model ended far above that of guessing, 1.386' in result.stdout
 
 
 @pytest.mark.parametrize('name, labels, rewards, expected', [
@@ -115,15 +132,17 @@ def test_a_training_without_numbers_is_stopped_and_the_step_before_is_whole(tmp_
                     '--rewards.train_new_model off --rewards.trained_model test')
     assert result.exit_code == 2 and 'WARNING' not in result.stdout
     assert result.stderr.splitlines()[-1] == (
-        'error: stopped at step 2 by --run.andon stop: the training has lost its numbers: lower the learning rate '
+        'error: stopped at step 2 by --run.andon stop: the loss is NaN or infinite: lower the learning rate '
         '(ppo/loss/total is nan, the limit inf)')
     directory = tmp_path / 'first' / 'policy' / 'checkpoints'
     assert {'model.ckpt-1.index', 'model.ckpt-2.index'} <= {path.name for path in directory.iterdir()}
     assert checkpoints.newest(directory)[0].endswith('model.ckpt-1')  # from which resume goes on
 
 
-def test_a_reward_model_that_learns_the_opposite_is_stopped(tmp_path):
-    result = invoke(f'train_reward test first --mpi 1 --save_dir {tmp_path} --lr -1e-3 --run.andon stop')
+def test_a_reward_model_that_learns_the_opposite_is_stopped(tmp_path, monkeypatch):
+    minimize = optimizer.Adam.minimize
+    monkeypatch.setattr(optimizer.Adam, 'minimize', lambda adam, loss, lr: minimize(adam, loss, -lr))
+    result = invoke(f'train_reward test first --mpi 1 --save_dir {tmp_path} --run.andon stop')
     assert 'error: stopped at step 32 by --run.andon stop: the reward model is worse than chance' in result.stderr
     assert result.exit_code == 2 and not (tmp_path / 'first' / 'reward_model' / 'checkpoints').exists()
 

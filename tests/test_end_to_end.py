@@ -8,6 +8,7 @@ import pytest
 import sample
 from command_line import flat, invoke
 from golden_data import found, json_if_there, load_npz, require, require_bpe
+from lm_human_preferences import lm_tasks
 from lm_human_preferences.utils import checkpoints
 from lm_human_preferences.utils.tf_bundle import Bundle
 
@@ -19,7 +20,8 @@ SAVED_RUNS = [path.split('/')[0] for path in found('*/policy/checkpoints/checkpo
 def options(hparams, **changes):
     """Words of a command line that set every hyperparameter of a nested dict."""
     given = {**flat(hparams), **{name.replace('__', '.'): value for name, value in changes.items()}}
-    return [f'--{key}={value}' for key, value in given.items() if key != 'run.save_dir']
+    words = [f'--{key}={value}' for key, value in given.items() if key != 'run.save_dir']
+    return [*words, '--run.console=original']
 
 
 def printed(name, stdout):
@@ -131,7 +133,7 @@ def test_sample_from_a_recorded_policy(name, scope, tmp_path, passages, monkeypa
 
 def test_the_embedded_experiment_and_samples_of_it(tmp_path):
     """Both trainings in one command, a policy that scores better, samples of it."""
-    result = invoke(f'train_policy test first --mpi 1 --save_dir {tmp_path}')
+    result = invoke(f'train_policy test first --mpi 1 --save_dir {tmp_path} --run.console original')
     assert result.exit_code == 0, result.output
     scores = printed('objective/score', result.stdout)
     assert np.mean(scores[-3:]) > scores[0] + 1
@@ -155,7 +157,8 @@ def test_a_run_that_is_not_saved_trains_its_reward_model_all_the_same(tmp_path, 
     monkeypatch.setattr('tempfile.tempdir', None)
     result = invoke('train_policy test first --mpi 1 --save_dir None --ppo.total_episodes 64')
     assert result.exit_code == 0, result.output
-    assert printed('objective/score', result.stdout) and not list(tmp_path.iterdir())
+    assert '       1/1        64 ' in result.stdout and not list(tmp_path.iterdir())
+    assert result.stdout.endswith('\nNothing was saved, because --save_dir is None.\n')
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path):
@@ -169,15 +172,16 @@ def test_the_same_seed_gives_the_same_run(tmp_path):
             np.testing.assert_array_equal(first[name], second[name])
 
 
-def test_a_warning_names_the_options_when_nothing_ends_in_time(tmp_path):
-    """No response of 4 random letters holds a token that does not exist."""
-    base = f'train_policy test first --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 64 --task.truncate_after 4'
+def test_a_warning_names_the_options_when_nothing_ends_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(lm_tasks, 'filter_fn_from_hparams', lambda task: lambda responses: responses[:, 0] < 0)
+    base = f'train_policy test first --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 64 --task.truncate_after 3'
     result = invoke(f'{base} --task.truncate_token 5')
     assert result.exit_code == 0, result.output
     warning, = (line for line in result.stdout.splitlines() if line.startswith('WARNING'))
-    assert warning == ('WARNING: step 1: hardly a response has token 5 at or after position 4, so they score -1; see '
+    assert warning == ('WARNING: step 1: hardly a response has token 5 at or after position 3, so they score -1; see '
                        '--task.truncate_token, --task.truncate_after and --task.penalty_reward_value (share of '
                        'penalties is 1, the limit 0.95)')
+    monkeypatch.undo()
     calm = invoke(f'train_policy test calm --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 64')
     assert 'WARNING' not in calm.stdout
 

@@ -63,7 +63,7 @@ def _defect(case):
                 return 'original-defects 11: Optional[str] could not be set to None'
             if ty and len(set(members(ty)) - {type(None)}) > 1 and result.get('error') == 'AssertionError':
                 return 'original-defects 11: Unions other than Optional failed'
-            if key.endswith('penalty_reward_value') and not float(value).is_integer():
+            if key.endswith('penalty_reward_value') and '.' in str(value):
                 return 'task.penalty_reward_value may be a fraction'
             if key.endswith('num_train') and value in (None, 'None', 'none', '') and 'error' in result:
                 return 'labels.num_train may be None: all labels'

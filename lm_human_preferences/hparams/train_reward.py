@@ -10,6 +10,7 @@ from lm_human_preferences.utils.hyperparams import option
 
 ENGINES = ('auto', 'horovod', 'torch', 'mpi')
 ANDON = ('off', 'warn', 'stop')
+CONSOLES = ('summary', 'original', 'quiet')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
 
 
@@ -30,13 +31,18 @@ class LabelHParams(hyperparams.HParams):
 
 @dataclass
 class RunHParams(hyperparams.HParams):
-    seed: Optional[int] = option(None, 'seed of all random numbers; None: another one every time')
+    seed: Optional[int] = option(
+        None, 'seed of all random numbers; None: another one every time. For train_policy, that of the policy: the '
+              'reward model has --rewards.train_new_model.run.seed')
     log_interval: int = option(10, 'steps between two entries in the log', at_least=1)
     save_interval: int = option(50, 'steps between two checkpoints', at_least=1)
     save_dir: Optional[str] = option(None, 'where the run is kept; --save_dir joined with NAME, unless that is None')
     resume: bool = option(False, 'go on from the newest checkpoint in save_dir, if there is one', ours=True)
     evaluate: bool = option(
         False, 'when a policy is trained, do what ./launch.py evaluate does; needs save_dir', ours=True)
+    console: str = option(
+        'summary', 'what is printed: summary, original (the lines of the 2019 program) or quiet (warnings, errors and '
+                   'the end)', one_of=CONSOLES, ours=True, recorded=False)
     allreduce: str = option('auto', 'what averages over ranks: auto, horovod, torch or mpi', one_of=ENGINES, ours=True)
     andon: str = option(
         'warn', 'when training goes wrong: off, warn, or stop, with a checkpoint of the moment', one_of=ANDON,

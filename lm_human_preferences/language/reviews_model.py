@@ -23,7 +23,7 @@ def directory():
     import filelock
     place = os.path.join(storage.cache_root(), f'reviews-{_digest()}')
     if not os.path.exists(place):
-        os.makedirs(os.path.dirname(place), exist_ok=True)
+        storage.make_cache_folder(os.path.dirname(place))
         with filelock.FileLock(f'{place}.lock'):  # the kernel frees it when its holder dies
             if not os.path.exists(place):
                 _make(place)
@@ -51,7 +51,8 @@ def train(hparams, steps=STEPS):
     """
     encoder = encodings.Reviews.get_encoder()
     texts = as_batch(encoder, itertools.islice(reviews.reviews_generator('train'), READ))
-    with core.one_thread(), torch.random.fork_rng(devices=[]):
+    # Which library multiplies decides the last digits, so it is always the same, whoever asks for the model first.
+    with core.one_thread(), precision.onednn_preferred(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)  # not a GPU's as well, from which the run that asked for this draws
         network = model.Model(hparams).initialize()
         adam = optimizer.Adam(network.tf_parameters(), comm=SingleProcess())

@@ -9,10 +9,15 @@ import torch
 from lm_human_preferences.language import encodings, model, reviews_model
 from lm_human_preferences.utils import checkpoints, storage
 from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils.logging import say_as_recorded
 from lm_human_preferences.utils.tf_bundle import Bundle, BundleError
 
 TINY = 128  # width of a network that one thread of the CPU computes fastest
-RELEASED = ('124M', '355M', '774M', '1558M')
+_GPT2 = dict(n_vocab=50257, n_ctx=1024)
+RELEASED = {  # sizes by name, as their hparams.json has them
+    '124M': dict(**_GPT2, n_embd=768, n_head=12, n_layer=12), '355M': dict(**_GPT2, n_embd=1024, n_head=16, n_layer=24),
+    '774M': dict(**_GPT2, n_embd=1280, n_head=20, n_layer=36),
+    '1558M': dict(**_GPT2, n_embd=1600, n_head=25, n_layer=48)}
 HUGGING_FACE_SIZES = dict(  # our name: theirs, and what it is where their file leaves it out
     n_vocab=('vocab_size', 50257), n_ctx=('n_positions', 1024), n_embd=('n_embd', 768), n_head=('n_head', 12),
     n_layer=('n_layer', 12))
@@ -167,7 +172,7 @@ class TrainedModel:
         if essential:
             raise UserError(f'{weights.prefix} lacks {essential[0]} and {len(essential) - 1} more of the model')
         for name in missing:
-            print(f'Param {scope}/{name} is missing from checkpoint {self.source}')
+            say_as_recorded(f'Param {scope}/{name} is missing from checkpoint {self.source}')
         return built.initialize(missing)
 
 

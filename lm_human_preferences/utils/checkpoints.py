@@ -153,10 +153,11 @@ def _parsed(text):
 def resumable(directory):
     """Names of the checkpoints in a local directory that have a state, whole or not, the newest first."""
     files = os.listdir(directory) if os.path.isdir(directory) else []
-    return sorted((m[1] for m in map(FILE.fullmatch, files) if m and m[0].endswith(RESUME)), key=_step, reverse=True)
+    return sorted((m[1] for m in map(FILE.fullmatch, files) if m and m[0].endswith(RESUME)), key=step_of, reverse=True)
 
 
-def _step(name):
+def step_of(name: str) -> int:
+    """The step that a checkpoint's name tells: 5 for model.ckpt-5."""
     return int((re.search(r'-(\d+)$', name) or [0, 0])[1])
 
 
@@ -185,7 +186,7 @@ def newest(directory, form=dict):
 def rewind(directory, name):
     """Make `name` the newest checkpoint in `directory`, and delete those of later steps."""
     kept = _kept(directory)
-    keep = [other for other in kept if other != name and _step(other) < _step(name)] + [name]
+    keep = [other for other in kept if other != name and step_of(other) < step_of(name)] + [name]
     if keep != kept:
         _commit(directory, keep)
         _delete(directory, {*resumable(directory), *kept} - set(keep))

@@ -9,6 +9,7 @@ MPI starts the ranks, carries small objects and broadcasts. Tensors are summed b
 """
 import atexit
 import functools
+import importlib.util
 import os
 import re
 import socket
@@ -201,6 +202,13 @@ def _horovod():
         return horovod.torch
     except ImportError:
         return None
+
+
+def expected_engine(allreduce: str) -> str:
+    """The engine that --run.allreduce `allreduce` comes to on this machine, in words; nothing is started."""
+    if allreduce != 'auto':
+        return allreduce
+    return 'horovod' if importlib.util.find_spec('horovod') else 'torch'
 
 
 @functools.cache

@@ -71,6 +71,9 @@ class Keeper(contextlib.AbstractContextManager):
             checkpoints.check_room(self.directory, trainer.tf_variables(), saves, max_to_keep=self.max_to_keep)
 
     def _restore_random_state(self, states, size):
+        if self.seed != self.state['seed']:  # the user has named another one
+            set_seed((self.seed + self.saved_step) % 2 ** 31, self.comm.rank)
+            return
         before, now = (f'{n} rank(s) on {["CPU", "GPU"][has_gpu]}' for n, has_gpu in (
             (len(states), 'cuda' in states[0]), (size, torch.cuda.is_available())))
         if before == now:

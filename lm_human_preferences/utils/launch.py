@@ -2,6 +2,7 @@
 import dataclasses
 import functools
 import os
+import signal
 import sys
 import types
 from typing import Optional
@@ -16,6 +17,7 @@ from lm_human_preferences.utils.hyperparams import group_class, members, option
 
 HELP = ['-h', '--help']
 LONGEST_NAME = 255
+ENDED_BY_SIGNAL = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}  # statuses
 
 
 class Program(click.Group):
@@ -109,18 +111,38 @@ def run(job, arguments, mpi):
     """Call `job`, 'module:function', with keyword `arguments`, in `mpi` ranks (None: as many as there are GPUs)."""
     if 'VISIBLE_DEVICES' in os.environ:  # what the original read instead
         os.environ.setdefault('CUDA_VISIBLE_DEVICES', os.environ['VISIBLE_DEVICES'])
+    size = _size(mpi)
+    hparams = arguments.get('hparams')
+
+    def say_how_to_go_on() -> None:
+        if hasattr(hparams, 'writes'):
+            note(runs.how_to_go_on(hparams))
+
+    try:
+        if ranks.launched_size() > 1:
+            ranks.run(job, arguments, at_interrupt=say_how_to_go_on)
+        elif size > 1:
+            if hasattr(hparams, 'check_ranks'):
+                hparams.check_ranks(size)
+            ranks.launch(job, arguments, size)
+        else:
+            ranks.function(job)(**arguments)
+    except KeyboardInterrupt:
+        say_how_to_go_on()
+        raise
+    except SystemExit as e:
+        if e.code in ENDED_BY_SIGNAL and hasattr(hparams, 'writes'):
+            runs.release(hparams.run.directory)
+            say_how_to_go_on()
+        raise
+
+
+def _size(mpi: int | None) -> int:
+    """How many ranks a job has: those that a launcher has started, else `mpi`, else one for each GPU."""
     launched = ranks.launched_size()
     if launched > 1 and mpi not in (None, launched):
         raise UserError(f'--mpi {mpi}, but {launched} ranks were started by mpiexec or srun: leave --mpi out')
-    size = launched if launched > 1 else mpi or max(1, _visible_gpus())
-    if launched > 1:
-        ranks.run(job, arguments)
-    elif size > 1:
-        if hasattr(arguments.get('hparams'), 'check_ranks'):
-            arguments['hparams'].check_ranks(size)
-        ranks.launch(job, arguments, size)
-    else:
-        ranks.function(job)(**arguments)
+    return launched if launched > 1 else mpi or max(1, _visible_gpus())
 
 
 def _visible_gpus():
@@ -172,13 +194,15 @@ def experiment_command(name, job, hparam_class, experiments, *, help, complete=l
             jobs.append((job_name, binds, validated(hparams), named))
         if launch.save_dir and 'run.save_dir' in settings:
             note('note: --run.save_dir has no effect: the run is kept in --save_dir joined with NAME')
-        for job_name, binds, hparams, named in jobs:
-            if launch.dry_run:
+        if launch.dry_run:
+            for job_name, binds, hparams, _ in jobs:
                 click.echo(f'{job_name}: {binds}')
                 hyperparams.dump(hparams)
-            else:
-                runs.claim(hparams, overwrite=launch.overwrite, named=named)
-        for *_, hparams, _ in jobs if not launch.dry_run else ():
+                _dry_run(hparams, launch)
+            return
+        for _, _, hparams, named in jobs:
+            runs.claim(hparams, overwrite=launch.overwrite, named=named)
+        for *_, hparams, _ in jobs:
             before = runs.ranks_of(hparams.run.directory) if hparams.run.resume else None
             run(job, {'hparams': hparams}, launch.mpi or before)
 
@@ -192,6 +216,13 @@ EXPERIMENT: {', '.join(experiments)}
 NAME:       a name for this run
 Example:    ./launch.py {name} {next(iter(experiments))} first --mpi 1 --run.seed 2
 The defaults below hold where an experiment sets nothing else; --dry_run shows what it sets.""")
+
+
+def _dry_run(hparams: hyperparams.HParams, launch: RankHParams) -> None:
+    """Check all that can be checked without work, and say what would start."""
+    from lm_human_preferences.dry_run import dry_run  # loads torch
+    for line in dry_run(hparams, _size(launch.mpi), launch.overwrite):
+        note(line)
 
 
 def settable(hparam_class):

@@ -1,4 +1,4 @@
-"""A dict of named numbers in, TensorBoard and the original's console lines out."""
+"""A dict of named numbers in, TensorBoard and the original's console lines out; and what is printed at all."""
 import contextlib
 import glob
 import math
@@ -16,9 +16,40 @@ from tqdm import tqdm
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.tf_table import masked_crc
 
+_console = 'summary'  # a value of --run.console
 
-def say(*lines):
-    """Print lines to standard output, above a running progress bar."""
+
+def configure_console(console: str) -> None:
+    """Set what this process prints from now on to `console`, a value of --run.console: see CONSOLES."""
+    global _console
+    _console = console
+
+
+def console_is(console: str) -> bool:
+    """Whether that is what this process prints."""
+    return _console == console
+
+
+def say(*lines: object) -> None:
+    """Print lines of news, above a running progress bar; nothing where the console is quiet."""
+    if _console != 'quiet':
+        announce(*lines)
+
+
+def say_in_summary(*lines: object) -> None:
+    """Print lines that the original did not print in any form: not for the console `original`."""
+    if _console == 'summary':
+        announce(*lines)
+
+
+def say_as_recorded(*lines: object) -> None:
+    """Print lines of the original's that tell a person little: for the console `original` only."""
+    if _console == 'original':
+        announce(*lines)
+
+
+def announce(*lines: object) -> None:
+    """Print lines whatever the console is: warnings, and what there is at the end."""
     text = '\n'.join(map(str, lines))
     if sys.stderr.isatty():
         tqdm.write(text)
@@ -27,8 +58,9 @@ def say(*lines):
 
 
 def progress(iterable=None, *, comm, **settings):
-    """A tqdm bar on rank 0; drawn often on a terminal, seldom into a file."""
-    return tqdm(iterable, disable=comm.rank != 0, mininterval=0.5 if sys.stderr.isatty() else 30, **settings)
+    """A tqdm bar on rank 0, unless the console is quiet; drawn often on a terminal, seldom into a file."""
+    is_hidden = comm.rank != 0 or _console == 'quiet'
+    return tqdm(iterable, disable=is_hidden, mininterval=0.5 if sys.stderr.isatty() else 30, **settings)
 
 
 class Logger:
@@ -62,7 +94,7 @@ class Logger:
                 self.file = self.file or self._open()
                 self.file.write(_record(Event(wall_time=time.time(), step=step, summary=Summary(value=values))))
         if self.is_due(step):
-            say(*(f'k =  {name} , v =  {_as_float32(value)}' for name, value in stats.items()))
+            say_as_recorded(*(f'k =  {name} , v =  {_as_float32(value)}' for name, value in stats.items()))
             self.flush()
 
     def _open(self):

@@ -1,12 +1,21 @@
 """How much memory training takes, how much there is, and what to do where that is not enough."""
+from __future__ import annotations
+
 import contextlib
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lm_human_preferences.utils.errors import UserError
 
+if TYPE_CHECKING:
+    import torch
+
+    from lm_human_preferences.utils.comm import SingleProcess as Comm
+
 FLOAT, HALF, DOUBLE = 4, 2, 8  # bytes
+BYTES_OF_A_TOKEN = 48  # of an episode: its id, log-probabilities, value, reward, advantage, return and the like
 ROOM = 64  # tokens that a cache of keys and values has room for beyond those it holds
 
 
@@ -32,6 +41,7 @@ class Training:
     reduced: bool = False
     fused: bool = False
     ranks: int = 1
+    batch_options: tuple[str, str] = ('--batch_size', '--rollout_batch_size')  # that set rows and sampled_rows
 
     def peak(self):
         """The most that is held at a time; on CPUs, micro-batches leave holes between gradients, as much again."""
@@ -87,17 +97,39 @@ def warning(training, free):
         f'{way.peak() / 1e9:.1f} GB, for the same gradients')
 
 
-def check(training, comm, device):
-    """Print that warning, before anything is loaded, for the rank that has least."""
-    if on_gpu := device.type == 'cuda':
+def check(training: Training, comm: Comm, device: torch.device) -> None:
+    """Print that warning, before anything is loaded, for the rank that has least; UserError where nothing would help.
+    """
+    free = free_on(device, comm)
+    check_rows(training, free)
+    told = warning(replace(training, ranks=comm.size, fused=device.type == 'cuda'), free)
+    if told and comm.rank == 0:
+        print(told)
+
+
+def check_rows(training: Training, free: int) -> None:
+    """UserError where what rows hold alone takes more than `free` bytes, so that micro-batches would not help."""
+    option, sampled_option = training.batch_options
+    check_fits(option, training.rows, training.tokens * BYTES_OF_A_TOKEN, free)
+    check_fits(sampled_option, training.sampled_rows, training.sampled_tokens * BYTES_OF_A_TOKEN, free)
+
+
+def free_on(device: torch.device, comm: Comm) -> int:
+    """Bytes of memory that are free on `device` for each rank, where there are fewest."""
+    if device.type == 'cuda':
         import torch  # without which ./launch.py doctor reads this module
         torch.cuda.empty_cache()  # a training of the reward model before this one leaves all its memory there
         free = torch.cuda.mem_get_info()[0]
     else:
         free = on_host() // comm.local_size
-    told = warning(replace(training, ranks=comm.size, fused=on_gpu), min(comm.gather(free)))
-    if told and comm.rank == 0:
-        print(told)
+    return min(comm.gather(free))
+
+
+def check_fits(option: str, count: int, each: int, free: int) -> None:
+    """UserError where `count` things, which `option` asks for, of `each` bytes take more than `free` bytes."""
+    if count * each > free:
+        raise UserError(f'{option}: what {count} of them hold takes {count * each / 1e9:.0f} GB of memory on each '
+                        f'rank, which has {free / 1e9:.0f} GB: take at most {free // each}')
 
 
 @contextlib.contextmanager

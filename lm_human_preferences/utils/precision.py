@@ -1,5 +1,7 @@
 """How precisely this process multiplies matrices, by which library, and in what memory."""
+import contextlib
 import ctypes
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -21,15 +23,20 @@ def prepare(precision, device):
     the product that gives logits in tf32, whose rounding is an eighth of that of the layers before it.
     """
     global _reduced, _lay_out
+    check(precision, device)
     _reduced = torch.bfloat16 if precision == 'bf16' else None
     _lay_out = _operator_to_lay_out() if precision == 'bf16' and device.type == 'cpu' else None
     if device.type == 'cuda':
         torch.backends.cuda.matmul.allow_tf32 = precision != 'fp32'
-    elif precision == 'tf32':
-        raise UserError('precision tf32 needs a GPU; without one, take fp32 or bf16')
     else:
         prefer_onednn()
         keep_freed_memory()
+
+
+def check(precision: str, device: torch.device) -> None:
+    """UserError where `device` cannot compute in `precision`."""
+    if precision == 'tf32' and device.type != 'cuda':
+        raise UserError('precision tf32 needs a GPU; without one, take fp32 or bf16')
 
 
 def computing(device):
@@ -98,6 +105,17 @@ def prefer_onednn():
     torch.backends.mkldnn.matmul.fp32_precision = 'bf16'
     if _error_of_a_product() > LARGEST_ERROR:
         torch.backends.mkldnn.matmul.fp32_precision = 'none'
+
+
+@contextlib.contextmanager
+def onednn_preferred() -> Iterator[None]:
+    """Within the block, as `prefer_onednn` sets it."""
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    prefer_onednn()
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
 
 
 def keep_freed_memory():

@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from lm_human_preferences.utils.errors import UserError
@@ -230,7 +231,7 @@ def _signal_name(number):
         name = signal.Signals(number).name
     except ValueError:
         return f'status {number}'
-    return f'{name}: there was no memory left, or somebody did it' if name == 'SIGKILL' else name
+    return f'{name}: probably out of memory' if name == 'SIGKILL' else name
 
 
 class _Launcher:
@@ -261,10 +262,11 @@ def main(directory):
     launcher.tell(done=True)
 
 
-def run(job, arguments, launcher=None):
+def run(job, arguments, launcher=None, at_interrupt: Callable[[], None] = lambda: None):
     """Do `job` (see launch.run) in this process, which is a rank; whatever ends it before its time ends all ranks.
 
-    launcher: ours; None where somebody's own mpiexec or srun started the ranks.
+    launcher: ours; None where somebody's own mpiexec or srun started the ranks. at_interrupt: called on rank 0 when
+    the user interrupts it.
     """
     threading.Thread(target=_watch, args=(os.getppid(), launcher), daemon=True).start()
     try:
@@ -275,6 +277,8 @@ def run(job, arguments, launcher=None):
             arguments['hparams'].override_from_nested_dict(hparams)
         call(**arguments, comm=comm.world(arguments['hparams'].run.allreduce if hparams else 'auto'))
     except BaseException as e:
+        if isinstance(e, KeyboardInterrupt) and launched_rank() == 0:
+            at_interrupt()
         _fail(e, launcher)
 
 

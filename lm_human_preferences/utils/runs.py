@@ -9,9 +9,14 @@ import errno
 import fcntl
 import os
 import re
+import shlex
+import signal
 import socket
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from types import FrameType
 
 from lm_human_preferences.utils import ranks, storage
 from lm_human_preferences.utils.errors import UserError
@@ -26,6 +31,8 @@ FILES = {  # of each command
                     rf'reward_model/(hparams\.json|encoding|(checkpoints|{UNFINISHED})/{_CHECKPOINT})',
     'train_policy': rf'train_policy_hparams\.json|tb/ppo/{_EVENTS}|'
                     rf'policy/(hparams\.json|encoding|checkpoints/{_CHECKPOINT})'}
+# What a checkpoint holds the outcome of, so that another value would have no effect on a run that goes on.
+FIXED_ONCE_BEGUN = {'task.policy.initial_model', 'rewards.trained_model', 'rewards.train_new_model'}
 _EVALUATION = r'evaluation\.(json|png)'
 
 
@@ -113,7 +120,7 @@ def held(hparams, comm):
         return
     is_new = not os.path.isdir(directory)
     lock, before = _locked(directory)
-    with lock:
+    with lock, _sigterm_interrupts():
         try:
             if before:
                 print(f'note: {before}, was writing {directory} and is gone', file=sys.stderr)
@@ -133,6 +140,57 @@ def held(hparams, comm):
             if is_new:
                 with contextlib.suppress(OSError):
                     os.rmdir(directory)
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Within the block, SIGTERM is a KeyboardInterrupt, so that the lock goes before the process does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def release(directory: str | None) -> None:
+    """Remove the lock of a run whose ranks were ended before they could, and the directory if nothing else is there.
+    """
+    path = os.path.join(directory or '', LOCK)
+    if directory is None or not os.path.exists(path):
+        return
+    with contextlib.suppress(UserError, OSError):  # another job has the run, on this host or another one
+        lock, _ = _locked(directory)
+        with lock:
+            os.remove(path)
+        os.rmdir(directory)  # fails where there is something
+
+
+def how_to_go_on(hparams) -> str:
+    """What is saved of a run that was interrupted, and the command that goes on with it. hparams: the run's."""
+    directory, save_dir = hparams.run.directory, hparams.run.save_dir
+    if directory is None:
+        return 'Nothing is saved, because --save_dir is None.'
+    from lm_human_preferences.utils import checkpoints  # loads numpy, which --help is not to wait for
+    command = f'./launch.py resume {shlex.quote(save_dir)}'
+    if hparams.writes()[-1] == 'train_policy':
+        names = checkpoints.resumable(os.path.join(directory, 'policy', 'checkpoints'))
+        if names:
+            return f'Step {checkpoints.step_of(names[0])} of the policy is saved; to go on from there: {command}'
+    if os.path.exists(os.path.join(directory, 'reward_model', 'checkpoints', 'checkpoint')):
+        return f'The reward model is finished and saved; to go on with the policy: {command}'
+    names = checkpoints.resumable(os.path.join(directory, 'reward_model', UNFINISHED))
+    if names:
+        return f'Step {checkpoints.step_of(names[0])} of the reward model is saved; to go on from there: {command}'
+    if own_files(hparams):
+        return f'No step is saved yet; to start again with the same settings: {command}'
+    return 'Nothing is saved yet; the same command starts again.'
 
 
 def _mirrored(hparams, process):
@@ -186,7 +244,8 @@ def ranks_of(directory):
 
 def record(hparams):
     """What a run's JSON file holds of its hyperparameters: that it was interrupted leaves no trace."""
-    return dataclasses.replace(hparams, run=dataclasses.replace(hparams.run, resume=False)).to_nested_dict()
+    not_resumed = dataclasses.replace(hparams, run=dataclasses.replace(hparams.run, resume=False))
+    return not_resumed.to_nested_dict(recorded_only=True)
 
 
 def check_settings(hparams, named):
@@ -204,12 +263,32 @@ def check_settings(hparams, named):
     changes = {key: f'--{key} {now.get(key, "off")} (before: {before.get(key, "off")})' for key in {**before, **now}
                if before.get(key) != now.get(key) and not key.endswith('run.save_dir')
                and not (key == 'rewards.trained_model' and now[key] is None)}  # that is what it has trained itself
+    _refuse_what_has_no_effect(hparams, changes, named)
     unnamed = [text for key, text in changes.items() if not any(f'{key}.'.startswith(f'{name}.') for name in named)]
     if unnamed:
         raise UserError(f'{directory} was begun with other settings than {", ".join(unnamed)}: name what is to change, '
                         f'or keep them all by `./launch.py resume {directory}`')
     for text in changes.values():
         print(f'note: going on with {text}', file=sys.stderr)
+
+
+def _refuse_what_has_no_effect(hparams, changes, named) -> None:
+    """UserError for a change that a run which goes on would not heed: its checkpoint decides, or its reward model.
+
+    changes: {dotted name: what has changed}. named: what the user has set.
+    """
+    directory = hparams.run.directory
+    begun = f'a run that has begun goes on with its own: start another one by ./launch.py {hparams.writes()[-1]}'
+    for key in FIXED_ONCE_BEGUN & changes.keys():
+        raise UserError(f'--{key} cannot change: {begun}')
+    if not os.path.exists(os.path.join(directory, 'reward_model', 'checkpoints', 'checkpoint')):
+        return
+    prefix = 'rewards.train_new_model.'
+    for key in changes:
+        is_own = key.startswith(prefix) and key.removeprefix(prefix) not in changes  # not a copy of the policy's
+        if is_own and any(f'{key}.'.startswith(f'{name}.') for name in named):
+            raise UserError(f'--{key} cannot change: the reward model of this run is finished; to train another one: '
+                            './launch.py train_policy')
 
 
 def _leaves(nested, prefix=''):

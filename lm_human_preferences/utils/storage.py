@@ -126,6 +126,24 @@ def local_copy(path):
     return copy
 
 
+def is_here(path: str) -> bool:
+    """Whether a file, local or remote, can be read without the network."""
+    return os.path.exists(_Blob(path).cached if is_remote(path) else path)
+
+
+def make_cache_folder(path: str) -> None:
+    """Make a folder in the cache; StorageError, which names the fix, where it cannot be written."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        writable = os.access(path, os.W_OK | os.X_OK)
+        reason = 'Permission denied'
+    except OSError as e:
+        writable = False
+        reason = e.strerror
+    if not writable:
+        raise StorageError(f'the cache folder {path} cannot be written ({reason}): set LMHP_CACHE to a folder that can')
+
+
 def local_copies(paths):
     """[local_copy(path) for path in paths], over several connections and with one progress bar."""
     from tqdm.contrib.concurrent import thread_map
@@ -302,8 +320,8 @@ def _fetch(blob, show=True):
     stat = _stat(blob)
     if _is_current(blob, stat):
         return
+    make_cache_folder(os.path.dirname(blob.cached))
     with _explained(blob):
-        os.makedirs(os.path.dirname(blob.cached), exist_ok=True)
         with filelock.FileLock(blob.cached + '.lock') as lock:  # the kernel frees it when its holder dies
             try:
                 if not _is_current(blob, stat):
