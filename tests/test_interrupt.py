@@ -1,0 +1,84 @@
+"""Ctrl-C: what was saved and the command that goes on are said, no lock stays behind; caches that cannot be written."""
+import os
+import signal
+import stat
+
+import pytest
+
+from command_line import error_of, invoke
+from launched import Launch, eventually
+
+SMALL = ('--rewards.train_new_model.labels.num_train=64', '--rewards.train_new_model.normalize_samples=16')
+FOREVER = ('--ppo.total_episodes=64_000_000', '--run.log_interval=1')
+
+
+def start(directory, *words):
+    return Launch(directory, *SMALL, *FOREVER, *words)
+
+
+@pytest.mark.parametrize('mpi', [1, 2])
+def test_what_is_saved_is_said(mpi, tmp_path):
+    """The command that is named goes on from the step that is named."""
+    training = start(tmp_path, f'--mpi={mpi}')
+    eventually(lambda: ' 2/1000000 ' in training.output() or training.process.poll() is not None)
+    training.process.send_signal(signal.SIGINT)
+    assert training.wait() == 130, training.errors()
+    line = training.errors().splitlines()[-1]
+    directory = tmp_path / 'run'
+    step = line.removeprefix('Step ').partition(' ')[0]
+    assert line == f'Step {step} of the policy is saved; to go on from there: ./launch.py resume {directory}'
+    assert (directory / f'policy/checkpoints/model.ckpt-{step}.resume.json').exists()
+    assert not (directory / 'lock').exists()
+
+
+def test_in_the_training_of_the_reward_model(tmp_path):
+    training = Launch(tmp_path, '--mpi=1', '--rewards.train_new_model.labels.num_train=320_000')
+    eventually(lambda: ' 1/10000 ' in training.output() or training.process.poll() is not None)
+    training.process.send_signal(signal.SIGINT)
+    assert training.wait() == 130, training.errors()
+    assert 'of the reward model is saved; to go on from there: ./launch.py resume ' in training.errors()
+
+
+@pytest.mark.parametrize('mpi', [1, 2])
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM], ids=['SIGINT', 'SIGTERM'])
+def test_while_ranks_start(mpi, number, tmp_path):
+    """As soon as the lock is there: nothing is saved, and nothing is left that refuses the same command."""
+    training = start(tmp_path, f'--mpi={mpi}')
+    eventually(lambda: (tmp_path / 'run/lock').exists() or training.process.poll() is not None)
+    training.process.send_signal(number)
+    assert training.wait() in (130, 143), training.errors()
+    assert not (tmp_path / 'run').exists()
+    assert training.errors().endswith('Nothing is saved yet; the same command starts again.')
+
+
+@pytest.mark.parametrize('place', ['file', '/proc/nothing', 'read-only'])
+def test_a_cache_that_cannot_be_written(place, tmp_path, monkeypatch):
+    """The first command of README makes a base model there."""
+    cache = tmp_path / place
+    if place == 'file':
+        cache.write_text('')
+    if place == 'read-only':
+        cache.mkdir()
+        monkeypatch.setattr(os, 'access', lambda path, mode: not str(path).startswith(str(cache)))
+    monkeypatch.setenv('LMHP_CACHE', str(cache))
+    result = invoke(f'train_policy mock_sentiment first --mpi 1 --save_dir {tmp_path}/runs')
+    assert result.exit_code == 2
+    assert error_of(result).startswith(f'the cache folder {cache} cannot be written (')
+    assert result.stderr.endswith('): set LMHP_CACHE to a folder that can\n')
+    assert not (tmp_path / 'runs/first').exists()
+
+
+def test_a_home_that_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.delenv('LMHP_CACHE', raising=False)
+    monkeypatch.setenv('HOME', '/proc')
+    assert 'set LMHP_CACHE' in error_of(invoke('train_reward mock_sentiment first --mpi 1 --save_dir None'))
+
+
+def test_a_cache_that_others_wrote_is_read(tmp_path, monkeypatch):
+    """What is in it already needs no writing."""
+    assert invoke('train_reward mock_sentiment a --mpi 1 --save_dir None --labels.num_train 32 '
+                  '--normalize_samples 8').exit_code == 0
+    access = os.access
+    monkeypatch.setattr(os, 'access', lambda path, mode: mode & stat.S_IWOTH == 0 and access(path, mode))
+    assert invoke('train_reward mock_sentiment b --mpi 1 --save_dir None --labels.num_train 32 '
+                  '--normalize_samples 8').exit_code == 0
