@@ -1,4 +1,4 @@
-"""--dry_run: the checks that need no work are made, what would start is said, nothing is started, fetched or written."""
+"""--dry_run: checks that need no work are made, what would start is said; nothing is started, fetched or written."""
 import json
 
 import pytest
