@@ -12,7 +12,7 @@ HEADINGS = {  # of the options in a group, in the order of help pages; '' holds 
     'run': 'Run', 'task': 'Task', 'task.policy': 'Policy', 'labels': 'Labels', '': 'Reward training',
     'rewards': 'Rewards', 'rewards.adaptive_kl': 'Adaptive KL', 'ppo': 'PPO'}
 FOLDED = 'New reward model'  # the options of `train_reward` once more
-_TYPES = {int: 'INT', float: 'FLOAT', str: 'TEXT', types.NoneType: 'None'}
+_TYPES = {int: 'INT', float: 'FLOAT', str: 'TEXT', tuple[str, ...]: 'TEXT', types.NoneType: 'None'}
 
 
 def sections(fields: Fields) -> dict[str, Fields]:
