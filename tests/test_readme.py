@@ -13,9 +13,12 @@ import pytest
 import launch
 import sample
 from command_line import caught_jobs, invoke
+from lm_human_preferences import train_policy
+from lm_human_preferences.hparams import model
 from lm_human_preferences.utils import hyperparams, option_help, runs
 from lm_human_preferences.utils import launch as jobs
 from lm_human_preferences.utils.arguments import convert
+from test_experiments import resolved
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
@@ -25,6 +28,8 @@ LINKING = {**PAGES, **{name: (ROOT / name).read_text(encoding='utf-8')
                        for name in ('CHANGELOG.md', 'benchmarks/README.md')}}
 FIRST = 'sh tools/setup.sh && .venv/bin/pipenv run ./launch.py train_policy mock_sentiment first --mpi 1'
 TESTS = 'sh tools/setup.sh --dev && .venv/bin/pipenv run pytest'
+SIZES = {  # width, heads and blocks
+    '124M': (768, 12, 12), '355M': (1024, 16, 24), '774M': (1280, 20, 36), '1558M': (1600, 25, 48)}
 TRAININGS = ('train_reward', 'train_policy')
 OTHER_TOOLS = {  # their options
     '--dev', '--hostfile', '--logdir', '--kill-on-bad-exit', '--ntasks', '--gpus-per-task'}
@@ -79,6 +84,20 @@ def test_readme_is_short_and_its_first_command_installs():
 def test_readme_leads_to_every_page():
     links = set(re.findall(r'\]\(([^)#]*)', README))
     assert {name for name in LINKING if name != 'README.md'} <= links
+
+
+def test_memory_in_readme_is_what_the_program_estimates():
+    """In GB, of each released model, on CPUs and on GPUs."""
+    hparams = resolved('train_policy', 'sentiment')
+    hparams.ppo.micro_batch_size = 8
+    rows = re.findall(r'^\| `(\w+)` \| ([\d.]+) GB \| ([\d.]+) GB \|', README, re.MULTILINE)
+    assert [name for name, *_ in rows] == list(SIZES)
+    for name, *shown in rows:
+        n_embd, n_head, n_layer = SIZES[name]
+        sizes = model.HParams(n_vocab=50257, n_ctx=1024, n_embd=n_embd, n_head=n_head, n_layer=n_layer)
+        training = train_policy.work(hparams, sizes, ranks=1)
+        estimates = [dataclasses.replace(training, fused=fused).peak() / 1e9 for fused in (False, True)]
+        assert shown == [f'{gigabytes:.1f}' for gigabytes in estimates], name
 
 
 # ---------------------------------------------------------------- commands
