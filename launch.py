@@ -6,15 +6,17 @@ A minute on any machine, without network:
   ./launch.py train_policy mock_sentiment first --mpi 1
   ./sample.py sample --save_dir /tmp/save/train_policy/first --nsamples 8
 \b
-A run that was interrupted goes on where it was:
+Continue a run that was interrupted:
   ./launch.py resume /tmp/save/train_policy/first
 \b
-A reward model from the published labels, then a policy that follows it:
+Train a reward model on the published labels, then a policy with it:
   ./launch.py train_reward descriptiveness my-reward --mpi 1
-  ./launch.py train_policy descriptiveness my-policy --mpi 1 --rewards.train_new_model off \\
+  ./launch.py train_policy descriptiveness my-policy --mpi 1 \\
+      --rewards.train_new_model off \\
       --rewards.trained_model /tmp/save/train_reward/my-reward
 
-Every hyperparameter is an option of its command: `./launch.py train_policy --help` lists them.
+Every hyperparameter is an option: `./launch.py train_policy --help` lists
+them.
 """
 import os
 
@@ -185,27 +187,34 @@ def figures(settings):
 cli = launch.Program(help=__doc__, commands=[
     launch.experiment_command(
         'train_reward', 'lm_human_preferences.train_reward:train', train_reward.HParams, reward_experiments,
-        help='Train a reward model from human labels.'),
+        example='./launch.py train_reward mock_sentiment my-reward --mpi 1',
+        help='Train a reward model on human labels.'),
     launch.experiment_command(
         'train_policy', 'lm_human_preferences.train_policy:train', train_policy.HParams, policy_experiments,
-        complete=train_policy.complete, help='Train a policy by PPO against a reward model, new or trained before.'),
+        complete=train_policy.complete, example='./launch.py train_policy mock_sentiment first --mpi 1',
+        help='Train a policy by PPO against a reward model. Experiments train that model first, unless told not to.'),
     launch.Command(
         'resume', resume, {'mpi': hyperparams.fields(launch.RankHParams)['mpi'],
                            **launch.settable(train_reward.HParams), **launch.settable(train_policy.HParams)},
-        [click.Argument(['save_dir'])],
-        help='Go on with the run in SAVE_DIR where it was interrupted. Its settings stay, but for those named here.'),
+        [click.Argument(['save_dir'])], example='./launch.py resume /tmp/save/train_policy/first',
+        help='Continue the run in SAVE_DIR where it was interrupted. Its settings stay, except those given here.'),
     launch.job_command(
         'export', 'lm_human_preferences.export:export', arguments=['model_dir', 'output_dir'],
-        help='Save the language model of MODEL_DIR, a run or a released name, as a Hugging Face directory.'),
+        example='./launch.py export /tmp/save/train_policy/first ./my-policy',
+        help='Save a language model as a Hugging Face directory. MODEL_DIR is a run of train_policy, the directory of '
+             'a model, or the name of a released one such as 124M.'),
     launch.job_command(
-        'doctor', 'lm_human_preferences.doctor:doctor',
-        help='Look at this machine: what training needs and whether it is here; one line each, with the fix.'),
+        'doctor', 'lm_human_preferences.doctor:doctor', example='./launch.py doctor',
+        help='Check that this machine has what training needs. Prints one line for each thing, with the fix where '
+             'something is wrong.'),
     launch.job_command(
         'evaluate', 'lm_human_preferences.evaluate:evaluate', evaluate.HParams, ['save_dir'],
-        help='Compare the policy of SAVE_DIR, a run of train_policy, with the best one possible at its KL.'),
+        example='./launch.py evaluate /tmp/save/train_policy/first',
+        help='Compare a policy with the best one possible at its KL. SAVE_DIR is a run of train_policy.'),
     launch.Command(
         'figures', figures, hyperparams.fields(figure_options.HParams), positionals=('output_dir',),
-        help="Draw the paper's Figures 2 and 3 of the experiment mock_sentiment, from many short runs."),
+        example='./launch.py figures ./figures --quick',
+        help="Draw the paper's Figures 2 and 3 from many short runs. They are runs of the experiment mock_sentiment."),
 ])
 
 if __name__ == '__main__':

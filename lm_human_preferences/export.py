@@ -18,6 +18,7 @@ def export(model_dir, output_dir):
     """
     if os.path.exists(output_dir) and not (os.path.isdir(output_dir) and not os.listdir(output_dir)):
         raise UserError(f'{output_dir} is not empty: give a new directory')
+    _refuse_reward_run(model_dir)
     trained_model = trained_models.TrainedModel(model_dir)
     sizes = {theirs: getattr(trained_model.hparams(), ours)
              for ours, (theirs, _) in trained_models.HUGGING_FACE_SIZES.items()}
@@ -31,3 +32,11 @@ def export(model_dir, output_dir):
         for ours, theirs in TOKENIZER_FILES.items():
             shutil.copyfile(storage.local_copy(encoding.path(ours)), os.path.join(output_dir, theirs))
     print(f'Saved {model_dir} to {output_dir}')
+
+
+def _refuse_reward_run(model_dir: str) -> None:
+    """UserError where `model_dir`, path or URL, is a run of train_reward, which has no policy."""
+    reward_model, policy = (storage.join(model_dir, name, 'hparams.json') for name in ('reward_model', 'policy'))
+    if storage.exists(reward_model) and not storage.exists(policy):
+        raise UserError(f'{model_dir} holds a reward model and no policy: a Hugging Face language model has no place '
+                        'for the score. Give a run of train_policy, or the directory or name of a language model')

@@ -1,5 +1,8 @@
 """The command line: what it accepts, what it says of mistakes, what it starts. Recorded: test_cli_recorded."""
+import importlib.metadata
 import os
+import platform
+import re
 import subprocess
 import sys
 import types
@@ -9,6 +12,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 import launch
+import lm_human_preferences
 import sample
 from command_line import NEW, PUBLISHED, caught_jobs, dumped, error_of, flat, hparams_of, invoke
 from lm_human_preferences.hparams import train_policy, train_reward
@@ -121,15 +125,23 @@ def test_task_without_a_new_reward_model(started):
 # ---------------------------------------------------------------- mistakes
 
 POLICY = 'train_policy sentiment nm '
+EXAMPLE = './launch.py train_policy mock_sentiment first --mpi 1'
 COMMANDS = 'train_reward, train_policy, resume, export, doctor, evaluate, figures'
 
 
 @pytest.mark.parametrize('argv, message', [
-    ('train_polic a b', f"No such command 'train_polic'. Did you mean 'train_policy'? First comes one of {COMMANDS}"),
-    ('--dry_run train_policy sentiment nm', f"No such option '--dry_run'. First comes one of {COMMANDS}"),
-    ('train_policy', 'EXPERIMENT and NAME missing: --help shows an example'),
-    ('train_policy --name nm', 'EXPERIMENT missing: --help shows an example'),
-    ('train_policy sentiment', 'NAME missing: --help shows an example'),
+    ('train_polic a b', "No such command 'train_polic'. Did you mean 'train_policy'? The command comes first: "
+     + COMMANDS),
+    ('--dry_run train_policy sentiment nm', f"No such option '--dry_run'. The command comes first: {COMMANDS}"),
+    ('train_policy', f'EXPERIMENT and NAME missing; example: {EXAMPLE}'),
+    ('train_policy --name nm', f'EXPERIMENT missing; example: {EXAMPLE}'),
+    ('train_policy sentiment', f'NAME missing; example: {EXAMPLE}'),
+    ('resume', 'SAVE_DIR missing; example: ./launch.py resume /tmp/save/train_policy/first'),
+    ('evaluate', 'SAVE_DIR missing; example: ./launch.py evaluate /tmp/save/train_policy/first'),
+    ('export', 'MODEL_DIR and OUTPUT_DIR missing; example: ./launch.py export /tmp/save/train_policy/first '
+     './my-policy'),
+    ('export /tmp/save/train_policy/first', 'OUTPUT_DIR missing; example: ./launch.py export '
+     '/tmp/save/train_policy/first ./my-policy'),
     ('train_policy sentimnt nm', "no experiment 'sentimnt' for train_policy: choose from sentiment, descriptiveness, "
      'cnndm, tldr, test, mock_sentiment (did you mean sentiment?)'),
     ('train_reward x nm', "no experiment 'x' for train_reward: choose from sentiment, descriptiveness, cnndm, tldr, "
@@ -191,7 +203,7 @@ def test_mistakes(argv, message, started):
     ('sample --save_dir x --temperature hot', "--temperature must be a number (float) or None, got 'hot'"),
     ('sample x --save_dir y', "--mode x is not available: only 'local' is"),
     ('sample local x', "unexpected argument 'x': options are given as --name value"),
-    ('smple', "No such command 'smple'. Did you mean 'sample'? First comes one of sample"),
+    ('smple', "No such command 'smple'. Did you mean 'sample'? The command comes first: sample"),
 ])
 def test_mistakes_of_sampling(argv, message, started):
     assert error_of(invoke(argv, sample.cli)) == message
@@ -322,13 +334,13 @@ def test_sample(started):
 
 @pytest.mark.parametrize('command', EXPERIMENTS)
 def test_help_lists_every_option(command):
-    text = invoke(f'{command} --help').stdout
+    short, text = (invoke(f'{command} {flag}').stdout for flag in ('--help', '--help-all'))
     assert f'EXPERIMENT: {", ".join(EXPERIMENTS[command])}\n' in text
-    assert f'Example:    ./launch.py {command} sentiment first --mpi 1' in text
     for key, field in hyperparams.fields(CLASSES[command]).items():
         if not group_class(field.type) or field.default is None:
             assert f' --{key} ' in text
             assert unbroken(field.metadata['help']) in unbroken(text)
+            assert (f'\n  --{key} ' in short) is not key.startswith(f'{NEW}.')
 
 
 def unbroken(text):
@@ -341,9 +353,88 @@ def test_help_of_an_option():
         '--ppo.lr FLOAT learning rate of the first step; it falls linearly to 0 [default: 5e-06]',
         '--run.seed INT|None seed of all random numbers; None: another one every time.',
         '--rewards.adaptive_kl on|off adapt kl_coef to hold the KL divergence at a target [default: off]',
+        '--task.response_length INT tokens of a response [required]',
         '--ppo.whiten_rewards true|false scale',
     ]:
         assert unbroken(option_help) in text
+
+
+def help_sections(text):
+    """{heading: options} of a help page."""
+    found, heading = {}, None
+    for line in text.splitlines():
+        if re.fullmatch(r'[A-Z][A-Za-z ]*:', line):
+            heading = line.removesuffix(':')
+        elif heading and (option := re.match(r'  --([\w.-]+)', line)):
+            found.setdefault(heading, []).append(option[1])
+    return found
+
+
+@pytest.mark.parametrize('command, headings', [
+    ('train_policy --help', ['Launching', 'Run', 'Task', 'Policy', 'Rewards', 'Adaptive KL', 'PPO', 'New reward model',
+                             'Help']),
+    ('train_reward --help', ['Launching', 'Run', 'Task', 'Policy', 'Labels', 'Reward training']),
+    ('resume --help', ['Launching', 'Run', 'Task', 'Policy', 'Labels', 'Reward training', 'Rewards', 'Adaptive KL',
+                       'PPO', 'New reward model', 'Help']),
+    ('evaluate --help', ['Options']), ('doctor --help', [])])
+def test_help_has_sections(command, headings):
+    assert list(help_sections(invoke(command).stdout)) == headings
+
+
+def test_help_groups_options_by_what_they_are_of():
+    found = help_sections(invoke('train_policy --help').stdout)
+    assert found['Launching'] == ['mpi', 'mode', 'dry_run', 'save_dir', 'overwrite']
+    assert found['Policy'] == ['task.policy.temperature', 'task.policy.initial_model']
+    assert found['Rewards'] == ['rewards.kl_coef', 'rewards.adaptive_kl', 'rewards.trained_model', NEW]
+    assert found['Adaptive KL'] == ['rewards.adaptive_kl.target', 'rewards.adaptive_kl.horizon']
+    assert {key.partition('.')[0] for key in found['PPO']} == {'ppo'}
+
+
+@pytest.mark.parametrize('command', ['train_policy', 'resume'])
+def test_options_of_a_new_reward_model_are_one_line_unless_all_are_asked_for(command):
+    of_reward = set(jobs.settable(train_reward.HParams))
+    short, full = (help_sections(invoke(f'{command} {flag}').stdout) for flag in ('--help', '--help-all'))
+    assert short['New reward model'] == [f'{NEW}.NAME']
+    assert {key.removeprefix(f'{NEW}.') for key in full['New reward model']} == of_reward
+    assert f'--help-all shows these {len(of_reward)} options' in ' '.join(invoke(f'{command} --help').stdout.split())
+    assert {heading: full[heading] for heading in full if heading != 'New reward model'} == {
+        heading: short[heading] for heading in short if heading != 'New reward model'}
+
+
+PAGES = [(cli, words) for cli in (launch.cli, sample.cli) for command in cli.commands
+         for words in ('', command, f'{command} --help-all')]
+
+
+@pytest.mark.parametrize('cli, words', PAGES)
+def test_help_fits_a_terminal_of_80_columns(cli, words):
+    text = invoke(words if '--' in words else f'{words} --help', cli).stdout
+    assert len(text.splitlines()) > 5
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    assert text.isascii()
+
+
+def test_every_command_has_an_example_that_it_understands(started, monkeypatch):
+    for name, command in launch.cli.commands.items():
+        script, first, *args = command.example.split()
+        assert (script, first) == ('./launch.py', name)
+        assert f'\nExample:\n  {command.example}\n' in invoke(f'{name} --help').stdout
+        command.make_context(name, args)
+
+
+@pytest.mark.parametrize('cli', [launch.cli, sample.cli])
+def test_version(cli):
+    result = invoke('--version', cli)
+    python, torch = platform.python_version(), importlib.metadata.version('torch')
+    assert (result.exit_code, result.stdout) == (
+        0, f'lm-human-preferences {lm_human_preferences.__version__} (Python {python}, PyTorch {torch})\n')
+
+
+def test_version_where_torch_is_missing(monkeypatch):
+    def no_version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+    monkeypatch.setattr(importlib.metadata, 'version', no_version)
+    result = invoke('--version')
+    assert result.exit_code == 0 and result.stdout.endswith('PyTorch is not installed)\n')
 
 
 @pytest.mark.parametrize('cli, example', [
@@ -364,7 +455,8 @@ def test_help_among_other_words(words):
     ('train_policy sentiment nm --rewards.ad', [
         '--rewards.adaptive_kl', '--rewards.adaptive_kl.target', '--rewards.adaptive_kl.horizon']),
     ('train_policy sentiment nm --rewards.adaptive_kl o', ['on', 'off']),
-    ('train_policy sentiment nm --ppo.whiten_rewards t', ['true'])])
+    ('train_policy sentiment nm --ppo.whiten_rewards t', ['true']),
+    ('train_policy --help-', ['--help-all']), ('train_reward --help-', []), ('--ver', ['--version'])])
 def test_shell_completion(words, completions):
     *before, last = words.split()
     shell = ShellComplete(launch.cli, {}, 'launch.py', '_LAUNCH_PY_COMPLETE')
@@ -381,10 +473,10 @@ def test_scripts_start(script, words):
     assert len(done.stdout.splitlines()) > 10
 
 
-@pytest.mark.parametrize('command', ['train_policy', 'figures'])
-def test_help_loads_nothing_heavy(command):
+@pytest.mark.parametrize('words', ['train_policy --help', 'train_policy --help-all', 'figures --help', '--version'])
+def test_help_loads_nothing_heavy(words):
     code = ('import sys, launch\n'
-            f'try:\n    launch.cli(["{command}", "--help"])\n'
+            f'try:\n    launch.cli({words.split()})\n'
             'finally:\n    print("HEAVY", [m for m in ("torch", "numpy", "transformers", "tensorboard", "blobfile", '
             '"mpi4py") if m in sys.modules])')
     done = subprocess.run([sys.executable, '-c', code], cwd=REPOSITORY, capture_output=True, text=True, check=False)

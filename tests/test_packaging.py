@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import lm_human_preferences
+
 ROOT = Path(__file__).parents[1]
 PIPFILE = tomllib.loads((ROOT / 'Pipfile').read_text())
 LOCK = json.loads((ROOT / 'Pipfile.lock').read_text())
@@ -59,6 +61,12 @@ def test_lock_is_portable():
     assert not re.search(r'://|"index"|"file"|"path"', (ROOT / 'Pipfile.lock').read_text())
     assert '+' not in LOCK['default']['torch']['version']
     assert not [p for p in LOCK['default'] if p == 'triton' or p.startswith(('nvidia-', 'cuda-'))]
+
+
+def test_version_is_the_same_everywhere():
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']
+    assert (project['name'], project['version']) == ('lm-human-preferences', lm_human_preferences.__version__)
+    assert f'\n## [{project["version"]}]' in (ROOT / 'CHANGELOG.md').read_text(encoding='utf-8')
 
 
 def test_ci_runs_the_readme_test_command_and_nothing_else():

@@ -193,7 +193,7 @@ def test_changed_settings(tmp_path):
 
 @pytest.mark.parametrize('argv, told', [
     ('resume {}', '{} holds no run that could go on: it has no train_policy_hparams.json or train_reward_hparams.json'),
-    ('resume', 'SAVE_DIR missing: --help shows an example'),
+    ('resume', 'SAVE_DIR missing; example: ./launch.py resume /tmp/save/train_policy/first'),
     ('resume {} --ppo.lrr 3', 'no such option: --ppo.lrr (did you mean --ppo.lr?)'),
     ('train_reward test run --save_dir {} --run.resume on --overwrite',
      '--overwrite and --run.resume contradict each other: give one of them')])

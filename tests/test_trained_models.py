@@ -185,6 +185,22 @@ def test_export_keeps_what_is_there(tmp_path, model_dir):
     assert (result.exit_code, result.stderr) == (2, f'error: {tmp_path}/out is not empty: give a new directory\n')
 
 
+@pytest.mark.parametrize('has_policy', [False, True])
+def test_export_of_a_reward_run_says_what_can_be_exported(tmp_path, model_dir, has_policy):
+    run = tmp_path / 'run'
+    shutil.copytree(model_dir, run / 'reward_model')
+    if has_policy:
+        shutil.copytree(model_dir, run / 'policy')
+    result = invoke(f'export {run} {tmp_path}/out')
+    if has_policy:
+        assert result.exit_code == 0, result.output
+    else:
+        assert (result.exit_code, result.stderr) == (2, (
+            f'error: {run} holds a reward model and no policy: a Hugging Face language model has no place for the '
+            'score. Give a run of train_policy, or the directory or name of a language model\n'))
+    assert (tmp_path / 'out').exists() == has_policy
+
+
 @pytest.mark.parametrize('config, told', [
     ({'model_type': 'llama'}, 'only GPT-2 with gelu_new is supported, not llama with gelu_new'),
     ({'model_type': 'gpt2', 'activation_function': 'relu'}, 'not gpt2 with relu'),

@@ -22,11 +22,14 @@ def read_words(
     fields: Mapping[str, dataclasses.Field],
     arguments: Mapping[str, str],
     positionals: Sequence[str] = (),
+    *,
+    example: str = '',
 ) -> dict[str, str]:
     """What the words after a command give, as text: {name: value} of options and arguments.
 
     fields: name -> dataclass field, of every option. arguments: name -> name shown, of what has to be given by
-    position or as `--name`; positionals: names of options that may follow by position. UserError says what is wrong.
+    position or as `--name`; positionals: names of options that may follow by position; example: a command line to
+    show where an argument is missing. UserError says what is wrong.
     """
     given = {}
     by_position = []
@@ -49,7 +52,7 @@ def read_words(
     _assign_by_position(given, by_position, fields, arguments, positionals)
     missing = [shown for key, shown in arguments.items() if key not in given]
     if missing:
-        raise UserError(f'{" and ".join(missing)} missing: --help shows an example')
+        raise UserError(f'{" and ".join(missing)} missing; {f"example: {example}" if example else "see --help"}')
     return given
 
 

@@ -5,17 +5,21 @@ import os
 import signal
 import sys
 import types
-from typing import Optional
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
 
 import click
 
-from lm_human_preferences.utils import hyperparams, ranks, runs, storage
+from lm_human_preferences import __version__
+from lm_human_preferences.utils import hyperparams, option_help, ranks, runs, storage
 from lm_human_preferences.utils.arguments import convert, did_you_mean, read_words
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.hyperparams import group_class, members, option
 
 
 HELP = ['-h', '--help']
+HELP_ALL = '--help-all'
+_UNBROKEN = '\xa0'  # a space at which click does not break lines
 LONGEST_NAME = 255
 ENDED_BY_SIGNAL = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}  # statuses
 
@@ -23,7 +27,13 @@ ENDED_BY_SIGNAL = {128 + number for number in (signal.SIGHUP, signal.SIGINT, sig
 class Program(click.Group):
     """A group of commands in which a mistake of the user is one line and status 2."""
 
-    def main(self, args=None, **extra):
+    def __init__(self, **attrs: Any):
+        version = click.Option(
+            ['--version'], is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+            help='Show the versions of this program, of Python and of PyTorch, and exit.')
+        super().__init__(params=[version], **attrs)
+
+    def main(self, args: Sequence[str] | None = None, **extra: Any) -> None:
         """Run the command that `args`, by default those of this process, begin with; errors end the process."""
         args = list(sys.argv[1:] if args is None else args)
         ranks.speak_only_if_first()
@@ -33,33 +43,56 @@ class Program(click.Group):
         except (UserError, click.ClickException) as e:
             message = e.format_message() if isinstance(e, click.ClickException) else str(e)
             if isinstance(e, (click.NoSuchCommand, click.NoSuchOption)):  # utils/arguments.py finds later ones
-                message += f' First comes one of {", ".join(self.commands)}'
+                message += f' The command comes first: {", ".join(self.commands)}'
             note(f'error: {" ".join(message.splitlines())}')
             sys.exit(2)
         except click.Abort:
             sys.exit(130)
 
 
-class Command(click.Command):
-    """A command whose options are dataclass fields; `callback(settings, *arguments)` gets the values of those given.
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from importlib import metadata  # slow, and of no use to a training
+    try:
+        torch = f'PyTorch {metadata.version("torch")}'  # without importing it, which takes seconds
+    except metadata.PackageNotFoundError:
+        torch = 'PyTorch is not installed'
+    python = '.'.join(map(str, sys.version_info[:3]))
+    click.echo(f'lm-human-preferences {__version__} (Python {python}, {torch})')
+    ctx.exit()
 
-    arguments: click's, of what has to be given. positionals: names of options that may follow them by position.
+
+class Command(click.Command):
+    """A command whose options are dataclass fields; `callback(settings, *arguments)` gets the values that were given.
+
+    arguments: click's, all of them required. positionals: names of options that may follow them by position.
+    example: a command line, for the help page and for the error of a missing argument.
     """
 
-    def __init__(self, name, callback, fields, arguments=(), positionals=(), **attrs):
-        self.fields, self.positionals = fields, positionals
+    def __init__(self, name: str, callback: Callable[..., object], fields: option_help.Fields,
+                 arguments: Sequence[click.Argument] = (), positionals: Sequence[str] = (), *, example: str = '',
+                 **attrs: Any):
+        self.fields, self.positionals, self.example = fields, positionals, example
         self.arguments = {argument.name: argument.human_readable_name for argument in arguments}
-        super().__init__(name, callback=callback, params=[*arguments, *map(_click_option, fields, fields.values())],
-                         context_settings={'max_content_width': 120}, **attrs)
+        options = [_click_option(key, field) for key, field in fields.items()]
+        if any(key.startswith(f'{option_help.NEW_REWARD_MODEL}.') for key in fields):
+            options.append(click.Option([HELP_ALL], is_flag=True, expose_value=False, help=(
+                f'Also show the options --{option_help.NEW_REWARD_MODEL}.NAME and exit.')))
+        super().__init__(name, callback=callback, params=[*arguments, *options], **attrs)
 
-    def parse_args(self, ctx, args):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Leave to click what it does well: help, and completions for the shell."""
-        if ctx.resilient_parsing or set(HELP) & set(args):
-            return super().parse_args(ctx, args if ctx.resilient_parsing else ['--help'])
-        ctx.params = read_words(args, self.fields, self.arguments, self.positionals)
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        if {*HELP, HELP_ALL} & set(args):
+            ctx.meta[HELP_ALL] = HELP_ALL in args
+            click.echo(ctx.get_help())
+            ctx.exit()
+        ctx.params = read_words(args, self.fields, self.arguments, self.positionals, example=self.example)
         return []
 
-    def invoke(self, ctx):
+    def invoke(self, ctx: click.Context) -> object:
         """Convert the values that were given, and call the command's function."""
         given = {key: ctx.params[key] for key in self.fields if key in ctx.params}
         settings = {key: convert(key, self.fields[key], text) for key, text in given.items()}
@@ -68,16 +101,46 @@ class Command(click.Command):
                 note(f'note: --{key} without a value means 1')
         return self.callback(settings, *(ctx.params[key] for key in self.arguments))
 
+    def get_help(self, ctx: click.Context) -> str:
+        """The help page; a default is on one line with what it is the default of."""
+        return super().get_help(ctx).replace(_UNBROKEN, ' ')
 
-def _click_option(key, field):
-    is_group = group_class(field.type)
-    words = ('on', 'off') if is_group else ('true', 'false') if bool in members(field.type) else ()
-    names = {int: 'INT', float: 'FLOAT', str: 'TEXT', types.NoneType: 'None'}
-    is_required = field.default is None and types.NoneType not in members(field.type)
-    default = 'off' if is_group else 'none' if is_required else repr(field.default)
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what the command does, and the example."""
+        super().format_help_text(ctx, formatter)
+        if self.example:
+            with formatter.section('Example'):
+                formatter.write(f'{"":{formatter.current_indent}}{self.example}\n')
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in sections. One line stands for those of a new reward model, unless all are asked for."""
+        records = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)
+                   if isinstance(param, click.Option)}
+        for heading, fields in option_help.sections(self.fields).items():
+            if heading == option_help.FOLDED and not ctx.meta.get(HELP_ALL):
+                rows = [(f'--{option_help.NEW_REWARD_MODEL}.NAME',
+                         f'{HELP_ALL} shows these {len(fields)} options, which are those of train_reward. The seed '
+                         f'is one of them: --run.seed does not set it, --{option_help.NEW_REWARD_MODEL}.run.seed does')]
+            else:
+                rows = [records.pop(_identifier(key)) for key in fields]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+        others = [record for name, record in records.items() if name not in map(_identifier, self.fields)]
+        with formatter.section('Help'):
+            formatter.write_dl(others)
+
+
+def _identifier(key: str) -> str:
+    """The name of an option among click's parameters, which is an identifier of Python."""
+    return key.replace('.', '__')
+
+
+def _click_option(key: str, field: dataclasses.Field) -> click.Option:
+    words, default = option_help.choices(field), option_help.default_text(field)
+    remark = '[required]' if default is None else f'[default:{_UNBROKEN}{default}]'
     return click.Option(
-        [f'--{key}', key.replace('.', '__')], help=f'{field.metadata["help"]}  [default: {default}]',
-        metavar='|'.join(words or [names[ty] for ty in members(field.type)]),
+        [f'--{key}', _identifier(key)], metavar=option_help.value_text(field),
+        help=f'{field.metadata["help"]}  {remark}',
         shell_complete=lambda ctx, param, incomplete: [word for word in words if word.startswith(incomplete)])
 
 
@@ -162,7 +225,8 @@ def job_command(name, job, hparam_class=hyperparams.HParams, arguments=(), **att
     return Command(name, start, hyperparams.fields(hparam_class), [click.Argument([key]) for key in arguments], **attrs)
 
 
-def experiment_command(name, job, hparam_class, experiments, *, help, complete=lambda settings, *_: settings):
+def experiment_command(name, job, hparam_class, experiments, *, help, example='',
+                       complete=lambda settings, *_: settings):
     """The command `name EXPERIMENT NAME [--option value ...]`, which runs `job` with an experiment's hyperparameters.
 
     experiments: name -> trials (see combos). complete(settings, hparams, experiment) returns the user's settings and
@@ -209,13 +273,13 @@ def experiment_command(name, job, hparam_class, experiments, *, help, complete=l
     arguments = [click.Argument(['exp'], metavar='EXPERIMENT', shell_complete=lambda ctx, param, incomplete: [
                      exp for exp in experiments if exp.startswith(incomplete)]), click.Argument(['name'])]
     return Command(name, launch_experiment, {**launch_fields, **settable(hparam_class)}, arguments,
-                   positionals=('dry_run', 'mpi', 'mode', 'save_dir'), short_help=help, help=f"""{help}
+                   positionals=('dry_run', 'mpi', 'mode', 'save_dir'), example=example, help=f"""{help}
 
 \b
 EXPERIMENT: {', '.join(experiments)}
-NAME:       a name for this run
-Example:    ./launch.py {name} {next(iter(experiments))} first --mpi 1 --run.seed 2
-The defaults below hold where an experiment sets nothing else; --dry_run shows what it sets.""")
+NAME:       a name for this run, joined with --save_dir
+
+An experiment sets what is [required] below and changes some of the defaults; --dry_run shows all its settings.""")
 
 
 def _dry_run(hparams: hyperparams.HParams, launch: RankHParams) -> None:

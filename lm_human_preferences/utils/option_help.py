@@ -1,0 +1,56 @@
+"""How options are described: the sections that help pages and docs/options.md group them in, types, defaults."""
+import dataclasses
+import types
+
+from lm_human_preferences.utils.hyperparams import group_class, members
+
+Fields = dict[str, dataclasses.Field]
+
+LAUNCHING = ('mpi', 'mode', 'dry_run', 'save_dir', 'overwrite')
+NEW_REWARD_MODEL = 'rewards.train_new_model'
+HEADINGS = {  # of the options in a group, in the order of help pages; '' holds train_reward's own
+    'run': 'Run', 'task': 'Task', 'task.policy': 'Policy', 'labels': 'Labels', '': 'Reward training',
+    'rewards': 'Rewards', 'rewards.adaptive_kl': 'Adaptive KL', 'ppo': 'PPO'}
+FOLDED = 'New reward model'  # the options of `train_reward` once more
+_TYPES = {int: 'INT', float: 'FLOAT', str: 'TEXT', tuple[str, ...]: 'TEXT', types.NoneType: 'None'}
+
+
+def sections(fields: Fields) -> dict[str, Fields]:
+    """`fields` {name: field} by heading. A command without groups of options has one section, 'Options'."""
+    if not any('.' in name for name in fields):
+        return {'Options': fields} if fields else {}
+    found = {heading: {} for heading in ('Launching', *HEADINGS.values(), FOLDED)}
+    for name, field in fields.items():
+        group = name.rpartition('.')[0]
+        if name in LAUNCHING:
+            heading = 'Launching'
+        elif name.startswith(f'{NEW_REWARD_MODEL}.'):
+            heading = FOLDED
+        else:
+            heading = HEADINGS[group]
+        found[heading][name] = field
+    return {heading: inside for heading, inside in found.items() if inside}
+
+
+def choices(field: dataclasses.Field) -> tuple[str, ...]:
+    """The words that a switch can be set to; none for a field that holds a number or text."""
+    if group_class(field.type):
+        return 'on', 'off'
+    return ('true', 'false') if bool in members(field.type) else ()
+
+
+def value_text(field: dataclasses.Field) -> str:
+    """What a value of the field looks like: 'INT|None', 'true|false'."""
+    return '|'.join(choices(field) or [_TYPES[ty] for ty in members(field.type)])
+
+
+def is_required(field: dataclasses.Field) -> bool:
+    """Whether there is no default: None stands for it where None is no value of the field."""
+    return field.default is None and types.NoneType not in members(field.type)
+
+
+def default_text(field: dataclasses.Field) -> str | None:
+    """The default as text, or None where there is none."""
+    if is_required(field):
+        return None
+    return 'off' if group_class(field.type) else repr(field.default)
