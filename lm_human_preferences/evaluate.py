@@ -330,7 +330,8 @@ def picture(results: dict[str, Any], path: str) -> None:
     name = os.path.basename(results['save_dir'].rstrip('/'))
     if name in ('', '.', '..'):
         name = os.path.basename(os.path.abspath(results['save_dir']))
-    figure.suptitle(f'Run {name[:80]}', color=plots.INK, fontsize=13, parse_math=False)
+    figure.suptitle(f'Run {name[:80]}: the policy and the best one possible', color=plots.INK,
+                    fontsize=13, parse_math=False)
     for axes, (reward, points) in zip(panels, results['rewards'].items()):
         plots.label(axes, title=reward, x='KL from the base model (nats)', y='reward')
         marks = {point: values for point, values in points.items() if point != 'frontier'}
@@ -352,6 +353,7 @@ def _draw_kinds(axes, reward, marks):
         label = point_label(point, reward)
         return f'best of n by {label.split(" by ")[1]}' if point.startswith('best_of_') else label
 
+    *_, numbered = (kind_of(point) for point in marks if point.startswith('best_of_'))
     for kind, group in itertools.groupby(marks, kind_of):
         points = list(group)
         values = {key: [marks[point][key] for point in points] for key in ('kl', 'reward')}
@@ -360,7 +362,8 @@ def _draw_kinds(axes, reward, marks):
             errors = [[marks[point]['standard_errors'][key] or 0 for point in points]
                       for key in ('kl', 'reward')]
         marker, colour = STYLES[kind]
-        texts = [point.split('_')[2] for point in points] if kind.startswith('best') else ()
+        # One number serves both kinds of best of n, which have the same KL, one above the other.
+        texts = [point.split('_')[2] for point in points] if kind == numbered else ()
         plots.draw_points(axes, values['kl'], values['reward'], marker=marker, colour=colour,
                           label=kind, errors=errors, texts=texts)
 

@@ -57,14 +57,14 @@ def draw_frontier(axes, kls, rewards, errors=None, *, label='optimum', up_to=mat
 def draw_points(axes, kls, rewards, *, marker, colour, label, errors=(None, None), texts=()):
     """Policies of one kind as marks at `kls` and `rewards`, lists.
 
-    errors: standard errors of both, lists, or None where there are none. texts: one beside each.
+    errors: standard errors of both, lists, or None where there are none. texts: one below each.
     """
     axes.errorbar(
         kls, rewards, xerr=errors[0], yerr=errors[1], linestyle='none', marker=marker, color=colour,
         markersize=13 if marker == '*' else 7, markeredgecolor=INK, markeredgewidth=0.6,
-        elinewidth=1.2, ecolor=INK, capsize=3, label=label, zorder=3)
+        elinewidth=1.2, ecolor=INK, capsize=3, label=label, zorder=4 if marker == '*' else 3)
     for kl, reward, text in zip(kls, rewards, texts):
-        axes.annotate(text, (kl, reward), xytext=(7, -11), textcoords='offset points', color=INK,
+        axes.annotate(text, (kl, reward), xytext=(6, -12), textcoords='offset points', color=INK,
                       fontsize=9, zorder=4)
 
 
