@@ -383,8 +383,8 @@ def evaluate(
         outputs.check_output_dir(output_dir, *OUTPUTS)
     precision.prepare('fp32', default_device())  # whatever the run was trained in
     models = load_models(directory, hparams)
+    set_seed(options.seed)  # of the queries, too, where the data set is made up
     queries = queries_of(hparams, models[0].encoder, options.queries, options.seed)
-    set_seed(options.seed)
     is_last = options.kl_coef is None
     kl_coef = final_kl_coef(directory, hparams) if is_last else options.kl_coef
     results = {
