@@ -395,10 +395,13 @@ def evaluate(
     say(*table(results), '')
     command = f'./launch.py evaluate {shlex.quote(save_dir)}'
     with outputs.explained(output_dir, fix=f'`{command} --output_dir ANOTHER` writes elsewhere'):
-        outputs.write(output_dir, OUTPUTS[0], json.dumps(results, indent=2).encode())
         picture(results, os.path.join(output_dir, OUTPUTS[1]))
-    say(f'Saved {" and ".join(OUTPUTS)} in {save_dir if output_dir == directory else output_dir}',
-        f'Sample from the policy: ./sample.py sample --save_dir {shlex.quote(save_dir)} --nsamples 8')
+        # Last, as it tells `is_done`.
+        outputs.write(output_dir, OUTPUTS[0], json.dumps(results, indent=2).encode())
+    say(f'Saved {" and ".join(OUTPUTS)} in {save_dir if output_dir == directory else output_dir}')
+    if not ends_training:  # which says itself what comes next
+        say('Sample from the policy: '
+            f'./sample.py sample --save_dir {shlex.quote(save_dir)} --nsamples 8')
     return results
 
 
