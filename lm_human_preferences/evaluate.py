@@ -1,42 +1,82 @@
 """How close a trained policy comes to the best one possible at its KL (paper, section 3.1.1 and figure 3)."""
 import contextlib
+import glob
 import io
+import itertools
+import json
 import math
 import os
+import shlex
+from typing import Any
 
+import numpy as np
 import torch
 
 from lm_human_preferences import lm_tasks, optimum, plots, rewards
+from lm_human_preferences.hparams import train_policy as train_policy_options
 from lm_human_preferences.hparams.evaluate import HParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.sample_policy import load_run_hparams
-from lm_human_preferences.utils import checkpoints, precision, storage
+from lm_human_preferences.utils import outputs, precision, storage
 from lm_human_preferences.utils.comm import SingleProcess
-from lm_human_preferences.utils.core import default_device, set_seed
+from lm_human_preferences.utils.core import ceil_div, default_device, set_seed
 from lm_human_preferences.utils.logging import progress, say
 
 MOST_RESPONSES = 300_000  # to a query, that are enumerated
 QUERIES, DRAWS = 64, 2048  # of a data set without end; drawn to meet each of the queries that reviews have
 BEST_OF = (4, 16, 64)
+BY_REWARD_MODEL = '_by_reward_model'  # ends the name of a best of n that another reward judges
 FRONTIER = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the latter two only where it is estimated
 COLUMNS = {'kl': 'KL', 'reward': 'reward', 'frontier': 'best at that KL', 'share': 'share of the gain'}
 FEW_SAMPLES = 10  # effective ones, below which the frontier is estimated too low to be of use
+SETTLED = 0.1  # share by which the KL misses its target, or the coefficient moved, that is told
+OUTPUTS = ('evaluation.json', 'evaluation.png')
+STYLES = {  # a marker and a colour of its own for each kind of point in the picture
+    'base': ('o', plots.BLUE), 'policy': ('*', plots.VERMILION), 'optimum': ('D', plots.SKY),
+    'best of n by reward model': ('^', plots.ORANGE),
+    'best of n by known reward': ('s', plots.GREEN)}
 
 
-def final_kl_coef(save_dir, hparams):
-    """The KL coefficient in force at the last step of the run in `save_dir`; None where it adapted and left no trace.
+def logged_kl_coefs(save_dir: str) -> list[float]:
+    """The KL coefficient of each step of the run in `save_dir`; empty where no events tell it."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+    found = {}
+    pattern = os.path.join(glob.escape(save_dir), 'tb', 'ppo', 'events.out.tfevents.*')
+    for path in sorted(glob.glob(pattern)):  # later files go on where earlier ones end
+        for record in RawEventFileLoader(path).Load():
+            event = Event.FromString(record)
+            for value in event.summary.value:
+                if value.tag == 'objective/kl_coef':
+                    found[event.step] = value.simple_value
+    return [found[step] for step in sorted(found)]
 
-    hparams: train_policy's.
+
+def final_kl_coef(save_dir: str, hparams: train_policy_options.HParams) -> float | None:
+    """The KL coefficient in force at the last step of the run in `save_dir`.
+
+    It is what was logged: a run that was resumed may have ended with another one than it began
+    with. Without events it is that of `hparams`, or None if it adapted.
     """
-    events_dir = storage.join(save_dir, 'tb', 'ppo')
-    if hparams.rewards.adaptive_kl is None:
-        return hparams.rewards.kl_coef
-    if not os.path.isdir(events_dir):
+    logged, given = logged_kl_coefs(save_dir), hparams.rewards.kl_coef
+    if not logged:
+        return None if hparams.rewards.adaptive_kl else given
+    return given if logged[-1] == np.float32(given) else logged[-1]  # events are float32
+
+
+def kl_control(save_dir: str, hparams: train_policy_options.HParams) -> dict[str, Any] | None:
+    """How the KL coefficient was steered in the last tenth of a run; None where it was not.
+
+    Returns the target of the KL in nats, the steps of the run and of its last tenth, and the
+    coefficients at the first and the last of these.
+    """
+    logged = logged_kl_coefs(save_dir)
+    if hparams.rewards.adaptive_kl is None or not logged:
         return None
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    events = EventAccumulator(events_dir, size_guidance={'scalars': 1}).Reload()  # the newest of each is kept
-    return events.Scalars('objective/kl_coef')[-1].value if events.scalars.Keys() else None
+    recent = logged[-max(2, ceil_div(len(logged), 10)):]
+    return {'target': hparams.rewards.adaptive_kl.target, 'steps': len(logged),
+            'recent_steps': len(recent), 'kl_coef_before': recent[0], 'kl_coef': recent[-1]}
 
 
 def load_models(save_dir, hparams):
@@ -64,17 +104,25 @@ def _reward_model_of(save_dir, hparams):
     return storage.join(save_dir, 'policy') if gone else name
 
 
-def queries_of(hparams, encoder, count):
-    """`count` queries of the test part, each once, (queries, query_length); None: all those of reviews, else QUERIES.
+def queries_of(
+    hparams: train_policy_options.HParams, encoder: Any, count: int | None, seed: int = 1
+) -> torch.Tensor:
+    """`count` queries of the test part, each once: (queries, query_length).
 
-    The queries of reviews are few and equally frequent. hparams: train_policy's.
+    None: all those of reviews, else QUERIES. The queries of reviews are few and equally frequent;
+    `seed` decides which of them are taken.
     """
     few = hparams.task.query_dataset == 'reviews'
     sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task, encoder=encoder, batch_size=DRAWS if few else count or QUERIES, mode='test',
         labels=rewards.label_source(hparams))
     queries = sampler()['tokens']
-    return queries.unique(dim=0)[:count] if few else queries
+    if few:
+        queries = queries.unique(dim=0)  # sorted: those next to each other are alike
+    if few and count is not None:
+        generator = torch.Generator().manual_seed(seed)  # what is sampled later stays the same
+        queries = queries[torch.randperm(len(queries), generator=generator)[:count]]
+    return queries
 
 
 def enumerate_all(policy, reference, models, task, queries):
@@ -121,11 +169,17 @@ def sample_many(policy, reference, models, task, queries, settings):
         name: (by_query(of_ref), by_query(of_policy).mean(1)) for name, (of_ref, of_policy) in scores.items()}
 
 
-def compare(ref_logprobs, kl, scores, score, *, kl_coef, exact):
-    """The policy and others against the frontier: {point: {name: values (queries,) whose mean is the result}}.
+def compare(
+    ref_logprobs: torch.Tensor, kl: torch.Tensor, scores: torch.Tensor, score: torch.Tensor, *,
+    kl_coef: float | None, exact: bool, chooser: torch.Tensor | None = None,
+) -> dict[str, dict[str, torch.Tensor]]:
+    """The policy and others against the frontier.
 
-    ref_logprobs, scores (queries, responses): what the reference does, and how its responses are scored. kl, score
-    (queries,): of the policy. kl_coef: of the optimum, None to leave it out.
+    ref_logprobs, scores (queries, responses): what the reference does, and how its responses are
+    scored. kl, score (queries,): of the policy. kl_coef: of the optimum, None to leave it out.
+    chooser (queries, responses): what the reward model thinks of the same responses, if `scores`
+    are another reward: best of n is then chosen by either. Returns {point: {name: values
+    (queries,) whose mean is the result}}.
     """
     def reach(beta):
         return {} if exact else {'effective_samples': optimum.effective_samples(scores, beta or 1e-9)}
@@ -135,15 +189,26 @@ def compare(ref_logprobs, kl, scores, score, *, kl_coef, exact):
         return values | reach(beta)
     base = optimum.expected(ref_logprobs, scores)
     points = {'base': {'kl': torch.zeros_like(base), 'reward': base}, 'policy': point(kl, score)}
-    bests = zip(*optimum.best_of_n(ref_logprobs, scores, *BEST_OF)) if exact else (
-        (optimum.sampled_best_of_n(scores, n), torch.full_like(base, math.log(n) - (n - 1) / n)) for n in BEST_OF)
-    for n, (best, best_kl) in zip(BEST_OF, bests):
-        points[f'best_of_{n}'] = point(best_kl, best)
+    for name, best, best_kl in bests_of_n(ref_logprobs, scores, exact=exact):
+        points[name] = point(best_kl, best)
+    if chooser is not None:
+        for name, best, best_kl in bests_of_n(ref_logprobs, chooser, exact=exact, judged=scores):
+            points[f'{name}{BY_REWARD_MODEL}'] = point(best_kl, best)
     if kl_coef:
         log_z, best, _ = optimum.moments(ref_logprobs, scores, kl_coef)
         points['optimum'] = {'kl': best / kl_coef - log_z, 'reward': best, **reach(kl_coef)}
         points['policy']['kl_to_optimum'] = kl - score / kl_coef + log_z
     return points
+
+
+def bests_of_n(ref_logprobs, scores, *, exact, judged=None):
+    """(name, reward, KL) of each best of n; reward and KL (queries,). See optimum.best_of_n."""
+    names = [f'best_of_{n}' for n in BEST_OF]
+    if exact:
+        return list(zip(names, *optimum.best_of_n(ref_logprobs, scores, *BEST_OF, judged=judged)))
+    return [(name, optimum.sampled_best_of_n(scores, n, judged),
+             torch.full((len(scores),), math.log(n) - (n - 1) / n, dtype=torch.float64))
+            for name, n in zip(names, BEST_OF)]
 
 
 def against_frontier(kl, reward, ref_logprobs, scores):
@@ -181,24 +246,72 @@ def _number(scalar):
     return scalar.item() if math.isfinite(scalar) else None
 
 
+def point_label(point: str, reward: str) -> str:
+    """What a point of `compare` is called where results of `reward` are shown."""
+    if point.endswith(BY_REWARD_MODEL):
+        point, reward = point.removesuffix(BY_REWARD_MODEL), 'reward model'
+    text = point.replace('_', ' ')
+    return f'{text} by {reward}' if point.startswith('best_of_') else text
+
+
 def table(results):
     """The results of `evaluate` as lines of text."""
     kind, of = ('exact', 'all') if results['exact'] else ('estimated', 'samples:')
     yield f'{kind}, from {of} {results["responses"]} responses to each of {results["queries"]} queries'
     for name, points in results['rewards'].items():
         yield ''
-        yield f'{name:14}' + ''.join(f'{head:>19}' for head in COLUMNS.values())
-        for point in (point for point in points if point != 'frontier'):
-            yield f'{point.replace("_", " "):14}' + ''.join(f'{_cell(points[point], key):>19}' for key in COLUMNS)
+        yield from _aligned(_rows(name, points))
         policy = points['policy']
         if 'kl_to_optimum' in policy:
-            yield f'optimum: at the KL coefficient {results["kl_coef"]:.4g}; KL(policy || optimum) is ' + _cell(
-                policy, 'kl_to_optimum')
-        few = [point.replace('_', ' ') for point, values in points.items()
+            last = ', the last of the run' if results.get('kl_coef_is_last') else ''
+            yield f'optimum: the best policy at the KL coefficient {results["kl_coef"]:.4g}{last}'
+            yield from _unsettled(results.get('kl_control'), policy['kl'])
+        few = [point_label(point, name) for point, values in points.items()
                if point != 'frontier' and values.get('effective_samples', FEW_SAMPLES) < FEW_SAMPLES]
         if few:
             yield (f'WARNING: less than {FEW_SAMPLES} effective samples at the KL of {", ".join(few)}; the best there '
                    'is estimated too low: give more --samples')
+
+
+def _rows(name, points):
+    """The cells of the table of reward `name`: lists of strings, the heads first."""
+    rows = [[name, *COLUMNS.values()]]
+    for point in points:
+        if point != 'frontier':
+            cells = [_cell(points[point], key) for key in COLUMNS]
+            rows.append([point_label(point, name), *cells])
+    if 'kl_to_optimum' in points['policy']:
+        empty = [''] * (len(COLUMNS) - 1)
+        rows.append(['KL(policy || optimum)', _cell(points['policy'], 'kl_to_optimum'), *empty])
+    return rows
+
+
+def _aligned(rows):
+    """Lines of a table: the first column on the left, numbers on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for first, *cells in rows:
+        numbers = [f'{cell:>{width}}' for cell, width in zip(cells, widths[1:])]
+        yield '  '.join([f'{first:{widths[0]}}', *numbers]).rstrip()
+
+
+def _unsettled(control, kl):
+    """A line where the KL of the policy missed its target or the coefficient was still moving.
+
+    control: see kl_control. The optimum at the last coefficient is then not what the run aimed at.
+    """
+    if control is None:
+        return
+    before, now = control['kl_coef_before'], control['kl_coef']
+    told = []
+    if abs(kl / control['target'] - 1) > SETTLED:
+        told.append(f'the KL is {kl:.2f}, not the target {control["target"]:g}')
+    if abs(now / before - 1) > SETTLED:
+        direction = 'rose' if now > before else 'fell'
+        told.append(f'the KL coefficient {direction} from {before:.3g} to {now:.3g} in the last '
+                    f'{control["recent_steps"]} steps')
+    if told:
+        yield (f'note: not settled after {control["steps"]} steps: {", and ".join(told)}; '
+               'so this optimum is not what a longer run would aim at')
 
 
 def _cell(values, name):
@@ -208,39 +321,87 @@ def _cell(values, name):
     return '' if value is None else form.format(value) + (f' ± {form.format(error)}' if error else '')
 
 
-def picture(results, path):
-    """Draw KL against reward: the frontier and all points, a panel for each reward."""
+def picture(results: dict[str, Any], path: str) -> None:
+    """Draw KL against reward: the frontier and all points, a panel for each reward.
+
+    results: those of `evaluate`. Bars are standard errors.
+    """
     figure, panels = plots.panels(len(results['rewards']))
-    for axes, (name, points) in zip(panels, results['rewards'].items()):
-        marks = {point.replace('_', ' '): (values['kl'], values['reward'])
-                 for point, values in points.items() if point != 'frontier'}
-        plots.label(axes, title=name, x='KL from the base model (nats)', y='reward')
-        plots.draw_frontier(axes, *list(points['frontier'].values())[:3], label='frontier',
-                            up_to=1.2 * max(kl for kl, _ in marks.values()))
-        plots.draw_points(axes, marks)
+    name = os.path.basename(results['save_dir'].rstrip('/'))
+    if name in ('', '.', '..'):
+        name = os.path.basename(os.path.abspath(results['save_dir']))
+    figure.suptitle(f'Run {name[:80]}: the policy and the best one possible', color=plots.INK,
+                    fontsize=13, parse_math=False)
+    for axes, (reward, points) in zip(panels, results['rewards'].items()):
+        plots.label(axes, title=reward, x='KL from the base model (nats)', y='reward')
+        marks = {point: values for point, values in points.items() if point != 'frontier'}
+        base, curve = points['base'], points['frontier']
+        errors = curve.get('standard_errors')
+        if errors is not None:
+            errors = [base['standard_errors']['reward'], *errors]
+        plots.draw_frontier(
+            axes, [base['kl'], *curve['kl']], [base['reward'], *curve['reward']], errors,
+            label='frontier', up_to=1.2 * max(values['kl'] for values in marks.values()))
+        _draw_kinds(axes, reward, marks)
         plots.legend(axes, loc='lower right')
     plots.save(figure, path)
 
 
-def evaluate(save_dir, *, directory=None, **settings):
+def _draw_kinds(axes, reward, marks):
+    """Draw points {name: values} of the results of `reward`: all best of n in one kind of mark."""
+    def kind_of(point):
+        label = point_label(point, reward)
+        return f'best of n by {label.split(" by ")[1]}' if point.startswith('best_of_') else label
+
+    *_, numbered = (kind_of(point) for point in marks if point.startswith('best_of_'))
+    for kind, group in itertools.groupby(marks, kind_of):
+        points = list(group)
+        values = {key: [marks[point][key] for point in points] for key in ('kl', 'reward')}
+        errors = [None, None]
+        if 'standard_errors' in marks[points[0]]:
+            errors = [[marks[point]['standard_errors'][key] or 0 for point in points]
+                      for key in ('kl', 'reward')]
+        marker, colour = STYLES[kind]
+        # One number serves both kinds of best of n, which have the same KL, one above the other.
+        texts = [point.split('_')[2] for point in points] if kind == numbered else ()
+        plots.draw_points(axes, values['kl'], values['reward'], marker=marker, colour=colour,
+                          label=kind, errors=errors, texts=texts)
+
+
+def evaluate(
+    save_dir: str, *, directory: str | None = None, **settings: Any
+) -> dict[str, Any]:
     """Compare the policy of a run with the best one possible: a table, evaluation.json and evaluation.png.
 
-    save_dir: a run of train_policy, local or remote. directory: where its files are, if they are elsewhere. settings:
-    HParams of this command. Returns the results.
+    save_dir: a run of train_policy, local or remote. directory: where its files are, given by a training that ends
+    with this. settings: HParams of this command. Returns the results. The table is printed before anything is written.
     """
-    directory = directory or save_dir
-    settings, hparams = HParams(**settings), load_run_hparams(directory)
+    ends_training, directory = directory is not None, directory or save_dir
+    options, hparams = HParams(**settings), load_run_hparams(directory)
+    output_dir = options.output_dir or ('.' if storage.is_remote(directory) else directory)
+    if not ends_training:  # which has its table printed even where nothing more can be written
+        outputs.check_output_dir(output_dir, *OUTPUTS)
     precision.prepare('fp32', default_device())  # whatever the run was trained in
     models = load_models(directory, hparams)
-    set_seed(settings.seed)
-    results = measure(*models, hparams.task, queries_of(hparams, models[0].encoder, settings.queries), settings,
-                      final_kl_coef(directory, hparams) if settings.kl_coef is None else settings.kl_coef)
-    results = {'save_dir': save_dir, **results}
-    output_dir = settings.output_dir or ('.' if storage.is_remote(directory) else directory)
-    checkpoints.write_json(os.path.join(output_dir, 'evaluation.json'), results)
-    picture(results, os.path.join(output_dir, 'evaluation.png'))
-    say(*table(results), '', 'Saved evaluation.json and evaluation.png in '
-        f'{save_dir if output_dir == directory else output_dir}')
+    set_seed(options.seed)  # of the queries, too, where the data set is made up
+    queries = queries_of(hparams, models[0].encoder, options.queries, options.seed)
+    is_last = options.kl_coef is None
+    kl_coef = final_kl_coef(directory, hparams) if is_last else options.kl_coef
+    results = {
+        'save_dir': save_dir,
+        **measure(*models, hparams.task, queries, options, kl_coef),
+        'kl_coef_is_last': is_last,
+        'kl_control': kl_control(directory, hparams) if is_last else None}
+    say(*table(results), '')
+    command = f'./launch.py evaluate {shlex.quote(save_dir)}'
+    with outputs.explained(output_dir, fix=f'`{command} --output_dir ANOTHER` writes elsewhere'):
+        picture(results, os.path.join(output_dir, OUTPUTS[1]))
+        # Last, as it tells `is_done`.
+        outputs.write(output_dir, OUTPUTS[0], json.dumps(results, indent=2).encode())
+    say(f'Saved {" and ".join(OUTPUTS)} in {save_dir if output_dir == directory else output_dir}')
+    if not ends_training:  # which says itself what comes next
+        say('Sample from the policy: '
+            f'./sample.py sample --save_dir {shlex.quote(save_dir)} --nsamples 8')
     return results
 
 
@@ -257,9 +418,11 @@ def measure(policy, reference, models, task, queries, settings, kl_coef):
                                 sample_many(policy, reference, models, task, queries, settings))
     results = {'exact': exact, 'queries': len(queries), 'responses': responses if exact else settings.samples,
                'kl_coef': kl_coef, 'rewards': {}}
+    trained_on = next(iter(models))  # what the coefficient was set against
     for name, (of_all, of_policy) in scores.items():
-        own = name == next(iter(models))  # what the coefficient was set against
-        points = compare(ref_logprobs, kl, of_all, of_policy, kl_coef=kl_coef if own else None, exact=exact)
+        own = name == trained_on
+        points = compare(ref_logprobs, kl, of_all, of_policy, kl_coef=kl_coef if own else None, exact=exact,
+                         chooser=None if own else scores[trained_on][0])
         betas = optimum.beta_grid(of_all)
         frontier = optimum.frontier(ref_logprobs, of_all, betas) if exact else optimum.sampled_frontier(of_all, betas)
         whole = exact and task.query_dataset == 'reviews' and settings.queries is None

@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import os
+import shlex
 import shutil
 
 import numpy as np
@@ -17,12 +18,11 @@ from lm_human_preferences import (
     evaluate, figure_plots, lm_tasks, mock_rewards, optimum, rewards, train_policy, train_reward)
 from lm_human_preferences.language import encodings, trained_models
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.utils import checkpoints, storage, workers
+from lm_human_preferences.utils import checkpoints, outputs, storage, workers
 from lm_human_preferences.utils.comm import SingleProcess
 from lm_human_preferences.utils.core import ceil_div
 from lm_human_preferences.utils.keeper import Keeper
 from lm_human_preferences.utils.logging import progress, say
-from lm_human_preferences.utils.runs import check_directory
 
 VERSION = 2  # of what a finished run means: with another one, all runs are done again
 POINTS = 8  # of a curve of Figure 2
@@ -228,19 +228,30 @@ def summary(rows):
     return lines
 
 
-def figures(hparams, output_dir, quick=False, seeds=None, processes=None):
+def figures(
+    hparams: train_policy.HParams, output_dir: str, quick: bool = False, seeds: int | None = None,
+    processes: int | None = None,
+) -> None:
     """Draw both figures into `output_dir`, from runs of `hparams`, train_policy's, that are kept there.
 
     quick: the small set; seeds: of each run, None for as many as the set has; processes: None for one per CPU.
     """
-    check_directory(output_dir, '--output_dir')
+    tables, pictures = ('figure2', 'figure3', 'frontier'), ('figure2.png', 'figure3.png')
+    outputs.check_output_dir(output_dir, *(f'{name}.csv' for name in tables), *pictures)
     scale = QUICK if quick else FULL
     runs = {run: run.hparams(hparams) for run in plan(dataclasses.replace(scale, seeds=seeds or scale.seeds))}
     results, frontier = run_all(runs, output_dir, processes or len(os.sched_getaffinity(0)))
-    tables = {'figure2': curve_rows(results), 'figure3': final_rows(results), 'frontier': frontier}
-    for name, rows in tables.items():
-        write_table(os.path.join(output_dir, f'{name}.csv'), rows)
+    rows = dict(zip(tables, (curve_rows(results), final_rows(results), frontier), strict=True))
+    say(*summary(rows['figure3']),
+        'Each run starts at the KL coefficient at which the exact optimum has the target KL: the runs '
+        'are too short to look for it.')
     optimal = np.interp(scale.curve, *([row[key] for row in frontier] for key in ('kl', 'known_reward')))
-    figure_plots.figure2(os.path.join(output_dir, 'figure2.png'), tables['figure2'], scale.curve, optimal)
-    figure_plots.figure3(os.path.join(output_dir, 'figure3.png'), tables['figure3'], frontier)
-    say(*summary(tables['figure3']), f'figure2.png, figure3.png and the tables they show are in {output_dir}')
+    with outputs.explained(output_dir, fix='make room there, and the same command goes on'):
+        for name in tables:
+            write_table(os.path.join(output_dir, f'{name}.csv'), rows[name])
+        figure2, figure3 = (os.path.join(output_dir, name) for name in pictures)
+        figure_plots.figure2(figure2, rows['figure2'], scale.curve, optimal)
+        figure_plots.figure3(figure3, rows['figure3'], frontier)
+    say(f'figure2.png, figure3.png and the tables they show are in {output_dir}',
+        f'More seeds, without redoing these runs: ./launch.py figures {shlex.quote(output_dir)}'
+        f'{" --quick" if quick else ""} --seeds {2 * (seeds or scale.seeds)}')

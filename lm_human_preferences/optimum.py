@@ -83,19 +83,30 @@ def frontier_reward_at(kl, ref_logprobs, rewards):
     return frontier_at(kl, ref_logprobs, rewards)[0]
 
 
-def best_of_n(ref_logprobs, rewards, *ns):
-    """Expected rewards and KLs of answering with the best of n samples from the reference: each (len(ns), queries).
+def best_of_n(
+    ref_logprobs: torch.Tensor, rewards: torch.Tensor, *ns: int, judged: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Expected rewards and KLs of answering with the best of n samples from the reference.
 
-    Of F(r), the probability under rho of a reward up to r: the best is r with probability F(r)^n - F(below r)^n. The
-    well-known KL of log n - (n - 1) / n holds where no two responses have the same reward, each with next to no
-    probability; else it is an upper bound.
+    ref_logprobs, rewards (queries, responses): the best is the one with the highest of `rewards`;
+    of equally good ones, the first drawn. judged (queries, responses): the rewards that it gets,
+    `rewards` unless given. Returns (2, len(ns), queries); the KL, in nats, is that of the choice.
+
+    Of F(r), the probability under rho of a reward up to r: the best has r with probability
+    F(r)^n - F(below r)^n, and among the responses with r it is distributed as under rho. The
+    well-known KL of log n - (n - 1) / n holds where no two responses have the same reward, each
+    with next to no probability; else it is an upper bound.
     """
     results = []
-    for log_rho, reward in zip(ref_logprobs, rewards, strict=True):
+    for query, (log_rho, reward) in enumerate(zip(ref_logprobs, rewards, strict=True)):
+        rho = log_rho.double().exp()
         values, which = reward.double().unique(return_inverse=True)
-        probability = torch.zeros_like(values).index_add_(0, which, log_rho.double().exp())
+        probability = torch.zeros_like(values).index_add_(0, which, rho)
         upto, possible = probability.cumsum(0), probability > 0
         log_rest = torch.log1p(-probability / upto)  # F(below r) / F(r)
+        if judged is not None:
+            total = torch.zeros_like(values).index_add_(0, which, rho * judged[query].double())
+            values = torch.where(possible, total / probability, 0)  # mean over equally good ones
         for n in ns:
             chosen = torch.where(possible, upto ** n * -torch.expm1(n * log_rest), 0)
             kl = torch.xlogy(chosen, torch.where(possible, chosen / probability, 1)).sum()
@@ -134,16 +145,37 @@ def sampled_frontier(rewards, betas):
     return *frontier(alike, rewards, betas), torch.stack(errors), torch.stack(effective)
 
 
-def sampled_best_of_n(rewards, n):
-    """Unbiased estimate of the expected best of `n` from `rewards (queries, N)` of samples, N >= n -> (queries,).
+def sampled_best_of_n(
+    rewards: torch.Tensor, n: int, judged: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Unbiased estimate of the expected reward of the best of `n` -> (queries,).
 
-    It is the mean over all choices of n of the N: the i-th smallest is the best of i - 1 over n - 1 of them.
+    rewards (queries, N): of samples from the reference, N >= n; the best is the one with the
+    highest. judged (queries, N): the rewards that it gets, `rewards` unless given.
+
+    It is the mean over all choices of n of the N: the i-th smallest is the best of i - 1 over
+    n - 1 of them. Equally good ones are chosen equally often.
     """
     total = rewards.shape[-1]
     i = torch.arange(n, total + 1, dtype=torch.float64)
     log_share = (torch.lgamma(i) - torch.lgamma(i - n + 1) - math.lgamma(n)
                  - (math.lgamma(total + 1) - math.lgamma(n + 1) - math.lgamma(total - n + 1)))
-    return rewards.double().sort(-1).values[:, n - 1:] @ log_share.exp()
+    ordered = rewards.double().sort(-1)
+    if judged is None:
+        values = ordered.values
+    else:
+        values = _mean_among_equals(rewards, judged).gather(-1, ordered.indices)
+    return values[:, n - 1:] @ log_share.exp()
+
+
+def _mean_among_equals(rewards, judged):
+    """For each response, the mean of `judged` over those with its reward: both (queries, N)."""
+    means = []
+    for reward, values in zip(rewards, judged.double(), strict=True):
+        _, which, counts = reward.unique(return_inverse=True, return_counts=True)
+        total = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, which, values)
+        means.append((total / counts)[which])
+    return torch.stack(means)
 
 
 def all_responses(n_vocab, length):

@@ -1,15 +1,15 @@
 """What all our pictures share: size, colours that everybody can tell apart, the frontier, a file written whole."""
 import bisect
 import io
-import itertools
 import math
 import os
+
+import numpy as np
 
 from lm_human_preferences.utils import storage
 
 # Okabe and Ito's, without the yellow.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9'
-COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 INK, GREY = '#222222', '#888888'
 
 
@@ -33,20 +33,39 @@ def label(axes, *, title, x, y):
 
 
 def draw_frontier(axes, kls, rewards, errors=None, *, label='optimum', up_to=math.inf):
-    """The highest reward at each KL as a line, with a band of standard errors: lists, of which those up to a KL count.
+    """The highest reward at each KL as a line up to the KL `up_to`.
+
+    kls, rewards and errors, of which a band is drawn, are lists. Where they end before `up_to`,
+    a dotted line goes on at the last reward: more KL never means less.
     """
-    count = bisect.bisect(kls, up_to) + 1  # one point more, so that the line does not end before
+    end = min(up_to, kls[-1])
+    count = bisect.bisect_left(kls, end)
+    shown = [*kls[:count], end]
+
+    def ending(values):
+        return [*values[:count], np.interp(end, kls, values)]
+    best = ending(rewards)
     if errors is not None:
-        low, high = ([r + sign * e for r, e in zip(rewards[:count], errors)] for sign in (-1, 1))
-        axes.fill_between(kls[:count], low, high, color=INK, alpha=0.12, linewidth=0, zorder=1)
-    axes.plot(kls[:count], rewards[:count], color=INK, linewidth=1.8, label=label, zorder=2)
+        low, high = ([r + sign * e for r, e in zip(best, ending(errors))] for sign in (-1, 1))
+        axes.fill_between(shown, low, high, color=INK, alpha=0.12, linewidth=0, zorder=1)
+    axes.plot(shown, best, color=INK, linewidth=1.8, label=label, zorder=2)
+    if end < up_to < math.inf:
+        axes.plot([end, up_to], [best[-1]] * 2, color=INK, linewidth=1.8, linestyle=':', zorder=2,
+                  label=f'{label}, or above')
 
 
-def draw_points(axes, points):
-    """Policies as labelled marks: {name: (KL, reward)}."""
-    for (name, point), colour, marker in zip(points.items(), itertools.cycle(COLOURS), itertools.cycle('o*sssD')):
-        size = 13 if marker == '*' else 7
-        axes.plot(*point, marker, color=colour, markersize=size, label=name, zorder=3, clip_on=False)
+def draw_points(axes, kls, rewards, *, marker, colour, label, errors=(None, None), texts=()):
+    """Policies of one kind as marks at `kls` and `rewards`, lists.
+
+    errors: standard errors of both, lists, or None where there are none. texts: one below each.
+    """
+    axes.errorbar(
+        kls, rewards, xerr=errors[0], yerr=errors[1], linestyle='none', marker=marker, color=colour,
+        markersize=13 if marker == '*' else 7, markeredgecolor=INK, markeredgewidth=0.6,
+        elinewidth=1.2, ecolor=INK, capsize=3, label=label, zorder=4 if marker == '*' else 3)
+    for kl, reward, text in zip(kls, rewards, texts):
+        axes.annotate(text, (kl, reward), xytext=(6, -12), textcoords='offset points', color=INK,
+                      fontsize=9, zorder=4)
 
 
 def legend(axes, **settings):

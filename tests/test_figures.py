@@ -2,6 +2,7 @@
 import collections
 import csv
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import worker_jobs
+from command_line import error_of, invoke
 from lm_human_preferences import evaluate, figure_plots, figures, train_policy
 from lm_human_preferences.utils import storage, workers
 from lm_human_preferences.utils.errors import UserError
@@ -151,6 +153,43 @@ def test_tables(tmp_path, faked, experiment, capsys):
     assert read_csv(tmp_path / 'frontier.csv')[2] == {'kl': 2, 'known_reward': 2 ** 0.5}
     line = next(line for line in capsys.readouterr().out.splitlines() if line.split()[:3] == ['64', '512', '2'])
     assert line.split() == '64 512 2 2.00 2.00 6.00 20.1% 0.1% to 40.1%'.split()
+
+
+def test_the_end_says_what_is_there_and_what_comes_next(tmp_path, faked, experiment, capsys):
+    figures.figures(experiment, str(tmp_path), quick=True, processes=1)
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        'Each run starts at the KL coefficient at which the exact optimum has the target KL: the runs '
+        'are too short to look for it.',
+        f'figure2.png, figure3.png and the tables they show are in {tmp_path}',
+        f'More seeds, without redoing these runs: ./launch.py figures {tmp_path} --quick --seeds 4']
+
+
+@pytest.mark.parametrize('taken', ['figure2.csv', 'figure3.png', ''])
+def test_an_output_directory_that_cannot_be_is_refused_before_the_work(tmp_path, monkeypatch, taken):
+    def run_all(*arguments):
+        raise AssertionError('the runs were started first')
+    monkeypatch.setattr(figures, 'run_all', run_all)
+    folder = tmp_path / 'out'
+    if taken:
+        (folder / taken).mkdir(parents=True)
+    else:
+        folder.touch()
+    told = error_of(invoke(f'figures {folder}'))
+    assert told.startswith(f'--output_dir: {folder / taken} is a directory, so' if taken else
+                           f'--output_dir: cannot write to {folder}: File exists; give another')
+
+
+def test_the_summary_is_printed_though_nothing_can_be_written(tmp_path, faked, monkeypatch):
+    """Status 2; the runs stay, and the same command goes on."""
+    def full(path, rows):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+    monkeypatch.setattr(figures, 'write_table', full)
+    result = invoke(f'figures {tmp_path} --quick --processes 1')
+    assert result.exit_code == 2 and ' of seeds\n' in result.stdout
+    assert result.stderr.splitlines()[-1] == (
+        f'error: --output_dir: cannot write to {tmp_path}: No space left on device; '
+        'make room there, and the same command goes on')
+    assert len(list(tmp_path.glob('runs/*.json'))) == 24 + 1
 
 
 def test_paper_curves_are_the_paper_s():

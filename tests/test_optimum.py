@@ -123,6 +123,40 @@ def test_best_of_n_is_that_of_all_draws(n, ties):
         assert kl <= math.log(n) - (n - 1) / n + 1e-12
 
 
+def test_best_of_two_judged_by_another_reward_by_hand():
+    """Of a, b, c with probabilities 1/2, 1/4, 1/4 and rewards 0, 1, 1, two draws give a with
+    1/4; else b and c, which are equally good, with 3/8 each: 1/4 * 8 + 3/8 * 4 + 3/8 * 0."""
+    ref_logprobs = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
+    rewards, judged = torch.tensor([[0.0, 1.0, 1.0]]), torch.tensor([[8.0, 4.0, 0.0]])
+    (reward,), (kl,) = optimum.best_of_n(ref_logprobs, rewards, 2, judged=judged)
+    close(reward, [3.5])
+    close(kl, [0.25 * math.log(0.5) + 0.75 * math.log(1.5)])
+
+
+@pytest.mark.parametrize('ties', [False, True])
+@pytest.mark.parametrize('n', [1, 2, 4])
+def test_best_of_n_judged_by_another_reward_is_that_of_all_draws(n, ties):
+    """Every way to draw n of 5 responses; the KL is that of the choice."""
+    ref_logprobs, rewards = drawn(2, 5, ties=ties)
+    judged = drawn(2, 5, seed=1)[1]
+    rho = ref_logprobs.exp()
+    found, kls = optimum.best_of_n(ref_logprobs, rewards, 9, n, judged=judged)
+    assert torch.equal(kls, optimum.best_of_n(ref_logprobs, rewards, 9, n)[1])
+    for query in range(2):
+        mean = 0
+        for draw in itertools.product(range(5), repeat=n):
+            best = max(draw, key=lambda response: rewards[query, response])
+            mean += judged[query, best] * math.prod(rho[query, i].item() for i in draw)
+        close(found[1, query], mean)
+
+
+def test_a_response_that_is_never_drawn_is_not_chosen():
+    ref_logprobs = torch.tensor([[-torch.inf, 0.0]])
+    judged = torch.tensor([[3.0, 2.0]])
+    (reward,), (kl,) = optimum.best_of_n(ref_logprobs, -ZERO_ONE, 4, judged=judged)
+    close(torch.cat([reward, kl]), [2, 0])
+
+
 def test_best_of_n_of_many_rare_responses_has_the_well_known_kl():
     ref_logprobs, rewards = drawn(2, 200_000)
     _, kl = optimum.best_of_n(torch.full_like(ref_logprobs, -math.log(200_000)), rewards, 16)
@@ -157,6 +191,32 @@ def test_sampled_best_of_n_is_the_mean_over_all_choices(n):
     for query, found in zip(rewards, optimum.sampled_best_of_n(rewards, n)):
         bests = [max(choice) for choice in itertools.combinations(query.tolist(), n)]
         close(found, sum(bests) / len(bests))
+
+
+@pytest.mark.parametrize('ties', [False, True])
+@pytest.mark.parametrize('n', [1, 3, 6])
+def test_sampled_best_of_n_judged_by_another_reward_is_the_mean_over_all_choices(n, ties):
+    """Of equally good samples any may be taken: the mean over those in each choice of n."""
+    rewards, judged = drawn(2, 6, ties=ties)[1], drawn(2, 6, seed=1)[1]
+    assert ties == any(len(query.unique()) < 6 for query in rewards)
+    for query, found in enumerate(optimum.sampled_best_of_n(rewards, n, judged)):
+        results = []
+        for choice in itertools.combinations(range(6), n):
+            top = max(rewards[query, i] for i in choice)
+            equals = [judged[query, i].item() for i in choice if rewards[query, i] == top]
+            results.append(sum(equals) / len(equals))
+        close(found, sum(results) / len(results))
+
+
+def test_sampled_best_of_n_judged_by_another_reward_estimates_the_exact_one():
+    ref_logprobs, rewards = drawn(1, 9, ties=True)
+    judged = drawn(1, 9, seed=1)[1]
+    exact = optimum.best_of_n(ref_logprobs, rewards, 4, judged=judged)[0, 0]
+    torch.manual_seed(0)
+    drawn_ones = torch.multinomial(ref_logprobs.exp(), 200_000, replacement=True)
+    found = optimum.sampled_best_of_n(
+        rewards.gather(1, drawn_ones), 4, judged.gather(1, drawn_ones))
+    close(found, exact, 0.02)
 
 
 def test_all_responses_count_upwards():

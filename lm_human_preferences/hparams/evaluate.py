@@ -13,7 +13,7 @@ class HParams(hyperparams.HParams):
     samples: int = option(
         1024, 'responses of each model to each query, where all responses are too many to look at', at_least=64)
     batch_size: int = option(128, 'responses sampled at a time', at_least=1)
-    seed: int = option(1, 'seed of the sampling')
+    seed: int = option(1, 'seed of the sampling, and of which --queries of reviews are taken')
     kl_coef: Optional[float] = option(None, 'KL coefficient of the optimum to compare with; None: the last of the run')
     output_dir: Optional[str] = option(
         None, 'folder for evaluation.json and evaluation.png; None: SAVE_DIR, or the current one where that is remote')
