@@ -9,7 +9,7 @@ from typing import Optional
 
 import click
 
-from lm_human_preferences.utils import hyperparams, ranks, runs, storage
+from lm_human_preferences.utils import hyperparams, ranks, runs, storage, streams
 from lm_human_preferences.utils.arguments import convert, did_you_mean, read_words
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.hyperparams import group_class, members, option
@@ -26,6 +26,7 @@ class Program(click.Group):
     def main(self, args=None, **extra):
         """Run the command that `args`, by default those of this process, begin with; errors end the process."""
         args = list(sys.argv[1:] if args is None else args)
+        streams.make_safe()
         ranks.speak_only_if_first()
         try:
             super().main(args or ['--help'], **extra, standalone_mode=False, help_option_names=HELP,
@@ -38,6 +39,12 @@ class Program(click.Group):
             sys.exit(2)
         except click.Abort:
             sys.exit(130)
+
+
+    def invoke(self, ctx):
+        """Call the command that was given."""
+        with streams.closed_pipe_is_quiet():
+            return super().invoke(ctx)
 
 
 class Command(click.Command):
@@ -72,7 +79,7 @@ class Command(click.Command):
 def _click_option(key, field):
     is_group = group_class(field.type)
     words = ('on', 'off') if is_group else ('true', 'false') if bool in members(field.type) else ()
-    names = {int: 'INT', float: 'FLOAT', str: 'TEXT', types.NoneType: 'None'}
+    names = {int: 'INT', float: 'FLOAT', str: 'TEXT', types.NoneType: 'None', hyperparams.TEXTS: 'TEXT'}
     is_required = field.default is None and types.NoneType not in members(field.type)
     default = 'off' if is_group else 'none' if is_required else repr(field.default)
     return click.Option(
