@@ -41,11 +41,20 @@ class SampleFile:
         try:
             if self.file is None:
                 self.file = open(self.path, 'xb', buffering=0)
-            written = self.file.write(line)
-            if written != len(line):
-                raise OSError(0, 'no space left on device')
+            self._append(line)
         except OSError as e:
             raise UserError(
                 f'--output {self.path} cannot be written: {e.strerror}; it has {self.count} samples'
             ) from e
         self.count += 1
+
+    def _append(self, line: bytes) -> None:
+        """Write all of `line`, or nothing of it."""
+        begin = self.file.tell()
+        rest = memoryview(line)
+        try:
+            while rest:  # a disk that becomes full takes a part, and fails the next time
+                rest = rest[self.file.write(rest) :]
+        except BaseException:
+            self.file.truncate(begin)
+            raise

@@ -7,9 +7,11 @@ import atexit
 import contextlib
 import io
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
+from typing import TextIO
 
 CLOSED_PIPE = (
     128 + signal.SIGPIPE
@@ -28,8 +30,8 @@ def make_safe() -> None:
             setattr(sys, name, open(os.devnull, 'w', encoding='utf-8'))
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors='backslashreplace')
-    atexit.unregister(_is_stdout_closed)
-    atexit.register(_is_stdout_closed)
+    atexit.unregister(_flush)
+    atexit.register(_flush)
 
 
 @contextlib.contextmanager
@@ -38,20 +40,24 @@ def closed_pipe_is_quiet() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        if not _is_stdout_closed():
-            raise
-        sys.exit(CLOSED_PIPE)
+        if not _has_reader(sys.stdout):
+            sys.exit(CLOSED_PIPE)
+        raise  # another pipe's
 
 
-def _is_stdout_closed() -> bool:
-    """Whether what is buffered finds no reader; it is dropped then, or Python complains at exit."""
+def _has_reader(stream: TextIO) -> bool:
+    poll = select.poll()
+    poll.register(stream, 0)  # for errors only, of which a pipe without a reader is one
+    return not poll.poll(0)
+
+
+def _flush() -> None:
+    """Write what is buffered before Python does, which would complain of a closed pipe."""
     if sys.stdout.closed:
-        return False
+        return
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)
-        return True
-    return False
