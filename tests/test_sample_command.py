@@ -41,7 +41,7 @@ def labelled_run(tmp_path_factory):
 def direct_run(tmp_path_factory):
     """A short run whose score is the known reward."""
     return trained(tmp_path_factory.mktemp('direct'),
-                   '--rewards.train_new_model=off', '--rewards.trained_model=mock')
+                   '--rewards.train_new_model=off', '--rewards.trained_model=mock', '--run.save_interval=4')
 
 
 @pytest.fixture
@@ -163,6 +163,16 @@ def test_without_a_reward_model_the_score_is_null(direct_run, tmp_path):
     assert note.startswith('note: no reward model to be had, so score is null: ')
     assert said == f'Saved 3 samples in {tmp_path}/out.jsonl'
     assert all(row['score'] is None and isinstance(row['kl'], float) for row in saved(tmp_path / 'out.jsonl'))
+
+
+def test_warnings_are_no_samples(direct_run, tmp_path):
+    """The newest checkpoint is damaged. Once for each model that is loaded from it."""
+    run = shutil.copytree(direct_run, tmp_path / 'copy')
+    data, = run.glob('policy/checkpoints/model.ckpt-8.data-*')
+    data.write_bytes(data.read_bytes()[:-1])
+    result = sampled(run, *prompts())
+    assert re.fullmatch('WARNING: .* is damaged: .*; the checkpoint before is used\n', result.stderr)
+    assert result.stdout.startswith('=' * 80 + '\n') and len(responses(result.stdout)) == 3
 
 
 # ---------------------------------------------------------------- queries, and how many samples

@@ -18,6 +18,10 @@ FEW = ('--ppo.total_episodes=128', '--run.save_interval=1')
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.log_interval=1')
 sizes = pytest.mark.parametrize('size', [1, pytest.param(2, marks=needs_mpi)])
 encodings = pytest.mark.parametrize('variables', [LATIN, ASCII], ids=['latin', 'ascii'])
+some = pytest.mark.parametrize('variables, size', [  # of both
+    pytest.param(LATIN, 1, id='latin-1', marks=pytest.mark.slow), pytest.param(ASCII, 1, id='ascii-1'),
+    pytest.param(LATIN, 2, id='latin-2', marks=[pytest.mark.slow, needs_mpi]),
+    pytest.param(ASCII, 2, id='ascii-2', marks=[pytest.mark.slow, needs_mpi])])
 
 
 def environment(**variables):
@@ -58,8 +62,7 @@ def test_training_in_a_folder_that_cannot_be_printed(tmp_path, size):
     assert checkpoints.latest(str(tmp_path / NAME / 'policy' / 'checkpoints')).endswith('model.ckpt-2')
 
 
-@sizes
-@encodings
+@some
 def test_training_on_texts_that_cannot_be_printed(tmp_path, variables, size):
     """On passages with curly quotes, by a model of GPT-2's encoding."""
     model = require('original_save_dir_main')
@@ -73,8 +76,7 @@ def test_training_on_texts_that_cannot_be_printed(tmp_path, variables, size):
     assert checkpoints.latest(str(tmp_path / 'run' / 'policy' / 'checkpoints')).endswith('model.ckpt-2')
 
 
-@sizes
-@encodings
+@some
 def test_sampling_what_cannot_be_printed(finished_run, variables, size):
     output = finished('sample.py', 'sample', f'--save_dir={finished_run}', '--nsamples=4', '--console=original',
                       size=size, **variables)
