@@ -25,7 +25,7 @@ some = pytest.mark.parametrize('variables, size', [  # of both
 
 
 def environment(**variables):
-    return {**os.environ, 'OMP_NUM_THREADS': '1', 'COLUMNS': '', **ROOT_MAY, **variables}
+    return {**os.environ, 'OMP_NUM_THREADS': '1', 'COLUMNS': '', 'PYTHONUNBUFFERED': '', **ROOT_MAY, **variables}
 
 
 def run(program, *words, size=1, started_by=(), **variables):
@@ -121,10 +121,14 @@ def test_training_whose_output_nobody_reads_any_more(tmp_path, size):
     assert checkpoints.latest(str(tmp_path / 'run' / 'policy' / 'checkpoints'))
 
 
-def test_help_that_nobody_reads():
-    """It is in the buffer still when Python ends."""
-    process = subprocess.Popen([sys.executable, REPOSITORY / 'launch.py', '--help'], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, env=environment())
+@pytest.mark.parametrize('words', [
+    pytest.param([REPOSITORY / 'launch.py', '--help'], id='at once'),
+    pytest.param(['-c', 'from lm_human_preferences.utils import streams\nstreams.make_safe()\nprint(1)'],
+                 id='at exit')])
+def test_output_that_nobody_reads(words):
+    """Whether it is written at once or is still in the buffer when Python ends."""
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env=environment(), cwd=REPOSITORY)
     process.stdout.close()
     errors = process.stderr.read()
     process.stderr.close()
