@@ -14,7 +14,7 @@ from test_ranks import needs_mpi
 LATIN = {'PYTHONIOENCODING': 'latin-1', 'PYTHONUTF8': '0'}
 ASCII = {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0', 'PYTHONIOENCODING': ''}
 NAME = 'run“1”'  # neither ASCII nor Latin-1 has these quotes
-FEW = ('--ppo.total_episodes=128', '--run.save_interval=1')
+FEW = ('--ppo.total_episodes=128', '--run.save_interval=1', '--run.console=original')
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.log_interval=1')
 sizes = pytest.mark.parametrize('size', [1, pytest.param(2, marks=needs_mpi)])
 encodings = pytest.mark.parametrize('variables', [LATIN, ASCII], ids=['latin', 'ascii'])
