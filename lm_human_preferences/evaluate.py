@@ -88,20 +88,11 @@ def load_models(save_dir, hparams):
         policy, reference = (
             Policy(model, scope=scope, embed_queries=lm_tasks.query_formatter(task, encoding.get_encoder()),
                    temperature=task.policy.temperature) for scope, model in trained.items())
-        names = {'reward model': _reward_model_of(save_dir, hparams)}
+        names = {'reward model': rewards.reward_model_of(save_dir, hparams)}
         if encoding.name == 'reviews':
             names = {name: of for name, of in names.items() if of != 'mock'} | {'known reward': 'mock'}
         models = {name: rewards.get_reward_model(of, encoding) for name, of in names.items()}
     return policy, reference, models
-
-
-def _reward_model_of(save_dir, hparams):
-    """Where the reward model that the run was trained on is now; the policy's checkpoint has a copy of its weights."""
-    if hparams.rewards.train_new_model is not None:
-        return storage.join(save_dir, 'reward_model')
-    name = hparams.rewards.trained_model
-    gone = name == 'test' or name != 'mock' and not storage.is_remote(name) and not os.path.exists(name)
-    return storage.join(save_dir, 'policy') if gone else name
 
 
 def queries_of(

@@ -125,6 +125,19 @@ def get_reward_model(name, encoding):
     return MockRewardModel(encoding) if name == 'mock' else TrainedRewardModel(name, encoding)
 
 
+def reward_model_of(save_dir, hparams):
+    """The directory of the reward model that a run was trained on, or 'mock'.
+
+    Where it is gone, that of the policy, whose checkpoint has a copy of the weights. save_dir: the
+    run's directory; hparams: train_policy's.
+    """
+    if hparams.rewards.train_new_model is not None:
+        return storage.join(save_dir, 'reward_model')
+    name = hparams.rewards.trained_model
+    gone = name == 'test' or name != 'mock' and not storage.is_remote(name) and not os.path.exists(name)
+    return storage.join(save_dir, 'policy') if gone else name
+
+
 def make_score_fn(hparams, score_model):
     """Function of (queries, responses) -> (scores (batch,), postprocessed responses, {'score': scores}).
 

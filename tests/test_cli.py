@@ -196,7 +196,16 @@ def test_mistakes(argv, message, started):
 
 
 @pytest.mark.parametrize('argv, message', [
-    ('sample', '--save_dir must be text (str), got None'),
+    ('sample', '--save_dir missing: the directory of a run of train_policy, such as /tmp/save/train_policy/NAME'),
+    ('sample --save_dir x --prompt', '--prompt needs a value'),
+    ('sample --save_dir x --prompt \udcff', "--prompt '\\udcff' is not text in the encoding of this terminal; "
+                                           'is the locale right, such as LC_ALL=C.UTF-8?'),
+    ('sample --save_dir x --per_query 0', '--per_query must be at least 1, got 0'),
+    ('sample --save_dir x --console loud', '--console loud is none of summary, original'),
+    ('sample --save_dir x --output az://a/b/c.jsonl', '--output az://a/b/c.jsonl: give a local path'),
+    ('sample --save_dir x --output /dev/null', '--output /dev/null exists: give another name'),
+    ('sample --save_dir x --output /dev/null/x', '--output /dev/null/x: there is no directory /dev/null'),
+    ('sample --save_dir x --output=', "--output '': you may not write there, give another name"),
     ('sample --save_dr x', 'no such option: --save_dr (did you mean --save_dir?)'),
     ('sample --save_dir x --nsamples -1', '--nsamples must be at least 0, got -1'),
     ('sample --save_dir x --batch_size 0', '--batch_size must be at least 1, got 0'),
@@ -328,6 +337,14 @@ def test_sample(started):
     assert started == [('lm_human_preferences.sample_policy:sample_policy', {
         'save_dir': '/r', 'savescope': 'policy', 'temperature': 0.5, 'seed': 3, 'batch_size': 4, 'nsamples': 6,
         'precision': 'fp32'}, 1)]
+
+
+def test_prompts_are_taken_as_they_are(started):
+    result = invoke(['sample', '--save_dir=/r', '--prompt', '"5"', '--prompt=None', '--prompt=', '--prompt', ' a = b'],
+                    sample.cli)
+    assert result.exit_code == 0, result.output
+    (_, arguments, _), = started
+    assert arguments['prompt'] == ('"5"', 'None', '', ' a = b')
 
 
 # ---------------------------------------------------------------- help, completion, start-up

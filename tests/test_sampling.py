@@ -183,7 +183,8 @@ def test_sample_py(recorded, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path))
     monkeypatch.setenv('LMHP_OFFLINE', '1')
     head, samples = blocks_of(require('sampling', recorded).read_text(encoding='utf-8'))
-    sample_policy(str(save_dir), temperature=1e-6 if greedy else None, seed=3, batch_size=4, nsamples=len(samples))
+    sample_policy(str(save_dir), temperature=1e-6 if greedy else None, seed=3, batch_size=4,
+                  nsamples=len(samples), console='original')
     ours_head, ours = blocks_of(capsys.readouterr().out)
     assert ours_head == head
     assert [len(block) for block in ours] == [2] * len(samples)

@@ -147,6 +147,14 @@ class TrainedModel:
         return load_hparams(path, {ours: config.get(theirs, default)
                                    for ours, (theirs, default) in HUGGING_FACE_SIZES.items()})
 
+    def scopes(self) -> list[str]:
+        """The scopes of the language models in a training's checkpoint; [] for other files."""
+        if self.is_random or self._is_hugging_face():
+            return []
+        names = set(open_bundle(self.savedir))
+        scopes = sorted(name.removesuffix('/model/wte') for name in names if name.endswith('/model/wte'))
+        return [scope for scope in scopes if f'{scope}/model/heads/reward/w' not in names]
+
     def write_files(self, directory):
         """Write the hparams.json and encoding that a saved model is read back with."""
         checkpoints.write_json(storage.join(directory, 'hparams.json'), self.hparams().to_nested_dict())

@@ -12,7 +12,7 @@ import types
 from collections.abc import Mapping, Sequence
 
 from lm_human_preferences.utils.errors import UserError
-from lm_human_preferences.utils.hyperparams import describe, group_class, members, parse
+from lm_human_preferences.utils.hyperparams import TEXTS, describe, group_class, members, parse
 
 _SWITCHES = {'on': 'on', 't': 'on', 'true': 'on', 'off': 'off', 'f': 'off', 'false': 'off', 'none': 'off', '': 'off'}
 
@@ -24,12 +24,13 @@ def read_words(
     positionals: Sequence[str] = (),
     *,
     example: str = '',
-) -> dict[str, str]:
+) -> dict[str, str | tuple[str, ...]]:
     """What the words after a command give, as text: {name: value} of options and arguments.
 
     fields: name -> dataclass field, of every option. arguments: name -> name shown, of what has to be given by
     position or as `--name`; positionals: names of options that may follow by position; example: a command line to
     show where an argument is missing. UserError says what is wrong.
+    An option that may be given several times has a tuple of texts; of another the last one counts.
     """
     given = {}
     by_position = []
@@ -46,7 +47,8 @@ def read_words(
         name, equals, value = word[2:].partition('=')
         key, negated = _known(name, fields, arguments, may_negate=not equals)
         waiting = len(words)
-        given[key] = value if equals else 'False' if negated else _next_value(key, fields.get(key), words)
+        text = value if equals else 'False' if negated else _next_value(key, fields.get(key), words)
+        given[key] = (*given.get(key, ()), text) if _is_repeatable(key, fields) else text
         is_bare = not equals and len(words) == waiting
         bare_flag = key if is_bare and not negated else None
     _assign_by_position(given, by_position, fields, arguments, positionals)
@@ -57,7 +59,7 @@ def read_words(
 
 
 def _assign_by_position(
-    given: dict[str, str],
+    given: dict[str, str | tuple[str, ...]],
     by_position: list[tuple[str, str | None]],
     fields: Mapping[str, dataclasses.Field],
     arguments: Mapping[str, str],
@@ -104,6 +106,10 @@ def did_you_mean(word, choices):
     return f' (did you mean {close[0]}?)' if close else ''
 
 
+def _is_repeatable(key: str, fields: Mapping[str, dataclasses.Field]) -> bool:
+    return key in fields and TEXTS in members(fields[key].type)
+
+
 def _is_flag(field):
     return bool in members(field.type) or group_class(field.type) is not None
 
@@ -119,13 +125,27 @@ def _next_value(key, field, words):
 
 
 def convert(key, field, text):
-    """The value of option `key` given as `text`; UserError names the option, the text and the expected type."""
+    """The value of option `key` given as `text`; UserError names the option, the text and the expected type.
+
+    text: of an option that may be given several times, a tuple of texts, which are taken as they are.
+    """
+    if TEXTS in members(field.type):
+        return tuple(_checked_text(key, one) for one in text)
     if field.metadata.get('ours') and bool in members(field.type):  # the original's take no on and off
         text = {'on': 'true', 'off': 'false'}.get(text, text)
     try:
         return _read(field.type, text)
     except (ValueError, OverflowError):
         raise UserError(f'--{key} must be {describe(field.type)}, got {text!r}') from None
+
+
+def _checked_text(key: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f'--{key} {ascii(text)} is not text in the encoding of this terminal; is the locale '
+                        'right, such as LC_ALL=C.UTF-8?') from None
+    return text
 
 
 def _read(ty, text):

@@ -14,9 +14,10 @@ from lm_human_preferences.utils.errors import UserError
 
 _BOOLS = {'t': True, 'true': True, 'True': True, 'f': False, 'false': False, 'False': False}
 
+TEXTS = tuple[str, ...]  # type of an option that may be given several times
 MAX_INT, MAX_FLOAT = 2 ** 63 - 1, 3e38  # the latter, as tensors hold them
 _WORDS = {bool: 'true or false', int: 'a whole number (int)', float: 'a number (float)', str: 'text (str)',
-          types.NoneType: 'None'}
+          types.NoneType: 'None', TEXTS: 'texts (str)'}
 
 
 class UnknownFieldError(AttributeError, KeyError):
@@ -140,6 +141,10 @@ class HParams:
         """TypeError for a value that is not of its field's type, ValueError for a number out of range."""
         for f in dataclasses.fields(self):
             name, value, allowed = f'--{prefix}{f.name}', getattr(self, f.name), members(f.type)
+            if TEXTS in allowed:
+                if not isinstance(value, (tuple, list)) or not all(isinstance(text, str) for text in value):
+                    raise TypeError(f'{name} must be {describe(f.type)}, got {value!r:.80}')
+                continue
             if not isinstance(value, allowed + (int,) if float in allowed else allowed):
                 raise TypeError(f'{name} must be {describe(f.type)}, got {value!r:.80}')
             if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:

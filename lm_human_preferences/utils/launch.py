@@ -11,7 +11,7 @@ from typing import Any, Optional
 import click
 
 from lm_human_preferences import __version__
-from lm_human_preferences.utils import hyperparams, option_help, ranks, runs, storage
+from lm_human_preferences.utils import hyperparams, option_help, ranks, runs, storage, streams
 from lm_human_preferences.utils.arguments import convert, did_you_mean, read_words
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.hyperparams import group_class, members, option
@@ -36,6 +36,7 @@ class Program(click.Group):
     def main(self, args: Sequence[str] | None = None, **extra: Any) -> None:
         """Run the command that `args`, by default those of this process, begin with; errors end the process."""
         args = list(sys.argv[1:] if args is None else args)
+        streams.make_safe()
         ranks.speak_only_if_first()
         try:
             super().main(args or ['--help'], **extra, standalone_mode=False, help_option_names=HELP,
@@ -48,6 +49,11 @@ class Program(click.Group):
             sys.exit(2)
         except click.Abort:
             sys.exit(130)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the command that was given."""
+        with streams.closed_pipe_is_quiet():
+            return super().invoke(ctx)
 
 
 def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:

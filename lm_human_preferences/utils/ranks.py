@@ -9,6 +9,7 @@ failed first, and how; and a rank knows when the launcher is gone.
 """
 import contextlib
 import importlib
+import io
 import json
 import os
 import select
@@ -24,6 +25,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from lm_human_preferences.utils import streams
 from lm_human_preferences.utils.errors import UserError
 
 # How our launcher and those of Open MPI, MPICH and Slurm tell a process how many ranks there are, and which it is.
@@ -66,7 +68,7 @@ def launch(job, arguments, size):
             mpiexec, *options(is_open_mpi, size, os.cpu_count()), sys.executable, '-P', '-m',
             'lm_human_preferences.utils.ranks', directory], environment(directory, size, is_open_mpi))
         try:
-            ranks.follow(signals)
+            ranks.follow(signals, saves='hparams' in arguments)
         finally:
             ranks.end()
     if signals:
@@ -135,11 +137,20 @@ class _Ranks:
         self.selector.register(self.mpiexec.stdout, selectors.EVENT_READ, sys.stdout)
         self.selector.register(self.mpiexec.stderr, selectors.EVENT_READ, sys.stderr)
 
-    def follow(self, signals):
-        """Pass on what the ranks print until all have ended, one has failed, or a signal has come."""
+    def follow(self, signals, *, saves):
+        """Pass on what the ranks print until all have ended, one has failed, or a signal has come.
+
+        saves: whether the ranks save a step before they end. Standard output that nobody reads any
+        more counts as the signal SIGPIPE.
+        """
         while self.mpiexec.poll() is None and self.failure is None and not signals:
-            self._listen(0.2)
+            try:
+                self._listen(0.2)
+            except BrokenPipeError:
+                signals.append(signal.SIGPIPE)
         if signals:
+            if saves and signal.SIGPIPE not in signals:
+                print(ENDING, flush=True)
             self._let_step_end(signals)
         # Where a rank was killed, mpiexec ends by itself, and its status will say why.
         killed = self.failure is not None and 'error' not in self.words[self.failure]
@@ -150,7 +161,6 @@ class _Ranks:
 
     def _let_step_end(self, signals):
         """Ask the ranks to end, which those that train do after their step; wait for it, unless asked once more."""
-        print(ENDING, flush=True)
         self._mute()
         self._send(signal.SIGTERM)
         until = time.monotonic() + STEP
@@ -253,6 +263,7 @@ def main(directory):
     """Do the job that `directory` describes."""
     launcher = _Launcher(directory)
     job = json.loads(Path(directory, 'job.json').read_text(encoding='utf-8'))
+    streams.make_safe()
     speak_only_if_first()
     if job['columns']:  # of the terminal to which mpiexec passes on what this rank prints
         os.environ['TQDM_NCOLS'] = str(job['columns'] - 1)
@@ -275,7 +286,10 @@ def run(job, arguments, launcher=None, at_interrupt: Callable[[], None] = lambda
         if isinstance(hparams, dict):
             arguments['hparams'] = importlib.import_module(call.__module__).HParams()
             arguments['hparams'].override_from_nested_dict(hparams)
-        call(**arguments, comm=comm.world(arguments['hparams'].run.allreduce if hparams else 'auto'))
+        # A job without hyperparameters averages nothing, so by which engine is no news.
+        with contextlib.redirect_stdout(sys.stdout if hparams else io.StringIO()):
+            world = comm.world(arguments['hparams'].run.allreduce if hparams else 'auto')
+        call(**arguments, comm=world)
     except BaseException as e:
         if isinstance(e, KeyboardInterrupt) and launched_rank() == 0:
             at_interrupt()
