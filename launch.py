@@ -101,7 +101,8 @@ reward_experiments = {
     'test': reward_experiment(
         test_task, bind_all('labels', source='test', num_train=1024), bind_all(batch_size=32, lr=1e-3)),
     'mock_sentiment': reward_experiment(
-        mock_task, bind_all('labels', source='mock', num_train=4096), bind_all(batch_size=32, lr=5e-3)),
+        mock_task, bind_all('labels', source='mock', num_train=4096), bind_all(batch_size=32, lr=5e-3),
+        bind('run.log_interval', 32)),
 }
 
 
@@ -148,7 +149,8 @@ policy_experiments = {
         adaptive_kl_policy('mock_sentiment', mock_task, kl_coef=1.5, kl_target=2.0,
                            lr=3e-3, total_episodes=200 * 256, batch_size=256),
         bind('rewards.adaptive_kl.horizon', 2500),
-        bind('run.evaluate', True)),
+        bind('run.evaluate', True),
+        bind('run.log_interval', 50)),
 }
 
 

@@ -13,15 +13,17 @@ import numpy as np
 import torch
 
 from lm_human_preferences import lm_tasks, optimum, plots, rewards
+from lm_human_preferences.datasets import reviews
 from lm_human_preferences.hparams import train_policy as train_policy_options
 from lm_human_preferences.hparams.evaluate import HParams
+from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.sample_policy import load_run_hparams
 from lm_human_preferences.utils import outputs, precision, storage
 from lm_human_preferences.utils.comm import SingleProcess
 from lm_human_preferences.utils.core import ceil_div, default_device, set_seed
-from lm_human_preferences.utils.logging import progress, say
+from lm_human_preferences.utils.logging import announce, progress, say
 
 MOST_RESPONSES = 300_000  # to a query, that are enumerated
 QUERIES, DRAWS = 64, 2048  # of a data set without end; drawn to meet each of the queries that reviews have
@@ -383,7 +385,7 @@ def evaluate(
         **measure(*models, hparams.task, queries, options, kl_coef),
         'kl_coef_is_last': is_last,
         'kl_control': kl_control(directory, hparams) if is_last else None}
-    say(*table(results), '')
+    announce(*table(results), '')  # also where the console is quiet: this is what was asked for
     command = f'./launch.py evaluate {shlex.quote(save_dir)}'
     with outputs.explained(output_dir, fix=f'`{command} --output_dir ANOTHER` writes elsewhere'):
         picture(results, os.path.join(output_dir, OUTPUTS[1]))
@@ -399,6 +401,17 @@ def evaluate(
 def is_done(directory: str) -> bool:
     """Whether a run's directory holds an evaluation."""
     return os.path.exists(os.path.join(directory, 'evaluation.json'))
+
+
+def tokens_to_compute(task: TaskHParams, n_vocab: int) -> int:
+    """How many tokens pass through a network in an evaluation with default settings, for an estimate of its time."""
+    tokens = task.query_length + task.response_length
+    if n_vocab ** task.response_length > MOST_RESPONSES:
+        passes = 5  # both models sample, the reference reads the policy's responses, the reward model those of both
+        return passes * tokens * QUERIES * HParams().samples
+    queries = len(reviews.queries()) if task.query_dataset == 'reviews' else QUERIES
+    beginnings = queries * n_vocab ** (task.response_length - 1)
+    return beginnings * (2 * (tokens - 1) + tokens - 1 + n_vocab)
 
 
 def measure(policy, reference, models, task, queries, settings, kl_coef):

@@ -28,7 +28,7 @@ from lm_human_preferences.utils.optimizer import Adam
 __all__ = ['AdaptiveKLController', 'AdaptiveKLParams', 'FixedKLController', 'HParams', 'PPOTrainer', 'PpoHParams',
            'RewardHParams', 'make_score_fn', 'nupdates', 'train']
 
-SAMPLES_SHOWN = 3
+SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
 UNKNOWN_LABELS = 5000  # for the time left, where all labels of a file are trained on
 STATE = {'step': COUNT, 'kl_coef': float | int, 'optimizer_steps': COUNT, 'elapsed': float, 'queries': (COUNT, COUNT),
          'initial_kl_coef': float | int}
@@ -212,7 +212,8 @@ class PPOTrainer:
             return
         if in_summary:
             announce(f'samples of step {self.global_step + 1}:')
-        shown = [values[:SAMPLES_SHOWN].tolist() for values in (queries, responses, scores, kl.sum(1))]
+        count = SAMPLES_IN_SUMMARY if in_summary else SAMPLES_SHOWN
+        shown = [values[:count].tolist() for values in (queries, responses, scores, kl.sum(1))]
         for query, response, score, sample_kl in zip(*shown, strict=True):
             texts = [self.policy.encoder.decode(tokens).replace('\n', '⏎') for tokens in (query, response)]
             if in_summary:
@@ -300,10 +301,12 @@ def train(hparams: HParams, comm: Comm | None = None) -> None:
                 wants_evaluation = wants_evaluation and not evaluate.is_done(directory)
             else:
                 _train_both(hparams, keeper, comm)
-        if comm.rank == 0 and wants_evaluation:
-            evaluate.evaluate(save_dir, directory=directory)
-    if comm.rank == 0:
-        _announce_end(hparams)
+        try:
+            if comm.rank == 0 and wants_evaluation:
+                evaluate.evaluate(save_dir, directory=directory)
+        finally:  # an evaluation that cannot be written leaves the policy as it is
+            if comm.rank == 0:
+                _announce_end(hparams)
 
 
 def _train_both(hparams: HParams, keeper: Keeper, comm: Comm) -> None:
@@ -311,7 +314,8 @@ def _train_both(hparams: HParams, keeper: Keeper, comm: Comm) -> None:
     check(hparams, comm)
     if comm.rank == 0:
         console.show_start('train_policy', hparams, comm)
-    clock = TimeLeft(work_left(hparams))
+    n_vocab = trained_models.TrainedModel(hparams.task.policy.initial_model).hparams().n_vocab
+    clock = TimeLeft(work_left(hparams, n_vocab))
     with tempfile.TemporaryDirectory() as scratch:
         if hparams.rewards.train_new_model is not None:  # in scratch for a run that is not saved
             train_reward_model(hparams, comm, hparams.run.save_dir or comm.gather(scratch)[0], clock)
@@ -329,7 +333,7 @@ def check(hparams: HParams, comm: Comm) -> None:
     memory.check(work(hparams, sizes, comm.size), comm, device)
 
 
-def work_left(hparams: HParams) -> dict[str, float]:
+def work_left(hparams: HParams, n_vocab: int) -> dict[str, float]:
     """How much each phase of the command computes, in tokens that pass through a network once; see TimeLeft.
 
     A backward pass counts as two.
@@ -343,6 +347,8 @@ def work_left(hparams: HParams) -> dict[str, float]:
         phases['reward model'] = 3 * row * (new_model.labels.num_train or UNKNOWN_LABELS)
     passes = 3 + 3 * hparams.ppo.noptepochs  # the policy's sampling, the reference, the reward; the epochs
     phases['policy'] = passes * tokens * nupdates(hparams) * hparams.ppo.batch_size
+    if hparams.run.evaluate and hparams.run.save_dir:
+        phases['evaluation'] = evaluate.tokens_to_compute(task, n_vocab)
     return phases
 
 

@@ -21,7 +21,7 @@ from lm_human_preferences.utils.core import ceil_div, default_device, exact_div
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.keeper import Keeper
 from lm_human_preferences.utils.logging import (
-    Logger, announce, configure_console, console_is, progress, say, say_as_recorded, say_in_summary)
+    Logger, announce, configure_console, console_is, progress, say, say_as_recorded)
 from lm_human_preferences.utils.optimizer import Adam
 
 __all__ = ['HParams', 'LabelHParams', 'RunHParams', 'RewardModelTrainer', 'train']
@@ -149,9 +149,6 @@ class RewardModelTrainer:
             raise UserError(f'all {self.hparams.normalize_samples} sampled rewards are {mean}, so they cannot be '
                             'normalised; check the labels or set --normalize_samples 0')
         self.reward_model.set_reward_norm(old_mean=mean, old_std=std, new_mean=target_mean, new_std=target_std)
-        if self.comm.rank == 0:
-            say_in_summary(f"rewards of the base model's responses: {mean:.3f} +- {std:.3f}, scaled to "
-                           f'{target_mean:.3f} +- {target_std:.3f}')
         if self.hparams.debug_normalize:
             mean, std = self.sampled_mean_std(self.hparams.debug_normalize)
             if self.comm.rank == 0:

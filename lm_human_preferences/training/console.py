@@ -82,9 +82,10 @@ def show_settings(hparams: HParams, record: str | None) -> None:
         if value == default:
             unchanged += 1
             continue
-        group, _, leaf = name.rpartition('.')
-        if group.startswith(NEW_MODEL):  # its own groups are small
-            group, leaf = NEW_MODEL, name.removeprefix(f'{NEW_MODEL}.')
+        group = NEW_MODEL if name.startswith(f'{NEW_MODEL}.') else name.partition('.')[0]
+        leaf = name.removeprefix(f'{group}.')
+        if leaf == name:  # train_reward has options without a group
+            group = ''
         groups.setdefault(group, []).append(f'{leaf}={value!r}' if isinstance(value, str) else f'{leaf}={value}')
     say_in_summary('settings:')
     for group, words in groups.items():

@@ -53,4 +53,6 @@ def default_text(field: dataclasses.Field) -> str | None:
     """The default as text, or None where there is none."""
     if is_required(field):
         return None
-    return 'off' if group_class(field.type) else repr(field.default)
+    if group_class(field.type):
+        return 'off'
+    return 'none' if field.default == () else repr(field.default)
