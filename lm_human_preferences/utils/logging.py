@@ -50,6 +50,8 @@ def say_as_recorded(*lines: object) -> None:
 
 def announce(*lines: object) -> None:
     """Print lines whatever the console is: warnings, and what there is at the end."""
+    if not lines:
+        return
     text = '\n'.join(map(str, lines))
     if sys.stderr.isatty():
         tqdm.write(text)
