@@ -31,6 +31,7 @@ import threading
 import time
 import urllib.parse
 from collections import namedtuple
+from unittest import mock
 
 SUFFIX = '.blob.core.windows.net'
 HOSTS = tuple(account + SUFFIX for account in ('openaipublic', 'private'))
@@ -325,18 +326,20 @@ def install_redirect(spec):
 
 @contextlib.contextmanager
 def redirect(server, hosts=HOSTS):
-    """Within the block, `hosts` are `server`, whose certificate is trusted, and no other name resolves."""
-    before = socket.getaddrinfo, os.environ.get('SSL_CERT_FILE')
-    install_redirect(redirect_spec(server, hosts))
+    """Within the block, `hosts` are `server`, whose certificate is trusted, and no other name resolves.
+
+    Children that heed BLOBTEST_REDIRECT are redirected as well.
+    """
+    getaddrinfo = socket.getaddrinfo
+    environment = {'BLOBTEST_REDIRECT': redirect_spec(server, hosts)}  # for children
     if hasattr(server, 'certificate'):
-        os.environ['SSL_CERT_FILE'] = server.certificate
+        environment['SSL_CERT_FILE'] = server.certificate
+    install_redirect(environment['BLOBTEST_REDIRECT'])
     try:
-        yield
+        with mock.patch.dict(os.environ, environment):
+            yield
     finally:
-        socket.getaddrinfo = before[0]
-        os.environ.pop('SSL_CERT_FILE', None)
-        if before[1]:
-            os.environ['SSL_CERT_FILE'] = before[1]
+        socket.getaddrinfo = getaddrinfo
 
 
 class BlackHole:

@@ -12,10 +12,9 @@ import time
 
 import pytest
 
-from interrupted import assert_same, result_anywhere, run, start, wait
+from interrupted import RECORD_STEP_STATS, TRAIN_BATCH, assert_same, result_anywhere, run, start
 from launched import FAULTS, PATIENCE, Launch, eventually
-from lm_human_preferences import train_policy, train_reward
-from lm_human_preferences.utils import checkpoints, keeper
+from lm_human_preferences.utils import checkpoints
 
 pytestmark = pytest.mark.slow
 NEW = '--rewards.train_new_model'
@@ -44,10 +43,10 @@ def test_killed_at_random_moments(tmp_path, chance):
         directory = tmp_path / f'run{runs}'
         directory.mkdir()
         for _ in range(min(5, FAULTS - kills)):
-            process = start(words(directory), directory / 'out')
+            child = start(words(directory), directory / 'out')
             time.sleep(chance.uniform(0, 0.7 * duration))
-            os.kill(process, signal.SIGKILL)
-            if wait(process) == 0:
+            child.kill()
+            if child.wait() == 0:
                 break
             kills += 1
         assert run(words(directory), directory / 'out') == 0, (directory / 'out').read_text()[-2000:]
@@ -57,17 +56,16 @@ def test_killed_at_random_moments(tmp_path, chance):
 
 
 @pytest.mark.parametrize('moment, count, number', [
-    ((train_reward.RewardModelTrainer, 'train_batch'), 2, signal.SIGTERM),
-    ((train_policy.PPOTrainer, 'record_step_stats'), 3, signal.SIGINT)], ids=['reward', 'policy'])
-def test_asked_to_end(tmp_path, monkeypatch, moment, count, number):
+    (TRAIN_BATCH, 2, signal.SIGTERM), (RECORD_STEP_STATS, 3, signal.SIGINT)], ids=['reward', 'policy'])
+def test_asked_to_end(tmp_path, moment, count, number):
     """The step is finished and saved, whatever the interval, and the run goes on from there as one left alone."""
     def argv(name):
         (tmp_path / name).mkdir(exist_ok=True)
         return [*words(tmp_path / name), '--run.save_interval=1000', f'{NEW}.run.save_interval=1000']
     assert run(argv('alone'), tmp_path / 'alone/out') == 0
     output, asked = tmp_path / 'asked/out', argv('asked')
-    monkeypatch.setattr(keeper, 'STEP', PATIENCE)  # however busy the machine is
-    assert run(asked, output, kill_at=count, moments=[moment], number=number) == 130
+    patient = {'lm_human_preferences.utils.keeper:STEP': PATIENCE}  # however busy the machine is
+    assert run(asked, output, kill_at=count, moments=[moment], number=number, patches=patient) == 130
     assert output.read_text().count('\nEnding: a step that is done within 5 s is saved') == 1
     saved, = (tmp_path / 'asked').rglob('*.resume.json')
     done = output.read_text().count('[ppo_step')
