@@ -24,7 +24,7 @@ os.environ['LMHP_CACHE'] = _cache.name
 if bpe_directory() is not None:
     os.environ['LMHP_GPT2_ENCODINGS'] = str(bpe_directory())
 
-# A shell lets jobs in the background ignore SIGINT, and nohup SIGHUP, which children would inherit; handlers they do not.
+# Shells let jobs in the background ignore SIGINT, and nohup SIGHUP. Children would inherit that, but not a handler.
 for _number in signal.SIGINT, signal.SIGHUP:
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)

@@ -131,10 +131,10 @@ def start(words, output, kill_at=None, counter=None, moments=MOMENTS, number=sig
           calls=()) -> Child:
     """`./launch.py WORDS` in a Child, which sends itself signal `number` at the `kill_at`-th of the `moments`.
 
-    It has the environment and the directory of this process as they are now. Whatever else a test has changed here must
-    be told as data: patches {'module:NAME': value}; calls, each {'moment': ..., 'count': n, 'call': 'module:function',
-    'arguments': [...]}, of functions to be called as soon as a moment has come and gone n times. A moment is the call of
-    a function, 'module:Class.method'. The file `counter` gets the number of `moments` that there were.
+    It has the environment and the directory of this process as they are now. What else a test wants to be different
+    there is given as data: patches {'module:NAME': value}; calls, each {'moment': ..., 'count': n, 'call':
+    'module:function', 'arguments': [...]}, of functions to be called as soon as a moment has come and gone n times.
+    A moment is the call of a function, 'module:Class.method'. The file `counter` gets how many `moments` there were.
     """
     return Child(Path(output), {
         'words': with_console(words), 'output': str(Path(output).resolve()), 'counter': counter and str(counter),

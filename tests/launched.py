@@ -18,7 +18,7 @@ TRAININGS = {'train_policy', 'train_reward', 'resume'}
 
 
 def with_console(words) -> list[str]:
-    """The words of a command line, those of a training with the options CONSOLE; all that tests start go through here."""
+    """The words of a command line, with CONSOLE if it is a training; all that tests start go through here."""
     words = list(map(str, words))
     return [*words, *CONSOLE] if TRAININGS & set(words[:2]) else words
 

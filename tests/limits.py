@@ -1,11 +1,12 @@
 """Limits of time for each test and for the whole run, so that a hang is a failure that says where it hangs.
 
-pytest-timeout decides how long a test may take: `timeout` and `session_timeout` in pyproject.toml, and the mark `timeout`.
-Its own way to strike cannot be used here: it owns SIGALRM, which trainings use too and reset. Instead, a thread sends
-SIGUSR2, whose handler fails the test with the stacks of all threads, wherever Python waits for a lock, a process or a
-socket; again after a while, in case that the tidying up hangs as well. A call into C that does not return to Python, such
-as one of MPI, does not notice; GRACE seconds later all stacks go to standard error and the process ends. With `-n`, that
-is a worker: its test has failed, another worker takes its place and the run goes on. Without, the run ends with status 1.
+pytest-timeout decides how long a test may take: by `timeout` and `session_timeout` in pyproject.toml, and the mark
+`timeout`. Its own way to strike needs SIGALRM, which trainings use and reset, so it would be lost here. Instead, a
+thread sends SIGUSR2, whose handler fails the test with the stacks of all threads, wherever Python waits for a lock, a
+process or a socket; and once more after a while, in case tidying up hangs as well. A call into C that does not return
+to Python, such as one of MPI, does not notice. GRACE seconds after the limit all stacks go to standard error and the
+process ends. With `-n` that is a worker: its test has failed, another worker takes its place, and the run goes on.
+Without, the run ends with status 1.
 """
 import faulthandler
 import os

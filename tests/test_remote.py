@@ -12,7 +12,7 @@ from blobserver.server import BlobServer, Fault
 from command_line import error_of, invoke
 from interrupted import STEP, TRAIN_BATCH, assert_same, result_of, run, start
 from launched import eventually
-from lm_human_preferences import train_policy, train_reward
+from lm_human_preferences import train_policy
 from lm_human_preferences.utils import checkpoints, storage, uploads
 from lm_human_preferences.utils.tf_bundle import Bundle
 

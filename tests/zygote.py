@@ -1,6 +1,6 @@
 """A fresh interpreter that has everything imported and forks itself for each training that a test may kill.
 
-`python tests/zygote.py DESCRIPTOR` is told by tests/interrupted.py, over a connection of `multiprocessing`, what to run.
+`python tests/zygote.py DESCRIPTOR` is told by tests/interrupted.py, over a connection of multiprocessing, what to run.
 Forking pytest instead would copy locks that other threads hold (tqdm's monitor, torch's workers, servers), and its
 children would share tqdm's semaphore: one that is killed while it holds it stops all others for ever. This process has
 one thread and has never made a progress bar, which is checked before each fork; so each child makes locks of its own.
