@@ -11,7 +11,7 @@ import interrupted
 from interrupted import start
 from launched import REPOSITORY
 
-HANGING_LOCK = '''
+HANGING_LOCK = """
 import threading
 
 lock = threading.Lock()
@@ -26,9 +26,9 @@ def test_that_hangs():
 
 def test_that_passes():
     pass
-'''
+"""
 # Trainings do this, and pytest-timeout's own signal would never come.
-HANGING_AFTER_AN_ALARM = '''
+HANGING_AFTER_AN_ALARM = """
 import signal, threading
 
 def test_that_hangs():
@@ -38,8 +38,8 @@ def test_that_hangs():
 
 def test_that_passes():
     pass
-'''
-HANGING_TWICE = '''
+"""
+HANGING_TWICE = """
 import threading
 
 def test_that_hangs():
@@ -50,8 +50,8 @@ def test_that_hangs():
 
 def test_that_passes():
     pass
-'''
-HANGING_TEARDOWN = '''
+"""
+HANGING_TEARDOWN = """
 import pytest, threading
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def test_that_fails_and_hangs(hanging):
 
 def test_that_passes():
     pass
-'''
-HANGING_IN_C = '''
+"""
+HANGING_IN_C = """
 import ctypes
 
 def test_that_hangs():
@@ -73,14 +73,14 @@ def test_that_hangs():
 
 def test_that_passes():
     pass
-'''
-MANY = '''
+"""
+MANY = """
 import pytest, time
 
 @pytest.mark.parametrize('number', range(100))
 def test_that_takes_time(number):
     time.sleep(.3)
-'''
+"""
 
 
 def pytest_on(folder: Path, source: str, *options: str, last: float = 100) -> subprocess.CompletedProcess:
@@ -90,17 +90,19 @@ def pytest_on(folder: Path, source: str, *options: str, last: float = 100) -> su
     (folder / 'short.py').write_text(f'import limits\nlimits.AGAIN, limits.GRACE, limits.LAST = 2, 8, {last}\n')
     return subprocess.run(
         [sys.executable, '-m', 'pytest', '-p', 'limits', '-p', 'short', '-p', 'no:cacheprovider', '-c',
-         REPOSITORY / 'pyproject.toml', '--rootdir', folder, path, *options], cwd=folder, capture_output=True, text=True,
-        timeout=200, env={**os.environ, 'PYTHONPATH': f'{REPOSITORY}/tests:{folder}', 'COLUMNS': '80'})
+         REPOSITORY / 'pyproject.toml', '--rootdir', folder, path, *options],
+        cwd=folder, capture_output=True, text=True, timeout=200,
+        env={**os.environ, 'PYTHONPATH': f'{REPOSITORY}/tests:{folder}', 'COLUMNS': '80'})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('source, place', [
     (HANGING_LOCK, 'in test_that_hangs\n'), (HANGING_AFTER_AN_ALARM, 'in test_that_hangs\n'),
     (HANGING_TWICE, 'in test_that_hangs\n'), (HANGING_TEARDOWN, 'in hanging\n')],
     ids=['lock', 'alarm', 'twice', 'teardown'])
-@pytest.mark.parametrize('options', [('-n0',), ('-n1',)], ids=['alone', 'worker'])
-def test_a_hang_fails_and_the_run_goes_on(tmp_path, source, place, options):
-    done = pytest_on(tmp_path, source, '--timeout', '1', *options)
+@pytest.mark.parametrize('option', ['-n0', '-n1'])
+def test_a_hang_fails_and_the_run_goes_on(tmp_path, source, place, option):
+    done = pytest_on(tmp_path, source, '--timeout', '1', option)
     assert done.returncode == 1, done.stdout
     assert 'Timeout: more than 1 s; what the threads were doing:' in done.stdout
     assert '--- MainThread ---' in done.stdout and place in done.stdout
@@ -109,6 +111,7 @@ def test_a_hang_fails_and_the_run_goes_on(tmp_path, source, place, options):
         assert '--- another ---' in done.stdout and 'in wait_for_ever\n' in done.stdout
 
 
+@pytest.mark.slow
 def test_a_hang_in_c_ends_the_process(tmp_path):
     """Its stacks are printed; only where there are workers the run goes on."""
     done = pytest_on(tmp_path, HANGING_IN_C, '--timeout', '1', '-n0')
@@ -120,13 +123,16 @@ def test_a_hang_in_c_ends_the_process(tmp_path):
     assert 'test_it.py", line 5 in test_that_hangs' in done.stderr
 
 
-@pytest.mark.parametrize('options', [('-n0',), ('-n2',)], ids=['alone', 'workers'])
-def test_the_run_has_a_limit(tmp_path, options):
-    done = pytest_on(tmp_path, MANY, '--session-timeout', '2', *options)
-    assert done.returncode in (1, 2) and 'session-timeout: 2.0 sec exceeded after test_it.py::test_that_t' in done.stdout
+@pytest.mark.slow
+@pytest.mark.parametrize('option', ['-n0', '-n2'])
+def test_the_run_has_a_limit(tmp_path, option):
+    done = pytest_on(tmp_path, MANY, '--session-timeout', '2', option)
+    assert done.returncode in (1, 2)
+    assert 'session-timeout: 2.0 sec exceeded after test_it.py::test_that_t' in done.stdout
     assert 'passed' in done.stdout and '100 passed' not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_hangs_beyond_all_limits_ends(tmp_path):
     """Here: a thread that does not let the interpreter end."""
     source = ('import threading\n\ndef test_that_passes():\n'
@@ -144,8 +150,7 @@ def test_pytest_cannot_be_forked():
 
 
 def test_other_forks_are_noticed(tmp_path):
-    (tmp_path / 'conftest.py').write_text('from conftest_of_all import *\n')
-    (tmp_path / 'conftest_of_all.py').write_text((REPOSITORY / 'tests/conftest.py').read_text())
+    (tmp_path / 'conftest.py').write_text((REPOSITORY / 'tests/conftest.py').read_text())
     source = 'import subprocess\n\ndef test_it():\n    subprocess.run(["true"], preexec_fn=print)\n'
     done = pytest_on(tmp_path, source, '-n0')
     assert done.returncode == 1 and 'pytest was forked:' in done.stdout and 'in test_it\n' in done.stdout
@@ -160,10 +165,11 @@ def test_children_share_nothing(tmp_path):
     assert os.getsid(zygote) != os.getsid(0)
 
 
+@pytest.mark.slow
 def test_a_child_that_hangs_shows_where(tmp_path):
     child = start(['train_policy', 'test', 'run', '--mpi', '1', '--save_dir', str(tmp_path)], tmp_path / 'out',
                   calls=[{'moment': 'os:replace', 'count': 1, 'call': 'time:sleep', 'arguments': [600]}])
-    with pytest.raises(AssertionError, match='(?s)not ended within 8 seconds.*Fatal Python error: Aborted.*in replacing'):
+    with pytest.raises(AssertionError, match='(?s)not ended within 8 seconds.*Fatal Python error: .*in replacing'):
         child.wait(8)
     assert child.status == -6 or child.status == -9
 
