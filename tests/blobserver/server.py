@@ -238,14 +238,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def put_blocklist(self):
         if 'If-Match' in self.headers and self.headers['If-Match'] != self.etag(self.blobs.get(self.name, b'')):
             return self.error(412, 'ConditionNotMet')
-        blocks = self.state.committed.get(self.place, {}) | self.state.uncommitted.pop(self.place, {})
         wanted = re.findall('<Latest>(.*?)</Latest>', self.body.decode())
-        if not blocks.keys() >= set(wanted):
-            return self.error(400, 'InvalidBlockList')
-        self.state.committed[self.place] = {block: blocks[block] for block in wanted}
-        body = self.state.commit(self.place, b''.join(self.state.committed[self.place].values()))
         properties = self.headers.get('x-ms-blob-content-md5', ''), email.utils.formatdate(usegmt=True)
         with self.state.changing:
+            blocks = self.state.committed.get(self.place, {}) | self.state.uncommitted.pop(self.place, {})
+            if not blocks.keys() >= set(wanted):
+                return self.error(400, 'InvalidBlockList')
+            self.state.committed[self.place] = {block: blocks[block] for block in wanted}
+            body = self.state.commit(self.place, b''.join(self.state.committed[self.place].values()))
             self.blobs[self.name], self.state.properties[self.place] = body, properties
         self.state.on_change()
         return self.reply(201, b'', {'ETag': self.etag(body)})

@@ -105,11 +105,13 @@ def test_two_ranks_killed(tmp_path, chance):
         if chance.random() < 0.7:
             killed.reach(chance.randrange(6))  # of 10
         time.sleep(chance.random() / 5)
-        victims = [killed.process.pid, *killed.ranks()]
+        victim = chance.choice([killed.process.pid, *killed.ranks()])
         with contextlib.suppress(ProcessLookupError):  # which has come to its end meanwhile
-            os.kill(chance.choice(victims), signal.SIGKILL)
+            os.kill(victim, signal.SIGKILL)
         killed.wait()
-        killed.assert_nothing_left(10)
+        eventually(lambda killed=killed: not killed.processes(), 10)
+        if victim != killed.process.pid or not (killed.run / 'policy/checkpoints/model.ckpt-10.index').exists():
+            killed.assert_nothing_left(10)  # a launcher that dies after its ranks are done leaves their folder behind
         again = Launch(directory / 'again', command=('launch.py', 'resume', str(killed.run)))
         assert again.wait() == 0, again.errors()
         assert re.search('^2 ranks, averaging by', again.output(), re.MULTILINE)
