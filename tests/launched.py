@@ -13,7 +13,7 @@ FAULTS = int(os.environ.get('LMHP_FAULTS', 8))  # how often a test that interrup
 ROOT_MAY = {'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'}  # Open MPI's mpiexec, too
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.save_interval=1')  # a checkpoint after every step
 
-CONSOLE = ()  # options under which trainings print what the original did, such as `[ppo_step N]`
+CONSOLE = ('--run.console=original',)  # prints lines such as `[ppo_step N]`, which tests wait for
 TRAININGS = {'train_policy', 'train_reward', 'resume'}
 
 
@@ -60,6 +60,10 @@ class Launch:
     def errors(self):
         """What it wrote to standard error, without progress bars."""
         return re.sub(r'.*\r|(reward model|policy):.*', '', self.stderr.read_text()).strip()
+
+    def saved_step(self):
+        """A regular expression for what is said when a training of a policy is asked to end."""
+        return rf'Step \d+ of the policy is saved; to go on from there: \./launch\.py resume {re.escape(str(self.run))}'
 
     def wait(self, seconds=PATIENCE):
         """The exit status."""

@@ -67,7 +67,7 @@ def test_signal_to_the_launcher(tmp_path, chance, number, attempt):
     launch = train_for_a_while(tmp_path, chance)
     launch.process.send_signal(number)
     assert_ended(launch, time.monotonic(), status=128 + number)
-    assert launch.errors() == ''
+    assert re.fullmatch(f'({launch.saved_step()})?', launch.errors())  # unless the step took too long
     assert_checkpoint_is_intact(launch)
 
 

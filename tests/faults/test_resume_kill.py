@@ -80,7 +80,8 @@ def test_two_ranks_asked_to_end(tmp_path):
     asked = Launch(tmp_path, '--mpi=2', '--run.save_interval=1000', '--ppo.total_episodes=64_000_000')
     asked.reach(3)
     asked.process.send_signal(signal.SIGINT)
-    assert asked.wait() == 130 and asked.errors() == ''
+    assert asked.wait() == 130
+    assert re.fullmatch(asked.saved_step(), asked.errors())
     assert asked.output().endswith('Ending: a step that is done within 5 s is saved; once more, and it ends at once\n')
     directory = asked.run / 'policy/checkpoints'
     prefix, state = checkpoints.newest(str(directory))
