@@ -103,7 +103,7 @@ def test_the_store_gets_all_files(store, cache, reference, tmp_path, monkeypatch
         compared.extend(names)
     monkeypatch.setattr(uploads.Mirror, 'close', compare)
     result = invoke(f'{WORDS} {STORE}')
-    assert result.exit_code == 0 and f'Will save to {RUN}\n' in result.stdout and len(compared) > 20, result.output
+    assert result.exit_code == 0 and f'saving to {RUN}\n' in result.stdout and len(compared) > 20, result.output
     assert f'"save_dir": "{RUN}"'.encode() in store['run/train_policy_hparams.json']
     assert not os.path.exists(staged())
     assert_same(downloaded(store, tmp_path), reference)
