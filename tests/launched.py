@@ -1,7 +1,6 @@
 """Jobs of several ranks, started by the command line in processes of their own and watched from outside."""
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +13,15 @@ FAULTS = int(os.environ.get('LMHP_FAULTS', 8))  # how often a test that interrup
 ROOT_MAY = {'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'}  # Open MPI's mpiexec, too
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.save_interval=1')  # a checkpoint after every step
 
+CONSOLE = ('--run.console=original',)  # prints lines such as `[ppo_step N]`, which tests wait for
+TRAININGS = {'train_policy', 'train_reward', 'resume'}
+
+
+def with_console(words) -> list[str]:
+    """The words of a command line, with CONSOLE if it is a training; all that tests start go through here."""
+    words = list(map(str, words))
+    return [*words, *CONSOLE] if TRAININGS & set(words[:2]) else words
+
 
 def eventually(found, seconds=PATIENCE):
     """What `found()` returns as soon as it is true; AssertionError when it stays false for so many seconds."""
@@ -22,12 +30,6 @@ def eventually(found, seconds=PATIENCE):
         assert time.monotonic() < until, f'not within {seconds} seconds: {found}'
         time.sleep(0.02)
     return result
-
-
-def heed_signals():
-    """Undo what a shell does to background jobs, and nohup."""
-    for number in signal.SIGINT, signal.SIGHUP:
-        signal.signal(number, signal.SIG_DFL)
 
 
 class Launch:
@@ -48,9 +50,9 @@ class Launch:
         environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'COLUMNS': '', 'PYTHONWARNINGS': '',
                        'TMPDIR': str(self.temporary), **ROOT_MAY, **env, **dict([self.mark.split('=')])}
         self.process = subprocess.Popen(
-            [*started_by, sys.executable, REPOSITORY / command[0], *command[1:], *save_dir, *words], env=environment,
-            stdout=stdout or self.stdout.open('wb'), stderr=stderr or self.stderr.open('wb'), cwd=directory,
-            preexec_fn=heed_signals)
+            [*started_by, sys.executable, REPOSITORY / command[0], *with_console([*command[1:], *save_dir, *words])],
+            env=environment, stdout=stdout or self.stdout.open('wb'), stderr=stderr or self.stderr.open('wb'),
+            cwd=directory)
 
     def output(self):
         return self.stdout.read_text()
@@ -58,6 +60,10 @@ class Launch:
     def errors(self):
         """What it wrote to standard error, without progress bars."""
         return re.sub(r'.*\r|(reward model|policy):.*', '', self.stderr.read_text()).strip()
+
+    def saved_step(self):
+        """A regular expression for what is said when a training of a policy is asked to end."""
+        return rf'Step \d+ of the policy is saved; to go on from there: \./launch\.py resume {re.escape(str(self.run))}'
 
     def wait(self, seconds=PATIENCE):
         """The exit status."""

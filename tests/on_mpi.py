@@ -49,7 +49,7 @@ def main(engine, *tests):
     compare_parameters_after_updates()
     passed, said = Passed(), io.StringIO()
     with contextlib.redirect_stdout(said):
-        status = pytest.main(['-x', '-q', '-p', 'no:cacheprovider', *tests], plugins=[passed])
+        status = pytest.main(['-x', '-q', '-n0', '-p', 'no:cacheprovider', *tests], plugins=[passed])
     if status:
         print(f'rank {ranks.WORLD.rank}:\n{said.getvalue()}', flush=True)
         os._exit(1)  # the others may wait for this rank: without MPI's farewell, mpiexec ends them

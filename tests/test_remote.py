@@ -2,8 +2,6 @@
 import functools
 import os
 import re
-import signal
-import time
 
 import pytest
 from blobfile import _azure
@@ -12,9 +10,9 @@ import sample
 from blobserver.fixtures import KEY, blobs, cache, certificate, server  # noqa: F401
 from blobserver.server import BlobServer, Fault
 from command_line import error_of, invoke
-from interrupted import assert_same, fork, result_of, run, wait
+from interrupted import STEP, TRAIN_BATCH, assert_same, result_of, run, start
 from launched import eventually
-from lm_human_preferences import train_policy, train_reward
+from lm_human_preferences import train_policy
 from lm_human_preferences.utils import checkpoints, storage, uploads
 from lm_human_preferences.utils.tf_bundle import Bundle
 
@@ -26,15 +24,18 @@ SMALL = (f'--ppo.total_episodes 256 --ppo.noptepochs 1 --run.save_interval 1 {NE
 WORDS = f'train_policy test run --mpi 1 {SMALL} --save_dir'
 DIRECT = ('train_policy test run --mpi 1 --ppo.noptepochs 1 --run.save_interval 1 --rewards.train_new_model off '
           f'--rewards.trained_model test --save_dir {STORE} --ppo.total_episodes')
+# Uploads are prompt, and soon given up.
+HASTY = {f'lm_human_preferences.utils.{name}': value for name, value in {
+    'uploads:LOOK': .01, 'uploads:RETRY': .05, 'uploads:LAST_TRY': .3, 'storage:RETRIES': 1,
+    'storage:STAY_AWAY': 0}.items()}
 
 
 @pytest.fixture
 def store(server, blobs, monkeypatch):  # noqa: F811
-    """{name: bytes} of the container; uploads are prompt, and soon given up."""
+    """{name: bytes} of the container; this process is HASTY."""
     monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
-    for module, name, value in [(uploads, 'LOOK', .01), (uploads, 'RETRY', .05), (uploads, 'LAST_TRY', .3),
-                                (storage, 'RETRIES', 1), (storage, 'STAY_AWAY', 0)]:
-        monkeypatch.setattr(module, name, value)
+    for name, value in HASTY.items():
+        monkeypatch.setattr(name.replace(':', '.'), value)
     return blobs[CONTAINER]
 
 
@@ -102,7 +103,7 @@ def test_the_store_gets_all_files(store, cache, reference, tmp_path, monkeypatch
         compared.extend(names)
     monkeypatch.setattr(uploads.Mirror, 'close', compare)
     result = invoke(f'{WORDS} {STORE}')
-    assert result.exit_code == 0 and f'Will save to {RUN}\n' in result.stdout and len(compared) > 20, result.output
+    assert result.exit_code == 0 and f'saving to {RUN}\n' in result.stdout and len(compared) > 20, result.output
     assert f'"save_dir": "{RUN}"'.encode() in store['run/train_policy_hparams.json']
     assert not os.path.exists(staged())
     assert_same(downloaded(store, tmp_path), reference)
@@ -262,37 +263,27 @@ def test_damage_on_the_way_is_noticed(store, tmp_path, monkeypatch):
 
 # --- going on ---
 
-def killed_run(store, monkeypatch, tmp_path, method, step):
+def killed_run(output, method, step):
     """A run whose machine is gone after a step, as soon as the checkpoint before is uploaded."""
-    state = {'step': 'policy/checkpoints', 'train_batch': 'reward_model/unfinished'}[method[1]]
-
-    def work():
-        def die():
-            eventually(lambda: f'ckpt-{step - 1}"' in read_state())
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        def read_state():
-            path = f'{RUN}/{state}/checkpoint'
-            return storage.read_text(path) if storage.exists(path) else ''
-        after_steps(monkeypatch, {step: die}, method)
-        invoke(f'{WORDS} {STORE}')
-    assert wait(fork(work, tmp_path / 'out')) == -9, (tmp_path / 'out').read_text()
+    state = {STEP: 'policy/checkpoints', TRAIN_BATCH: 'reward_model/unfinished'}[method]
+    die = {'moment': method, 'count': step, 'call': 'remote_calls:die_when_listed',
+           'arguments': [f'{RUN}/{state}/checkpoint', f'ckpt-{step - 1}"']}
+    assert run(f'{WORDS} {STORE}'.split(), output, moments=(), patches=HASTY, calls=[die]) == -9, output.read_text()
 
 
-@pytest.mark.parametrize('method, step', [
-    ((train_policy.PPOTrainer, 'step'), 3), ((train_reward.RewardModelTrainer, 'train_batch'), 2)],
-    ids=['policy', 'reward'])
+@pytest.mark.parametrize('method, step', [(STEP, 3), (TRAIN_BATCH, 2)], ids=['policy', 'reward'])
 @pytest.mark.parametrize('here', [True, False], ids=['here', 'elsewhere'])
 def test_going_on(store, reference, tmp_path, monkeypatch, method, step, here):
     """On the same machine from the staging directory, on another one from the store, with the same result."""
-    killed_run(store, monkeypatch, tmp_path, method, step)
-    words = f'{WORDS} {STORE} --run.resume on' if method[1] == 'train_batch' else f'resume {RUN}'
+    killed_run(tmp_path / 'out', method, step)
+    words = f'{WORDS} {STORE} --run.resume on' if method == TRAIN_BATCH else f'resume {RUN}'
+    patches = HASTY
     if not here:
         on_another_machine(monkeypatch, tmp_path)
         assert re.fullmatch(rf'{RUN}: process \d+ on .* is writing this run: wait for its end, or take another NAME; '
                             'if it was killed, try again in (10|9) minutes', error_of(invoke(words)))
-        monkeypatch.setattr(uploads, 'STALE', -5)
-    status, output = run(words.split(), tmp_path / 'out'), (tmp_path / 'out').read_text()
+        patches = {**HASTY, 'lm_human_preferences.utils.uploads:STALE': -5}
+    status, output = run(words.split(), tmp_path / 'out', patches=patches), (tmp_path / 'out').read_text()
     assert status == 0 and f'Going on from {staged()}' in output, output
     assert_same(downloaded(store, tmp_path), reference)
 
@@ -348,20 +339,14 @@ def test_overwrite(store, monkeypatch, tmp_path):
 
 def test_two_at_once(store, monkeypatch, tmp_path):
     """The second is refused, on the same machine by the lock, on another one by what the store says."""
-    def work():
-        after_steps(monkeypatch, {1: lambda: time.sleep(600)})
-        invoke(f'{DIRECT} 64')
-    process = fork(work, tmp_path / 'out')
-    try:
-        eventually(lambda: 'run/train_policy_hparams.json' in store)
-        for words in (f'{DIRECT} 64', f'{DIRECT} 64 --overwrite', f'resume {RUN}'):
-            assert re.search(rf'process {process} on .* is writing this run', error_of(invoke(words))), words
-        on_another_machine(monkeypatch, tmp_path)
-        for words in (f'{DIRECT} 64', f'{DIRECT} 64 --overwrite', f'resume {RUN}'):
-            assert error_of(invoke(words)).startswith(f'{RUN}: process {process} on '), words
-    finally:
-        os.kill(process, signal.SIGKILL)
-        wait(process)
+    pause = {'moment': STEP, 'count': 1, 'call': 'time:sleep', 'arguments': [600]}
+    process = start(f'{DIRECT} 64'.split(), tmp_path / 'out', moments=(), patches=HASTY, calls=[pause]).process
+    eventually(lambda: 'run/train_policy_hparams.json' in store)
+    for words in (f'{DIRECT} 64', f'{DIRECT} 64 --overwrite', f'resume {RUN}'):
+        assert re.search(rf'process {process} on .* is writing this run', error_of(invoke(words))), words
+    on_another_machine(monkeypatch, tmp_path)
+    for words in (f'{DIRECT} 64', f'{DIRECT} 64 --overwrite', f'resume {RUN}'):
+        assert error_of(invoke(words)).startswith(f'{RUN}: process {process} on '), words
 
 
 def test_a_run_that_was_taken_over_ends(server, store, monkeypatch):  # noqa: F811

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from command_line import error_of, invoke
 from events import events_of
-from interrupted import assert_same, result_anywhere, result_of, run, start, wait
+from interrupted import assert_same, result_anywhere, result_of, run, start
 from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.hparams.train_reward import RunHParams
 from lm_human_preferences.utils import checkpoints, keeper, runs
@@ -295,7 +295,7 @@ def test_lock_of_another_host(tmp_path):
 def test_two_runs_that_start_at_once(tmp_path):
     """One of them trains, the other is refused."""
     both = [start(words('train_reward', tmp_path), tmp_path / f'out{i}') for i in range(2)]
-    assert sorted(wait(process) for process in both) == [0, 2]
+    assert sorted(child.wait() for child in both) == [0, 2]
 
 
 def test_unwritable_directory_is_refused_before_training(tmp_path):

@@ -1,5 +1,7 @@
 """utils/storage against a loopback imitation of the public storage: names, the cache, and what goes wrong."""
+import gc
 import hashlib
+import io
 import os
 import signal
 import socket
@@ -10,7 +12,7 @@ import types
 
 import pytest
 
-from blobserver.fixtures import blobs, cache, certificate, server  # noqa: F401
+from blobserver.fixtures import KEY, blobs, cache, certificate, server  # noqa: F401
 from blobserver.server import BlackHole, Fault, redirect
 from lm_human_preferences.utils import storage
 
@@ -190,6 +192,20 @@ def test_lasting_trouble_ends(server, cache, monkeypatch, fault, expected):  # n
     start = time.monotonic()
     assert expected in failure() and not files(cache)
     assert 1 < len(server.log) <= 2 * storage.RETRIES + 2 and time.monotonic() - start < 20
+
+
+def test_an_upload_that_failed_is_not_made_later(server, blobs, cache, monkeypatch):  # noqa: F811
+    """blobfile's file objects would try once more when the garbage collector finds them."""
+    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
+    fault = Fault('status', 403, times=None, method='PUT')
+    server.faults.append(fault)
+    with pytest.raises(storage.StorageError, match='unexpected status 403'):
+        storage.write('az://private/runs/old', io.BytesIO(b'old'), 3)
+    server.faults.clear()
+    gc.collect()
+    assert fault.hits and not blobs['private/runs']
+    storage.write('az://private/runs/new', io.BytesIO(b'new'), 3)
+    assert blobs['private/runs'] == {'new': b'new'}
 
 
 def test_a_server_without_md5(server):  # noqa: F811

@@ -216,11 +216,18 @@ def write(path, source, size):
     """
     digest = hashlib.md5(usedforsecurity=False)
     with _changing(path) as (blob, blobs):
-        with blobs.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False) as target:
-            while target.tell() < size and (block := source.read(min(BLOCK, size - target.tell()))):
-                digest.update(block)
-                target.write(block)
-            written = target.tell(), digest.hexdigest()
+        target = blobs.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False)
+        try:
+            with target:
+                while target.tell() < size and (block := source.read(min(BLOCK, size - target.tell()))):
+                    digest.update(block)
+                    target.write(block)
+                written = target.tell(), digest.hexdigest()
+        except BaseException:
+            # Where closing it has failed, the garbage collector would close it again at some later time, and thereby
+            # upload what may be out of date by then.
+            target.had_exception = True
+            raise
         found = blobs.stat(blob.path)
         if (found.size, found.md5) != written:
             raise blob.error(f'damaged on the way, {found.size} of {written[0]} bytes and MD5 {found.md5}')

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from blobfile import _azure
 
-from blobserver.server import SUFFIX, BlobServer, redirect, redirect_spec
+from blobserver.server import SUFFIX, BlobServer, redirect
 from lm_human_preferences.utils import storage
 
 KEY = 'c2VjcmV0'  # of the account `private`
@@ -54,5 +54,5 @@ def server(blobs, certificate, cache):
     """A server that this process, and children started with `server.env`, take for the public storage."""
     with BlobServer(blobs, certificate=certificate, keys={'private': KEY}) as s, redirect(s):
         path = os.pathsep.join([HERE, os.path.dirname(os.path.dirname(HERE))])
-        s.env = {**os.environ, 'PYTHONPATH': path, 'BLOBTEST_REDIRECT': redirect_spec(s)}
+        s.env = {**os.environ, 'PYTHONPATH': path}
         yield s

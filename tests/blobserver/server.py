@@ -31,6 +31,7 @@ import threading
 import time
 import urllib.parse
 from collections import namedtuple
+from unittest import mock
 
 SUFFIX = '.blob.core.windows.net'
 HOSTS = tuple(account + SUFFIX for account in ('openaipublic', 'private'))
@@ -78,6 +79,7 @@ class BlobServer:
         self.faults, self.log = [], []
         self.uncommitted, self.committed = {}, {}  # path of a blob -> {id of a block: its bytes}
         self.properties = {}  # path of a blob -> (MD5, time) of its last change
+        self.changing = threading.Lock()  # a blob and its properties change at once, as in Azure
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
         self._httpd = _Server(('127.0.0.1', 0), type('Handler', (_Handler,), {'state': self}), context)
@@ -200,8 +202,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return f'SharedKey {account}:{base64.b64encode(digest).decode()}'
 
     def get_blob(self):
-        body = self.blobs.get(self.name)
-        return self.error(404, 'BlobNotFound') if body is None else self.send_blob(body)
+        with self.state.changing:
+            body, properties = self.blobs.get(self.name), self.state.properties.get(self.place)
+        return self.error(404, 'BlobNotFound') if body is None else self.send_blob(body, properties)
 
     head_blob = get_blob
 
@@ -235,16 +238,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def put_blocklist(self):
         if 'If-Match' in self.headers and self.headers['If-Match'] != self.etag(self.blobs.get(self.name, b'')):
             return self.error(412, 'ConditionNotMet')
-        blocks = self.state.committed.get(self.place, {}) | self.state.uncommitted.pop(self.place, {})
         wanted = re.findall('<Latest>(.*?)</Latest>', self.body.decode())
-        if not blocks.keys() >= set(wanted):
-            return self.error(400, 'InvalidBlockList')
-        self.state.committed[self.place] = {block: blocks[block] for block in wanted}
-        self.state.properties[self.place] = self.headers.get('x-ms-blob-content-md5', ''), email.utils.formatdate(
-            usegmt=True)
-        self.blobs[self.name] = self.state.commit(self.place, b''.join(self.state.committed[self.place].values()))
+        properties = self.headers.get('x-ms-blob-content-md5', ''), email.utils.formatdate(usegmt=True)
+        with self.state.changing:
+            blocks = self.state.committed.get(self.place, {}) | self.state.uncommitted.pop(self.place, {})
+            if not blocks.keys() >= set(wanted):
+                return self.error(400, 'InvalidBlockList')
+            self.state.committed[self.place] = {block: blocks[block] for block in wanted}
+            body = self.state.commit(self.place, b''.join(self.state.committed[self.place].values()))
+            self.blobs[self.name], self.state.properties[self.place] = body, properties
         self.state.on_change()
-        return self.reply(201, b'', {'ETag': self.etag(self.blobs[self.name])})
+        return self.reply(201, b'', {'ETag': self.etag(body)})
 
     def delete_blob(self):
         if self.blobs.pop(self.name, None) is None:
@@ -256,12 +260,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def etag(self, body):
         return '"0x%s"' % hashlib.sha1(body).hexdigest()[:15] if self.kind != 'etag' else f'"0x{self.hits}"'
 
-    def send_blob(self, body):
+    def send_blob(self, body, properties):
+        """Answer with `body`; properties: (MD5, time) of its last change, None: it was there from the start."""
         etag = self.etag(body)
         if self.headers.get('If-Match', etag) != etag:
             return self.error(412, 'ConditionNotMet')
         md5 = base64.b64encode(hashlib.md5(body).digest()).decode() if self.state.with_md5 else None
-        md5, modified = self.state.properties.get(self.place, (md5, LAST_MODIFIED))
+        md5, modified = properties or (md5, LAST_MODIFIED)
         headers = {'ETag': etag, 'Last-Modified': modified, 'x-ms-creation-time': LAST_MODIFIED,
                    'x-ms-blob-type': 'BlockBlob'}
         wanted = re.fullmatch(r'bytes=(\d+)-(\d*)', self.headers.get('Range') or '')
@@ -325,18 +330,20 @@ def install_redirect(spec):
 
 @contextlib.contextmanager
 def redirect(server, hosts=HOSTS):
-    """Within the block, `hosts` are `server`, whose certificate is trusted, and no other name resolves."""
-    before = socket.getaddrinfo, os.environ.get('SSL_CERT_FILE')
-    install_redirect(redirect_spec(server, hosts))
+    """Within the block, `hosts` are `server`, whose certificate is trusted, and no other name resolves.
+
+    Children that heed BLOBTEST_REDIRECT are redirected as well.
+    """
+    getaddrinfo = socket.getaddrinfo
+    environment = {'BLOBTEST_REDIRECT': redirect_spec(server, hosts)}  # for children
     if hasattr(server, 'certificate'):
-        os.environ['SSL_CERT_FILE'] = server.certificate
+        environment['SSL_CERT_FILE'] = server.certificate
+    install_redirect(environment['BLOBTEST_REDIRECT'])
     try:
-        yield
+        with mock.patch.dict(os.environ, environment):
+            yield
     finally:
-        socket.getaddrinfo = before[0]
-        os.environ.pop('SSL_CERT_FILE', None)
-        if before[1]:
-            os.environ['SSL_CERT_FILE'] = before[1]
+        socket.getaddrinfo = getaddrinfo
 
 
 class BlackHole:

@@ -7,16 +7,17 @@ import itertools
 import json
 import os
 import random
-import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from blobserver.fixtures import cache, certificate  # noqa: F401
-from blobserver.server import BlobServer, Fault, redirect
-from interrupted import assert_same, fork, result_anywhere, run, start, wait
-from launched import FAULTS, eventually
+from blobserver.server import redirect
+from interrupted import assert_same, result_anywhere, run, start
+from launched import FAULTS, REPOSITORY, eventually
 from lm_human_preferences.language import encodings, model
 from lm_human_preferences.utils import checkpoints
 
@@ -50,19 +51,17 @@ def blobs(tmp_path):
 
 @pytest.fixture
 def slow_server(blobs, certificate, cache, tmp_path):  # noqa: F811
-    """In a process of its own: one that forks, as tests do, has no threads in the midst of TLS."""
-    read, write = os.pipe()
-
-    def serve():
-        with BlobServer(blobs, certificate=certificate) as server:
-            server.faults.append(Fault('slow', .05, times=None, method='GET'))
-            os.write(write, f'{server.port}'.encode())
-            signal.pause()
-    process = fork(serve, tmp_path / 'server')
-    with redirect(argparse.Namespace(host='127.0.0.1', port=int(os.read(read, 9)), certificate=certificate)):
-        yield
-    os.kill(process, signal.SIGKILL)
-    wait(process)
+    """In a process of its own, whose threads do not wait for those of this one."""
+    for container, files in blobs.items():
+        for name, content in files.items():
+            path = tmp_path / 'blobs' / container / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    command = [sys.executable, '-m', 'blobserver', tmp_path / 'blobs', certificate, '.05']
+    with subprocess.Popen(command, cwd=REPOSITORY / 'tests', stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        port = int(process.stdout.readline())
+        with redirect(argparse.Namespace(host='127.0.0.1', port=port, certificate=certificate)):
+            yield
 
 
 @pytest.fixture
@@ -102,13 +101,13 @@ def test_killed_at_random_moments_of_downloads(tmp_path, chance, slow_server, bl
         directory = begin(f'run{runs}')
         for attempt in range(min(4, FAULTS - kills)):
             before = cached(blobs)
-            process = start(words(directory), directory / 'out')
+            child = start(words(directory), directory / 'out')
             if attempt % 2 == 0 and before[0] != needed:
                 eventually(lambda before=before: cached(blobs) != before)
             if torn:  # the first kill strikes as soon as something is there
                 time.sleep(chance.uniform(0, .3 if attempt % 2 == 0 else .7 * duration))
-            os.kill(process, signal.SIGKILL)
-            if wait(process) == 0:
+            child.kill()
+            if child.wait() == 0:
                 break
             kills += 1
             torn += bool(cached(blobs)[1])

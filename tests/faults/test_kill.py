@@ -18,7 +18,7 @@ from lm_human_preferences.utils.tf_bundle import Bundle
 
 pytestmark = pytest.mark.slow
 END = 10  # seconds in which everything has to end
-KILLED = 'error: rank {}, process {}, was ended by SIGKILL: there was no memory left, or somebody did it'
+KILLED = 'error: rank {}, process {}, was ended by SIGKILL: probably out of memory'
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def test_signal_to_the_launcher(tmp_path, chance, number, attempt):
     launch = train_for_a_while(tmp_path, chance)
     launch.process.send_signal(number)
     assert_ended(launch, time.monotonic(), status=128 + number)
-    assert launch.errors() == ''
+    assert re.fullmatch(f'({launch.saved_step()})?', launch.errors())  # unless the step took too long
     assert_checkpoint_is_intact(launch)
 
 
@@ -116,7 +116,7 @@ def test_killed_mpiexec(waiting):
     mpiexec, = Path(f'/proc/{waiting.process.pid}/task/{waiting.process.pid}/children').read_text().split()
     os.kill(int(mpiexec), signal.SIGKILL)
     assert_ended(waiting, time.monotonic(), status=1)
-    assert waiting.errors() == 'error: mpiexec was ended by SIGKILL: there was no memory left, or somebody did it'
+    assert waiting.errors() == 'error: mpiexec was ended by SIGKILL: probably out of memory'
 
 
 def test_killed_parent_of_the_ranks(waiting):

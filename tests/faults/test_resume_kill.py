@@ -12,10 +12,9 @@ import time
 
 import pytest
 
-from interrupted import assert_same, result_anywhere, run, start, wait
+from interrupted import RECORD_STEP_STATS, TRAIN_BATCH, assert_same, result_anywhere, run, start
 from launched import FAULTS, PATIENCE, Launch, eventually
-from lm_human_preferences import train_policy, train_reward
-from lm_human_preferences.utils import checkpoints, keeper
+from lm_human_preferences.utils import checkpoints
 
 pytestmark = pytest.mark.slow
 NEW = '--rewards.train_new_model'
@@ -44,10 +43,10 @@ def test_killed_at_random_moments(tmp_path, chance):
         directory = tmp_path / f'run{runs}'
         directory.mkdir()
         for _ in range(min(5, FAULTS - kills)):
-            process = start(words(directory), directory / 'out')
+            child = start(words(directory), directory / 'out')
             time.sleep(chance.uniform(0, 0.7 * duration))
-            os.kill(process, signal.SIGKILL)
-            if wait(process) == 0:
+            child.kill()
+            if child.wait() == 0:
                 break
             kills += 1
         assert run(words(directory), directory / 'out') == 0, (directory / 'out').read_text()[-2000:]
@@ -57,17 +56,16 @@ def test_killed_at_random_moments(tmp_path, chance):
 
 
 @pytest.mark.parametrize('moment, count, number', [
-    ((train_reward.RewardModelTrainer, 'train_batch'), 2, signal.SIGTERM),
-    ((train_policy.PPOTrainer, 'record_step_stats'), 3, signal.SIGINT)], ids=['reward', 'policy'])
-def test_asked_to_end(tmp_path, monkeypatch, moment, count, number):
+    (TRAIN_BATCH, 2, signal.SIGTERM), (RECORD_STEP_STATS, 3, signal.SIGINT)], ids=['reward', 'policy'])
+def test_asked_to_end(tmp_path, moment, count, number):
     """The step is finished and saved, whatever the interval, and the run goes on from there as one left alone."""
     def argv(name):
         (tmp_path / name).mkdir(exist_ok=True)
         return [*words(tmp_path / name), '--run.save_interval=1000', f'{NEW}.run.save_interval=1000']
     assert run(argv('alone'), tmp_path / 'alone/out') == 0
     output, asked = tmp_path / 'asked/out', argv('asked')
-    monkeypatch.setattr(keeper, 'STEP', PATIENCE)  # however busy the machine is
-    assert run(asked, output, kill_at=count, moments=[moment], number=number) == 130
+    patient = {'lm_human_preferences.utils.keeper:STEP': PATIENCE}  # however busy the machine is
+    assert run(asked, output, kill_at=count, moments=[moment], number=number, patches=patient) == 130
     assert output.read_text().count('\nEnding: a step that is done within 5 s is saved') == 1
     saved, = (tmp_path / 'asked').rglob('*.resume.json')
     done = output.read_text().count('[ppo_step')
@@ -82,7 +80,8 @@ def test_two_ranks_asked_to_end(tmp_path):
     asked = Launch(tmp_path, '--mpi=2', '--run.save_interval=1000', '--ppo.total_episodes=64_000_000')
     asked.reach(3)
     asked.process.send_signal(signal.SIGINT)
-    assert asked.wait() == 130 and asked.errors() == ''
+    assert asked.wait() == 130
+    assert re.fullmatch(asked.saved_step(), asked.errors())
     assert asked.output().endswith('Ending: a step that is done within 5 s is saved; once more, and it ends at once\n')
     directory = asked.run / 'policy/checkpoints'
     prefix, state = checkpoints.newest(str(directory))
@@ -107,11 +106,13 @@ def test_two_ranks_killed(tmp_path, chance):
         if chance.random() < 0.7:
             killed.reach(chance.randrange(6))  # of 10
         time.sleep(chance.random() / 5)
-        victims = [killed.process.pid, *killed.ranks()]
+        victim = chance.choice([killed.process.pid, *killed.ranks()])
         with contextlib.suppress(ProcessLookupError):  # which has come to its end meanwhile
-            os.kill(chance.choice(victims), signal.SIGKILL)
+            os.kill(victim, signal.SIGKILL)
         killed.wait()
-        killed.assert_nothing_left(10)
+        eventually(lambda killed=killed: not killed.processes(), 10)
+        if victim != killed.process.pid or not (killed.run / 'policy/checkpoints/model.ckpt-10.index').exists():
+            killed.assert_nothing_left(10)  # a launcher that dies after its ranks are done leaves their folder behind
         again = Launch(directory / 'again', command=('launch.py', 'resume', str(killed.run)))
         assert again.wait() == 0, again.errors()
         assert re.search('^2 ranks, averaging by', again.output(), re.MULTILINE)
