@@ -48,7 +48,8 @@ def test_imports_are_declared():
 
 @pytest.mark.parametrize('section, category', [('packages', 'default'), ('dev-packages', 'develop')])
 def test_lock_holds_what_the_pipfile_asks_for(section, category):
-    for package, version in PIPFILE[section].items():
+    for package, wanted in PIPFILE[section].items():
+        version = wanted if isinstance(wanted, str) else wanted['version']
         locked = LOCK[category][package]['version']
         assert version in ('*', locked), package
         assert LOCK[category][package].get('hashes') or package == 'torch', package
