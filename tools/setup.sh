@@ -38,7 +38,7 @@ newest_of() {
         version=$(minor_version "$candidate") || continue
         if ! has_venv "$candidate"; then
             without_venv=${without_venv:-$version}
-        elif [ "$version" -gt "$best_version" ]; then
+        elif [ "${version:-0}" -gt "$best_version" ]; then
             best=$candidate best_version=$version
         fi
     done
