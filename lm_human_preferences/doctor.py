@@ -19,6 +19,7 @@ from lm_human_preferences.utils.errors import UserError
 
 PACKAGES = ('blobfile', 'filelock', 'ftfy', 'google_crc32c', 'matplotlib', 'mpi4py', 'numpy', 'safetensors',
             'tensorboard', 'tiktoken', 'torch', 'tqdm', 'transformers', 'urllib3')
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)  # those that Pipfile.lock has wheels for; so in tools/, too
 SAVES = Path('/tmp/save')  # where runs are kept by default
 LEAST_DISK, LEAST_MEMORY = 10, 6  # GiB that a 124M run takes, with two checkpoints and micro-batches of 8
 PATIENCE = 180  # seconds for a training step, most of which go into starting
@@ -27,8 +28,10 @@ STEP = ['train_policy', 'test', 'doctor', '--save_dir=None', '--ppo.total_episod
 
 
 def _python():
-    if sys.version_info[:2] != (3, 11):
-        raise UserError(f'{sys.version} is not the tested 3.11: `PYTHON=python3.11 sh tools/setup.sh`')
+    if not OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
+        oldest, newest = ('.'.join(map(str, version)) for version in (OLDEST_PYTHON, NEWEST_PYTHON))
+        raise UserError(f'{sys.version} is not supported; {oldest} to {newest} are: '
+                        f'`PYTHON=python{newest} sh tools/setup.sh`')
     return sys.version
 
 

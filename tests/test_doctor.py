@@ -49,7 +49,8 @@ def no_module(name):
 
 
 @pytest.mark.parametrize('name, target, change, said, status', [
-    ('Python', 'sys.version_info', (3, 14, 0), 'PYTHON=python3.11 sh tools/setup.sh', 0),
+    ('Python', 'sys.version_info', (3, 10, 14), '3.11 to 3.14 are: `PYTHON=python3.14 sh tools/', 0),
+    ('Python', 'sys.version_info', (3, 15, 0), '3.11 to 3.14 are: `PYTHON=python3.14 sh tools/', 0),
     ('packages', 'importlib.util.find_spec', no_module('tiktoken'), 'tiktoken missing: `sh tools/setup.sh`', 1),
     ('room', 'LEAST_MEMORY', 1 << 40, 'make room', 0),
     ('room', 'shutil.disk_usage', lambda path: types.SimpleNamespace(free=3 * GIB), '3 GiB free at /tmp', 0),

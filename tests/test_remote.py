@@ -1,5 +1,7 @@
 """Runs that are kept in a remote directory, against a loopback imitation of Azure's storage."""
 import functools
+import gc
+import io
 import os
 import re
 
@@ -386,6 +388,20 @@ def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):  # no
     monkeypatch.setenv('AZURE_STORAGE_KEY', 'd3Jvbmc=')
     assert 'Could not find any credentials that grant access' in error()
     assert not begun and not store
+
+
+@pytest.mark.parametrize('fault', ['comp=block&', 'comp=blocklist'])
+def test_a_write_that_failed_is_not_made_up_for_later(server, store, fault):  # noqa: F811
+    """When Python collects the file that was being written, which may be at any time."""
+    server.faults.append(Fault('status', 403, times=None, method='PUT', path=fault))
+    with pytest.raises(storage.StorageError, match='unexpected status 403') as error:
+        storage.write(f'{STORE}/run/a', io.BytesIO(b'too late'), 8)
+    assert server.count('PUT')
+    server.faults.clear()
+    server.log.clear()
+    del error
+    gc.collect()
+    assert not server.log and not store
 
 
 # --- reading what was uploaded ---

@@ -2,6 +2,7 @@
 # Compiles Horovod into .venv, against the torch and the MPI there: `sh tools/horovod.sh`, after tools/setup.sh.
 # Needs g++ and make; cmake comes from Pipfile.lock. With a GPU in sight, or HOROVOD_GPU_OPERATIONS=NCCL, it is built
 # with the NCCL that torch itself uses; the CUDA compiler then comes from CUDA_HOME, or else from the package index.
+# Without, it is built without CUDA, whatever torch is.
 set -eu
 cd -P "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH

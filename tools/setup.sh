@@ -1,9 +1,13 @@
 #!/bin/sh
 # Sets the project up in .venv: `sh tools/setup.sh` for running it, `sh tools/setup.sh --dev` for its tests as well.
-# Needs Python 3.11 and a package index, nothing else; PYTHON=/path/to/python3.11 names one that is not on the PATH.
-# Running it again brings .venv up to date with Pipfile.lock.
+# Needs Python 3.11 to 3.14 and a package index, nothing else. It takes the newest Python that it finds on the PATH;
+# PYTHON=/path/to/python3.13 names another. Running it again brings .venv up to date with Pipfile.lock.
 set -eu
 cd -P "$(dirname "$0")/.."
+
+# Of Python 3: the torch of Pipfile.lock and all that is locked with it have wheels for these.
+oldest=11
+newest=14
 
 fail() { echo "error: $1" >&2; exit 2; }
 
@@ -13,15 +17,56 @@ case "$*" in '' | --dev) ;; *) fail "tools/setup.sh takes no option but --dev, n
 unset VIRTUAL_ENV PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
-is_311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
+# Prints x where $1 is a supported Python 3.x. It is run, since a command can be there without working: a shim of
+# pyenv for a version that is not active, for instance.
+minor_version() {
+    "$1" - 2>/dev/null <<END
+import sys
+major, minor = sys.version_info[:2]
+print(minor)
+sys.exit(major != 3 or not $oldest <= minor <= $newest)
+END
+}
 
-# A .venv that was moved here, or left half made, is made again: pip's own script holds its path.
-if ! { is_311 .venv/bin/python && grep -qsF "$PWD/.venv" .venv/bin/pip; }; then
-    python=
-    for candidate in ${PYTHON:-python3.11 python3 python}; do
-        if is_311 "$candidate"; then python=$candidate; break; fi
+# Debian and Ubuntu have ensurepip, which venv needs, in a package of its own.
+has_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
+
+# Prints the newest supported Python of the commands named.
+newest_of() {
+    best= best_version=0 without_venv=
+    for candidate in "$@"; do
+        version=$(minor_version "$candidate") || continue
+        if ! has_venv "$candidate"; then
+            without_venv=${without_venv:-$version}
+        elif [ "${version:-0}" -gt "$best_version" ]; then
+            best=$candidate best_version=$version
+        fi
     done
-    [ -n "$python" ] || fail "none of ${PYTHON:-python3.11, python3, python} is Python 3.11; name one: PYTHON=/path/to/python3.11 sh tools/setup.sh"
+    if [ -n "$best" ]; then
+        echo "$best"
+    elif [ -n "$without_venv" ]; then
+        fail "Python 3.$without_venv has no ensurepip, which a virtual environment needs;\
+ on Debian or Ubuntu: apt install python3.$without_venv-venv"
+    else
+        fail "found no Python 3.$oldest to 3.$newest (tried: $*);\
+ install one, or name one: PYTHON=/path/to/python3.$newest sh tools/setup.sh"
+    fi
+}
+
+# A .venv that was moved here, or left half made, is made again: pip's own script holds its path. One of another
+# supported Python stays, unless PYTHON names another version.
+usable_venv() {
+    version=$(minor_version .venv/bin/python) && grep -qsF "$PWD/.venv" .venv/bin/pip || return 1
+    [ -z "${PYTHON:-}" ] || [ "$(minor_version "$PYTHON")" = "$version" ]
+}
+
+if ! usable_venv; then
+    if [ -n "${PYTHON:-}" ]; then
+        python=$(newest_of "$PYTHON")
+    else
+        python=$(newest_of python3.14 python3.13 python3.12 python3.11 python3 python)
+    fi
+    echo "Making .venv with $("$python" --version), $(command -v "$python")"
     "$python" -m venv --clear .venv
 fi
 

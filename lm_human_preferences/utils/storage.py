@@ -18,6 +18,7 @@ import concurrent.futures
 import contextlib
 import functools
 import hashlib
+import io
 import json
 import os
 import re
@@ -25,6 +26,7 @@ import shutil
 import threading
 import time
 import urllib.parse
+from collections.abc import Iterator
 
 from lm_human_preferences.utils.errors import UserError
 
@@ -217,21 +219,31 @@ def write(path, source, size):
     digest = hashlib.md5(usedforsecurity=False)
     with _changing(path) as (blob, blobs):
         target = blobs.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False)
-        try:
-            with target:
-                while target.tell() < size and (block := source.read(min(BLOCK, size - target.tell()))):
-                    digest.update(block)
-                    target.write(block)
-                written = target.tell(), digest.hexdigest()
-        except BaseException:
-            # Where closing it has failed, the garbage collector would close it again at some later time, and thereby
-            # upload what may be out of date by then.
-            target.had_exception = True
-            raise
+        with _abandoned_on_error(target), target:
+            while target.tell() < size and (block := source.read(min(BLOCK, size - target.tell()))):
+                digest.update(block)
+                target.write(block)
+            written = target.tell(), digest.hexdigest()
         found = blobs.stat(blob.path)
         if (found.size, found.md5) != written:
             raise blob.error(f'damaged on the way, {found.size} of {written[0]} bytes and MD5 {found.md5}')
     return written
+
+
+@contextlib.contextmanager
+def _abandoned_on_error(target: io.BufferedIOBase) -> Iterator[None]:
+    """Close `target`, a remote file that is being written, without another upload if something fails.
+
+    Where the upload that close() makes has failed, the file is open still, and Python calls close() once more when it
+    collects the file: at any time, in any thread. That would overwrite what is there by then, and it deadlocks in a
+    thread that holds blobfile's lock.
+    """
+    try:
+        yield
+    except BaseException:
+        target.had_exception = True
+        target.close()
+        raise
 
 
 def remove(path):
