@@ -23,7 +23,8 @@ OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)  # those that Pipfile.lock has w
 SAVES = Path('/tmp/save')  # where runs are kept by default
 LEAST_DISK, LEAST_MEMORY = 10, 6  # GiB that a 124M run takes, with two checkpoints and micro-batches of 8
 PATIENCE = 180  # seconds for a training step, most of which go into starting
-STEP = ['train_policy', 'test', 'doctor', '--save_dir=None', '--ppo.total_episodes=64', '--rewards.train_new_model=off',
+STEP = ['train_policy', 'test', 'doctor', '--save_dir=None', '--run.console=original',
+        '--ppo.total_episodes=64', '--rewards.train_new_model=off',
         '--rewards.trained_model=test']
 
 
