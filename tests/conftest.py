@@ -58,6 +58,8 @@ def no_forks_and_no_children_left():
     yield
     if interrupted := sys.modules.get('interrupted'):
         interrupted.kill_children()
+    if launched := sys.modules.get('launched'):
+        launched.end_what_was_started()
     forks = [*_forks]
     _forks.clear()
     assert not forks, f'pytest was forked:\n{forks[0]}'

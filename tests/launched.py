@@ -1,6 +1,8 @@
 """Jobs of several ranks, started by the command line in processes of their own and watched from outside."""
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +14,8 @@ PATIENCE = 300  # seconds for what has to happen at some time, on a machine that
 FAULTS = int(os.environ.get('LMHP_FAULTS', 8))  # how often a test that interrupts at random does so
 ROOT_MAY = {'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'}  # Open MPI's mpiexec, too
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.save_interval=1')  # a checkpoint after every step
+
+_started = []  # by the present test
 
 CONSOLE = ('--run.console=original',)  # prints lines such as `[ppo_step N]`, which tests wait for
 TRAININGS = {'train_policy', 'train_reward', 'resume'}
@@ -30,6 +34,17 @@ def eventually(found, seconds=PATIENCE):
         assert time.monotonic() < until, f'not within {seconds} seconds: {found}'
         time.sleep(0.02)
     return result
+
+
+def end_what_was_started():
+    """Kill the processes that the present test has left running, as one that failed may have."""
+    while _started:
+        launch = _started.pop()
+        if launch.process.poll() is None:
+            for process in launch.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            launch.process.wait()
 
 
 class Launch:
@@ -53,6 +68,7 @@ class Launch:
             [*started_by, sys.executable, REPOSITORY / command[0], *with_console([*command[1:], *save_dir, *words])],
             env=environment, stdout=stdout or self.stdout.open('wb'), stderr=stderr or self.stderr.open('wb'),
             cwd=directory)
+        _started.append(self)
 
     def output(self):
         return self.stdout.read_text()

@@ -368,7 +368,7 @@ def test_help_of_an_option():
     text = unbroken(invoke('train_policy --help').stdout)
     for option_help in [
         '--ppo.lr FLOAT learning rate of the first step; it falls linearly to 0 [default: 5e-06]',
-        '--run.seed INT|None seed of all random numbers; None: another one every time.',
+        '--run.seed INT|None seed of all random numbers; None: another each time.',
         '--rewards.adaptive_kl on|off adapt kl_coef to hold the KL divergence at a target [default: off]',
         '--task.response_length INT tokens of a response [required]',
         '--ppo.whiten_rewards true|false scale',

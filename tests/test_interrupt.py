@@ -20,7 +20,7 @@ def start(directory, *words):
 def test_what_is_saved_is_said(mpi, tmp_path):
     """The command that is named goes on from the step that is named."""
     training = start(tmp_path, f'--mpi={mpi}')
-    eventually(lambda: ' 2/1000000 ' in training.output() or training.process.poll() is not None)
+    training.reach(1)
     training.process.send_signal(signal.SIGINT)
     assert training.wait() == 130, training.errors()
     line = training.errors().splitlines()[-1]
@@ -33,7 +33,7 @@ def test_what_is_saved_is_said(mpi, tmp_path):
 
 def test_in_the_training_of_the_reward_model(tmp_path):
     training = Launch(tmp_path, '--mpi=1', '--rewards.train_new_model.labels.num_train=320_000')
-    eventually(lambda: ' 1/10000 ' in training.output() or training.process.poll() is not None)
+    eventually(lambda: 'k =  loss' in training.output() or training.process.poll() is not None)
     training.process.send_signal(signal.SIGINT)
     assert training.wait() == 130, training.errors()
     assert 'of the reward model is saved; to go on from there: ./launch.py resume ' in training.errors()

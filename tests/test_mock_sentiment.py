@@ -159,7 +159,8 @@ def test_other_kinds_of_labels(reward):
 
 def train(folder, *words, name='run'):
     result = invoke(['train_policy', 'mock_sentiment', name, '--mpi=1', f'--save_dir={folder}',
-                     '--run.log_interval=1', '--run.evaluate=false', '--ppo.total_episodes=2560', *words])
+                     '--run.log_interval=1', '--run.console=original', '--run.evaluate=false',
+                     '--ppo.total_episodes=2560', *words])
     assert result.exit_code == 0, result.output
     return result.stdout
 

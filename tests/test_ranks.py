@@ -13,7 +13,7 @@ import pytest
 
 import sample
 from command_line import invoke
-from launched import REPOSITORY, Launch, job, start_job
+from launched import CONSOLE, REPOSITORY, Launch, job, start_job
 from lm_human_preferences.utils import launch, ranks
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.tf_bundle import Bundle
@@ -119,7 +119,7 @@ def test_launched_as(no_mpi, monkeypatch, variables, size, number):
 def test_srun_starts_the_ranks_itself(no_mpi, monkeypatch, mpi):
     monkeypatch.setenv('SLURM_STEP_NUM_TASKS', '16')
     jobs = []
-    monkeypatch.setattr(ranks, 'run', lambda *job: jobs.append(job))
+    monkeypatch.setattr(ranks, 'run', lambda *job, at_interrupt: jobs.append(job))
     launch.run('job:job', {'a': 1}, mpi)
     assert jobs == [('job:job', {'a': 1})]
 
@@ -143,7 +143,7 @@ def shape_of(text):
 def one(tmp_path_factory):
     """What the embedded experiment prints with one rank, and its directory."""
     save_dir = tmp_path_factory.mktemp('one')
-    result = invoke(['train_policy', 'test', 'run', '--mpi=1', f'--save_dir={save_dir}', *FEW])
+    result = invoke(['train_policy', 'test', 'run', '--mpi=1', f'--save_dir={save_dir}', *CONSOLE, *FEW])
     assert result.exit_code == 0, result.output
     return result.stdout, save_dir / 'run'
 

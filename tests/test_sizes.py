@@ -33,6 +33,7 @@ def test_a_size_trains_and_answers(directory, tmp_path):
     for command, words in STEP.items():
         trained = f' --rewards.trained_model {tmp_path}/train_reward' if command == 'train_policy' else ''
         result = invoke(f'{command} test {command} --mpi 1 --save_dir {tmp_path} --run.log_interval 1 {words}{trained} '
+                        '--run.console original '
                         f'--task.policy.initial_model {directory}')
         assert result.exit_code == 0, result.output
         loss, = printed('loss' if command == 'train_reward' else 'ppo/loss/total', result.stdout)

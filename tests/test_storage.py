@@ -228,7 +228,7 @@ def test_cache_without_permission(server, cache, monkeypatch):  # noqa: F811
     def refuse(path, *args, **settings):
         raise PermissionError(13, 'Permission denied', path)
     monkeypatch.setattr(os, 'makedirs', refuse)
-    assert f"Permission denied: '{cache}/{CONTAINER}'" in failure()
+    assert f'the cache folder {cache}/{CONTAINER} cannot be written (Permission denied): set LMHP_CACHE' in failure()
 
 
 def test_copy_that_may_not_be_read(server, monkeypatch):  # noqa: F811

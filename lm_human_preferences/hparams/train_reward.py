@@ -32,8 +32,7 @@ class LabelHParams(hyperparams.HParams):
 @dataclass
 class RunHParams(hyperparams.HParams):
     seed: Optional[int] = option(
-        None, 'seed of all random numbers; None: another one every time. For train_policy, that of the policy: the '
-              'reward model has --rewards.train_new_model.run.seed')
+        None, 'seed of all random numbers; None: another each time. A reward model trained with a policy has its own')
     log_interval: int = option(10, 'steps between two entries in the log', at_least=1)
     save_interval: int = option(50, 'steps between two checkpoints', at_least=1)
     save_dir: Optional[str] = option(None, 'where the run is kept; --save_dir joined with NAME, unless that is None')
