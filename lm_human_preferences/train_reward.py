@@ -15,7 +15,7 @@ from lm_human_preferences.training import console
 from lm_human_preferences.training.time_left import TimeLeft, as_text
 from lm_human_preferences.utils import checkpoints, hyperparams, memory, precision, runs, storage
 from lm_human_preferences.utils import comm as comms
-from lm_human_preferences.utils.comm import SingleProcess as Comm
+from lm_human_preferences.utils.comm import Comm
 from lm_human_preferences.utils.checkpoints import COUNT
 from lm_human_preferences.utils.core import ceil_div, default_device, exact_div
 from lm_human_preferences.utils.errors import UserError

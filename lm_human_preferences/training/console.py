@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.comm import SingleProcess as Comm
+from lm_human_preferences.utils.comm import Comm
 from lm_human_preferences.utils.hyperparams import HParams
 from lm_human_preferences.utils.logging import announce, console_is, say_in_summary
 

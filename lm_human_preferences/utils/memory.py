@@ -12,7 +12,7 @@ from lm_human_preferences.utils.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from lm_human_preferences.utils.comm import SingleProcess as Comm
+    from lm_human_preferences.utils.comm import Comm
 
 FLOAT, HALF, DOUBLE = 4, 2, 8  # bytes
 BYTES_OF_A_TOKEN = 48  # of an episode: its id, log-probabilities, value, reward, advantage, return and the like
