@@ -70,7 +70,8 @@ def prepare(folder, size):
 
 def training(command, folder, batch, name='first'):
     """The words of a command that trains as run `name`; sizes are such that its first step comes soon."""
-    words = [command, 'descriptiveness', name, '--mpi', '1', '--save_dir', f'{folder}/save', '--overwrite']
+    words = [command, 'descriptiveness', name, '--mpi', '1', '--save_dir', f'{folder}/save', '--overwrite',
+             '--run.console', 'original']
     if command == 'train_reward':
         return [*words, '--labels.source', f'{folder}/labels.json', '--labels.num_train', f'{LABELS // batch * batch}',
                 '--batch_size', f'{batch}', '--rollout_batch_size', f'{batch}', '--normalize_samples', f'{batch}']

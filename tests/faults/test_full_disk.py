@@ -9,7 +9,8 @@ import pytest
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 ISOLATED = ['unshare', '--user', '--map-root-user', '--mount', 'sh', '-c']
-TRAIN = 'train_policy test run --mpi 1 --run.log_interval 1 --run.save_interval 1 --ppo.total_episodes 640'
+TRAIN = ('train_policy test run --mpi 1 --run.log_interval 1 --run.save_interval 1 --ppo.total_episodes 640 '
+         '--run.console original')
 
 
 def on_disk(directory, mib, script):
@@ -39,7 +40,7 @@ $LAUNCH {TRAIN} --save_dir $DISK --ppo.noptepochs 200
 echo STATUS $?
 wait
 rm $DISK/ballast
-$LAUNCH resume $DISK/run --ppo.noptepochs 1"""
+$LAUNCH resume $DISK/run --ppo.noptepochs 1 --run.console original"""
     result = on_disk(tmp_path, 16, script)
     assert result.returncode == 0, result.stderr
     assert 'STATUS 2\n' in result.stdout
