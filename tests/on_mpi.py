@@ -1,7 +1,8 @@
-"""pytest on the ranks of MPI: `mpiexec -n 2 python tests/on_mpi.py ENGINE TEST...`, with tests that use ranks.on_ranks.
+"""pytest on the ranks of MPI: `mpiexec -n 2 python tests/on_mpi.py ENGINE,... TEST...`, with tests that use
+ranks.on_ranks, once for each engine: starting ranks takes longer than most of these tests.
 
-After every update of the parameters, all ranks must have the same ones, to the bit. Each rank prints how many tests of
-which functions passed; that where one failed, what pytest said.
+After every update of the parameters, all ranks must have the same ones, to the bit. For each engine, rank 0 prints how
+many tests of which functions passed on each rank; a rank where one failed prints what pytest said.
 """
 import collections
 import contextlib
@@ -44,9 +45,14 @@ def compare_parameters_after_updates():
     Adam.update = compared
 
 
-def main(engine, *tests):
-    ranks.WORLD = comm.world(engine)
+def main(engines, *tests):
     compare_parameters_after_updates()
+    for engine in engines.split(','):
+        run_tests(engine, tests)
+
+
+def run_tests(engine, tests):
+    ranks.WORLD = comm.world(engine)
     passed, said = Passed(), io.StringIO()
     with contextlib.redirect_stdout(said):
         status = pytest.main(['-x', '-q', '-n0', '-p', 'no:cacheprovider', *tests], plugins=[passed])

@@ -33,28 +33,40 @@ def why_not(engine):
     return run.stderr.strip().splitlines()[-1] if run.returncode else None
 
 
-def passed_on_ranks(size, engine, tests, directory):
-    """Names of the tests that passed, the same ones on each of `size` ranks."""
-    if why_not(engine):
-        pytest.skip(f'{engine}: {why_not(engine)}')
+@functools.cache
+def passed_on_ranks(size, directory):
+    """{engine: names of the tests that passed, on each of `size` ranks}, for all engines that this machine has."""
+    engines = [engine for engine in ENGINES if not why_not(engine)]
+    tests = WHAT_RANKS_COMPUTE + (RECORDED if size == 2 else [])
     mpiexec, is_open_mpi = ranks.find_mpiexec()
     variables = {**ranks.environment(str(directory), size, is_open_mpi), 'OMP_NUM_THREADS': '1'}
     run = subprocess.run(
-        [mpiexec, *ranks.options(is_open_mpi, size, 1), sys.executable, str(TESTS / 'on_mpi.py'), engine,
+        [mpiexec, *ranks.options(is_open_mpi, size, 1), sys.executable, str(TESTS / 'on_mpi.py'), ','.join(engines),
          *(str(TESTS / test) for test in tests)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, env=variables)
     assert run.returncode == 0, run.stdout
-    said, *passed = sorted(run.stdout.splitlines(), key=lambda line: 'averaging' not in line)
-    assert re.fullmatch(rf'{size} ranks, averaging by {engine}.*', said), run.stdout
+    passed = {}
+    for line in run.stdout.splitlines():
+        if said := re.fullmatch(rf'{size} ranks, averaging by (\w+).*', line):
+            current = passed[said[1]] = []
+        else:
+            current.append(line)
+    assert list(passed) == engines, run.stdout
     return passed
+
+
+@pytest.fixture(scope='module')
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp('engines')
 
 
 @pytest.mark.parametrize('engine', ENGINES)
 @pytest.mark.slow
-@pytest.mark.parametrize('size', (2, 3, 4))
-def test_engine(size, engine, tmp_path):
-    tests = WHAT_RANKS_COMPUTE + (RECORDED if size == 2 else [])
-    passed = passed_on_ranks(size, engine, tests, tmp_path)
+@pytest.mark.parametrize('size', [pytest.param(n, marks=pytest.mark.xdist_group(f'{n} ranks')) for n in (2, 3, 4)])
+def test_engine(size, engine, directory):
+    if why_not(engine):
+        pytest.skip(f'{engine}: {why_not(engine)}')
+    passed = passed_on_ranks(size, directory)[engine]
     assert len(passed) == size and len(set(passed)) == 1, passed  # and not a line more: no warnings
     for test in WHAT_RANKS_COMPUTE:
         assert test.rpartition(':')[2].removesuffix('.py') in passed[0]
