@@ -29,16 +29,10 @@ for _number in signal.SIGINT, signal.SIGHUP:
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
 
-# What takes long, or uses several processes itself, is not begun last, when one of two workers has nothing else to do.
-SHARED = {'curves', 'one', 'two', 'hosts'}  # fixtures of modules that are too dear to be made by each worker
-
 
 def pytest_collection_modifyitems(items):
-    """Slow tests first; those that share a dear fixture go to the same worker."""
+    """Slow tests first, so that none is begun last, when one of two workers has nothing else to do."""
     items.sort(key=lambda item: item.get_closest_marker('slow') is None)
-    for item in items:
-        if SHARED.intersection(item.fixturenames):
-            item.add_marker(pytest.mark.xdist_group(item.module.__name__))
 
 
 _forks = []

@@ -83,7 +83,7 @@ def test_the_console_is_no_setting_of_the_run(tmp_path):
 
 
 def test_the_seed_of_the_reward_model_is_its_own(tmp_path):
-    note = ('note: --run.seed 5 is the seed of the policy only; that of the reward model stays 1 unless '
+    note = ('note: --run.seed is the seed of the policy only; that of the reward model stays 1 unless '
             f'{NEW}.run.seed is given')
     assert note in invoke('train_policy test first --dry_run --run.seed 5').stderr
     for words in ('', f'--run.seed 5 {NEW}.run.seed 5', f'--run.seed 5 {NEW} off --rewards.trained_model test'):

@@ -46,8 +46,7 @@ def one_seed(seed):
     return {name: [stats[name] for stats in steps] for name in steps[0]}
 
 
-@pytest.fixture(scope='module')
-def curves():
+def trained_curves():
     """({tag: our (seeds, updates)}, {tag: the original's})."""
     recorded = load_npz('curves', 'curves.npz')
     context = multiprocessing.get_context('spawn')
@@ -61,7 +60,15 @@ def standard_error(values):
 
 
 @pytest.mark.slow
-def test_means_agree(curves):
+def test_curves():
+    """One test: the trainings take more than two minutes of a processor."""
+    curves = trained_curves()
+    assert_means_agree(curves)
+    assert_the_task_is_learned(curves)
+    assert_the_final_score_is_the_originals(curves)
+
+
+def assert_means_agree(curves):
     disagreeing = {}
     for name, theirs in curves[1].items():
         ours, theirs = curves[0][name], theirs.astype(np.float64)
@@ -74,8 +81,7 @@ def test_means_agree(curves):
     assert not disagreeing
 
 
-@pytest.mark.slow
-def test_the_task_is_learned(curves):
+def assert_the_task_is_learned(curves):
     """The comparison means something: seeds differ, and the score rises far beyond what they differ by."""
     for runs in curves:
         score = runs['objective/score'].astype(np.float64)
@@ -83,7 +89,6 @@ def test_the_task_is_learned(curves):
         assert len(np.unique(score[:, 0])) > 1
 
 
-@pytest.mark.slow
-def test_the_final_score_is_the_originals(curves):
+def assert_the_final_score_is_the_originals(curves):
     last = [runs['objective/score'][:, -10:].mean() for runs in curves]
     assert_close(last[0], last[1], rtol=0.03)

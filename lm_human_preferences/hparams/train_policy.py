@@ -119,9 +119,8 @@ def complete(settings, hparams, experiment):
         for key in _OF_BOTH & settings.keys():
             settings.setdefault(f'{_NEW}.{key}', settings[key])
         if experiment and 'run.seed' in settings and f'{_NEW}.run.seed' not in settings:
-            print(f'note: --run.seed {settings["run.seed"]} is the seed of the policy only; that of the reward model '
-                  f'stays {hparams.rewards.train_new_model.run.seed} unless --{_NEW}.run.seed is given',
-                  file=sys.stderr)
+            print(f'note: --run.seed is the seed of the policy only; that of the reward model stays '
+                  f'{hparams.rewards.train_new_model.run.seed} unless --{_NEW}.run.seed is given', file=sys.stderr)
     elif not named and not settings.get('rewards.trained_model', hparams.rewards.trained_model) \
             and experiment in _PUBLISHED:
         settings['rewards.trained_model'] = f'{_RUNS}/{experiment}/reward_model'
