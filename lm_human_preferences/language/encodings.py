@@ -113,7 +113,9 @@ class Encoding:
 
     def path(self, name: str) -> str:
         """Path or URL of the file `name`, which LMHP_GPT2_ENCODINGS moves."""
-        return storage.join(os.environ.get('LMHP_GPT2_ENCODINGS') or self.base_path, name)
+        base_path = os.environ.get('LMHP_GPT2_ENCODINGS') or self.base_path
+        assert base_path is not None
+        return storage.join(base_path, name)
 
 
 @functools.lru_cache
