@@ -1,4 +1,6 @@
 """How close a trained policy comes to the best one possible at its KL (paper, section 3.1.1 and figure 3)."""
+from __future__ import annotations
+
 import contextlib
 import glob
 import io
@@ -7,7 +9,8 @@ import json
 import math
 import os
 import shlex
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,12 +21,17 @@ from lm_human_preferences.hparams import train_policy as train_policy_options
 from lm_human_preferences.hparams.evaluate import HParams
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.language import trained_models
+from lm_human_preferences.language.encodings import Encoder
+from lm_human_preferences.mock_rewards import MockRewardModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.sample_policy import load_run_hparams
 from lm_human_preferences.utils import outputs, precision, storage
 from lm_human_preferences.utils.comm import SingleProcess
 from lm_human_preferences.utils.core import ceil_div, default_device, set_seed
 from lm_human_preferences.utils.logging import announce, progress, say
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MOST_RESPONSES = 300_000  # to a query, that are enumerated
 QUERIES, DRAWS = 64, 2048  # of a data set without end; drawn to meet each of the queries that reviews have
@@ -39,11 +47,18 @@ STYLES = {  # a marker and a colour of its own for each kind of point in the pic
     'best of n by reward model': ('^', plots.ORANGE),
     'best of n by known reward': ('s', plots.GREEN)}
 
+RewardModels = dict[str, rewards.TrainedRewardModel | MockRewardModel]
+# log-probabilities under the reference, KL, {reward: (scores of all responses, their mean)}
+Compared = tuple[torch.Tensor, torch.Tensor, dict[str, tuple[torch.Tensor, ...]]]
+Points = dict[str, dict[str, torch.Tensor]]  # what `compare` returns
+
 
 def logged_kl_coefs(save_dir: str) -> list[float]:
     """The KL coefficient of each step of the run in `save_dir`; empty where no events tell it."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.event_pb2 import (
+        Event,  # pyright: ignore[reportAttributeAccessIssue]  protobuf makes it at run time
+    )
     found = {}
     pattern = os.path.join(glob.escape(save_dir), 'tb', 'ppo', 'events.out.tfevents.*')
     for path in sorted(glob.glob(pattern)):  # later files go on where earlier ones end
@@ -81,7 +96,9 @@ def kl_control(save_dir: str, hparams: train_policy_options.HParams) -> dict[str
             'recent_steps': len(recent), 'kl_coef_before': recent[0], 'kl_coef': recent[-1]}
 
 
-def load_models(save_dir, hparams):
+def load_models(
+    save_dir: str, hparams: train_policy_options.HParams
+) -> tuple[Policy, Policy, RewardModels]:
     """(policy, reference, {name: reward model}) of a run, what it was trained on first; hparams: train_policy's."""
     trained = {scope: trained_models.TrainedModel(scope, storage.join(save_dir, 'policy'), scope)
                for scope in ('policy', 'ref_policy')}
@@ -98,7 +115,7 @@ def load_models(save_dir, hparams):
 
 
 def queries_of(
-    hparams: train_policy_options.HParams, encoder: Any, count: int | None, seed: int = 1
+    hparams: train_policy_options.HParams, encoder: Encoder, count: int | None, seed: int = 1
 ) -> torch.Tensor:
     """`count` queries of the test part, each once: (queries, query_length).
 
@@ -118,7 +135,10 @@ def queries_of(
     return queries
 
 
-def enumerate_all(policy, reference, models, task, queries):
+def enumerate_all(
+    policy: Policy, reference: Policy, models: RewardModels, task: TaskHParams,
+    queries: torch.Tensor,
+) -> Compared:
     """What `compare` needs, from all responses to `queries`: (reference's log-probabilities, KL, {name: scores}).
 
     scores: those of all responses (queries, responses), and their mean under the policy (queries,).
@@ -141,7 +161,10 @@ def enumerate_all(policy, reference, models, task, queries):
         name: tuple(map(torch.cat, zip(*(of[name] for of in scores)))) for name in models}
 
 
-def sample_many(policy, reference, models, task, queries, settings):
+def sample_many(
+    policy: Policy, reference: Policy, models: RewardModels, task: TaskHParams,
+    queries: torch.Tensor, settings: HParams,
+) -> Compared:
     """What `compare` needs, from `settings.samples` responses of each model to each of `queries`: as above."""
     score_fns = {name: rewards.make_score_fn(task, model) for name, model in models.items()}
     kls, scores = [], {name: ([], []) for name in models}
@@ -155,7 +178,7 @@ def sample_many(policy, reference, models, task, queries, settings):
             for results, responses in zip(scores[name], (plain['responses'], drawn['responses'])):
                 results.append(score_fn(part, responses)[0].double().cpu())
 
-    def by_query(parts):
+    def by_query(parts: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(parts).reshape(len(queries), -1)
     kl = by_query(kls)
     return optimum.as_distribution(kl), kl.mean(1), {
@@ -165,7 +188,7 @@ def sample_many(policy, reference, models, task, queries, settings):
 def compare(
     ref_logprobs: torch.Tensor, kl: torch.Tensor, scores: torch.Tensor, score: torch.Tensor, *,
     kl_coef: float | None, exact: bool, chooser: torch.Tensor | None = None,
-) -> dict[str, dict[str, torch.Tensor]]:
+) -> Points:
     """The policy and others against the frontier.
 
     ref_logprobs, scores (queries, responses): what the reference does, and how its responses are
@@ -174,10 +197,10 @@ def compare(
     are another reward: best of n is then chosen by either. Returns {point: {name: values
     (queries,) whose mean is the result}}.
     """
-    def reach(beta):
+    def reach(beta: float) -> dict[str, torch.Tensor]:
         return {} if exact else {'effective_samples': optimum.effective_samples(scores, beta or 1e-9)}
 
-    def point(kl, reward):
+    def point(kl: torch.Tensor, reward: torch.Tensor) -> dict[str, torch.Tensor]:
         values, beta = against_frontier(kl, reward, ref_logprobs, scores)
         return values | reach(beta)
     base = optimum.expected(ref_logprobs, scores)
@@ -194,7 +217,10 @@ def compare(
     return points
 
 
-def bests_of_n(ref_logprobs, scores, *, exact, judged=None):
+def bests_of_n(
+    ref_logprobs: torch.Tensor, scores: torch.Tensor, *, exact: bool,
+    judged: torch.Tensor | None = None,
+) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
     """(name, reward, KL) of each best of n; reward and KL (queries,). See optimum.best_of_n."""
     names = [f'best_of_{n}' for n in BEST_OF]
     if exact:
@@ -204,7 +230,9 @@ def bests_of_n(ref_logprobs, scores, *, exact, judged=None):
             for name, n in zip(names, BEST_OF)]
 
 
-def against_frontier(kl, reward, ref_logprobs, scores):
+def against_frontier(
+    kl: torch.Tensor, reward: torch.Tensor, ref_logprobs: torch.Tensor, scores: torch.Tensor
+) -> tuple[dict[str, torch.Tensor], float]:
     """Of a policy with `kl` and `reward` (queries,): these, the frontier's reward at its KL, the share of the gain.
 
     All are (queries,), and their means are the results. What is no mean by nature is linearised, so that the spread
@@ -224,9 +252,11 @@ def against_frontier(kl, reward, ref_logprobs, scores):
             'share': share + (gain - share * possible) / possible.mean()}, beta
 
 
-def summarised(points, *, whole):
+def summarised(points: Points, *, whole: bool) -> dict[str, dict[str, Any]]:
     """{point: {name: mean}} of what `compare` returns, with standard errors unless the queries are the `whole` set."""
-    summary = {point: {name: _number(of.mean()) for name, of in values.items()} for point, values in points.items()}
+    summary: dict[str, dict[str, Any]] = {
+        point: {name: _number(of.mean()) for name, of in values.items()}
+        for point, values in points.items()}
     if not whole:
         for point, values in points.items():
             errors = {name: _number(optimum.standard_error(of)) for name, of in values.items()}
@@ -234,7 +264,7 @@ def summarised(points, *, whole):
     return summary
 
 
-def _number(scalar):
+def _number(scalar: torch.Tensor) -> float | None:
     """As JSON has it: None where it is not finite, such as the share of a gain that no KL allows."""
     return scalar.item() if math.isfinite(scalar) else None
 
@@ -247,7 +277,7 @@ def point_label(point: str, reward: str) -> str:
     return f'{text} by {reward}' if point.startswith('best_of_') else text
 
 
-def table(results):
+def table(results: dict[str, Any]) -> Iterator[str]:
     """The results of `evaluate` as lines of text."""
     kind, of = ('exact', 'all') if results['exact'] else ('estimated', 'samples:')
     yield f'{kind}, from {of} {results["responses"]} responses to each of {results["queries"]} queries'
@@ -266,7 +296,7 @@ def table(results):
                    'is estimated too low: give more --samples')
 
 
-def _rows(name, points):
+def _rows(name: str, points: dict[str, dict[str, Any]]) -> list[list[str]]:
     """The cells of the table of reward `name`: lists of strings, the heads first."""
     rows = [[name, *COLUMNS.values()]]
     for point in points:
@@ -279,7 +309,7 @@ def _rows(name, points):
     return rows
 
 
-def _aligned(rows):
+def _aligned(rows: list[list[str]]) -> Iterator[str]:
     """Lines of a table: the first column on the left, numbers on the right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     for first, *cells in rows:
@@ -287,7 +317,7 @@ def _aligned(rows):
         yield '  '.join([f'{first:{widths[0]}}', *numbers]).rstrip()
 
 
-def _unsettled(control, kl):
+def _unsettled(control: dict[str, Any] | None, kl: float) -> Iterator[str]:
     """A line where the KL of the policy missed its target or the coefficient was still moving.
 
     control: see kl_control. The optimum at the last coefficient is then not what the run aimed at.
@@ -307,7 +337,7 @@ def _unsettled(control, kl):
                'so this optimum is not what a longer run would aim at')
 
 
-def _cell(values, name):
+def _cell(values: dict[str, Any], name: str) -> str:
     """A number as the table shows it, with its standard error if it has one; '' for what there is not."""
     value, error = values.get(name), values.get('standard_errors', {}).get(name)
     form = '{:.1%}' if name == 'share' else '{:.3f}'
@@ -340,9 +370,9 @@ def picture(results: dict[str, Any], path: str) -> None:
     plots.save(figure, path)
 
 
-def _draw_kinds(axes, reward, marks):
+def _draw_kinds(axes: Axes, reward: str, marks: dict[str, dict[str, Any]]) -> None:
     """Draw points {name: values} of the results of `reward`: all best of n in one kind of mark."""
-    def kind_of(point):
+    def kind_of(point: str) -> str:
         label = point_label(point, reward)
         return f'best of n by {label.split(" by ")[1]}' if point.startswith('best_of_') else label
 
@@ -350,7 +380,7 @@ def _draw_kinds(axes, reward, marks):
     for kind, group in itertools.groupby(marks, kind_of):
         points = list(group)
         values = {key: [marks[point][key] for point in points] for key in ('kl', 'reward')}
-        errors = [None, None]
+        errors: list[list[float] | None] = [None, None]
         if 'standard_errors' in marks[points[0]]:
             errors = [[marks[point]['standard_errors'][key] or 0 for point in points]
                       for key in ('kl', 'reward')]
@@ -414,7 +444,10 @@ def tokens_to_compute(task: TaskHParams, n_vocab: int) -> int:
     return beginnings * (2 * (tokens - 1) + tokens - 1 + n_vocab)
 
 
-def measure(policy, reference, models, task, queries, settings, kl_coef):
+def measure(
+    policy: Policy, reference: Policy, models: RewardModels, task: TaskHParams,
+    queries: torch.Tensor, settings: HParams, kl_coef: float | None,
+) -> dict[str, Any]:
     """The results of `evaluate` on `queries (queries, query_length)`, exact where responses are few enough."""
     responses = policy.model.hparams.n_vocab ** task.response_length
     exact = responses <= MOST_RESPONSES

@@ -2,19 +2,28 @@
 
 Both are drawn from rows, dicts such as those of figure2.csv and figure3.csv.
 """
+from __future__ import annotations
+
 import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lm_human_preferences import plots
 from lm_human_preferences.utils import storage
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 PAPER = os.path.join(os.path.dirname(__file__), 'data', 'paper_curves.json')
 COLOURS = (plots.VERMILION, plots.BLUE, plots.GREEN, plots.PURPLE)  # direct access, then the most labels, ...
 THEIRS = 'Ziegler et al. 2019: compare shapes, not numbers'
 
 
-def groups(rows, *keys):
+def groups(
+    rows: Iterable[dict[str, Any]], *keys: str
+) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
     """{values of `keys`: the rows that have them}, in the order in which they first come."""
     found = {}
     for row in rows:
@@ -22,13 +31,15 @@ def groups(rows, *keys):
     return found
 
 
-def _short(number, places=0):
+def _short(number: float, places: int | None = 0) -> str:
     """64M for 64000000."""
     from matplotlib.ticker import EngFormatter
     return EngFormatter(places=places, sep='').format_eng(number)
 
 
-def _draw_bands(axes, rows, at, x, **style):
+def _draw_bands(
+    axes: Axes, rows: Iterable[dict[str, Any]], at: str, x: str, **style: Any
+) -> None:
     """For each access, the mean over seeds at each value of `at` as a line over `x`, and the range of the seeds."""
     for ((access,), part), color in zip(groups(rows, 'access').items(), COLOURS):
         cells = [np.array([(row[x], row['known_reward']) for row in cell]) for cell in groups(part, at).values()]
@@ -40,17 +51,19 @@ def _draw_bands(axes, rows, at, x, **style):
         axes.fill_between(xs, low, high, color=color, alpha=0.2, linewidth=0)
 
 
-def _finish(axes, title, x):
+def _finish(axes: Axes, title: str, x: str) -> None:
     plots.label(axes, title=title, x=x, y='known reward')
     plots.legend(axes, loc='upper left', bbox_to_anchor=(1, 1))
 
 
-def _ours(rows):
+def _ours(rows: Iterable[dict[str, Any]]) -> str:
     seeds = len(groups(rows, 'seed'))
     return 'mock_sentiment, ' + (f'mean and range of {seeds} seeds' if seeds > 1 else '1 seed')
 
 
-def figure2(path, rows, target, optimal):
+def figure2(
+    path: str, rows: list[dict[str, Any]], target: float, optimal: float
+) -> None:
     """Known reward against episodes at a KL target; optimal: the highest reward possible there."""
     paper = [{'access': access, 'episodes': episodes, 'known_reward': reward}
              for access, points in storage.read_json(PAPER)['figure2'].items() for episodes, reward in points]
@@ -63,7 +76,9 @@ def figure2(path, rows, target, optimal):
     plots.save(figure, path)
 
 
-def figure3(path, rows, frontier):
+def figure3(
+    path: str, rows: list[dict[str, Any]], frontier: list[dict[str, float]]
+) -> None:
     """Known reward against KL; frontier: the highest reward possible, as rows."""
     theirs = storage.read_json(PAPER)['figure3']
     best = [dict(zip(('kl', 'known_reward'), point)) for point in theirs.pop('optimal')]

@@ -1,4 +1,6 @@
 """The paper's Figures 2 and 3 in miniature (section 3.1.1): learning from labels of a reward that is known."""
+from __future__ import annotations
+
 import copy
 import csv
 import dataclasses
@@ -11,8 +13,10 @@ import json
 import os
 import shlex
 import shutil
+from typing import Any
 
 import numpy as np
+import torch
 
 from lm_human_preferences import (
     evaluate, figure_plots, lm_tasks, mock_rewards, optimum, rewards, train_policy, train_reward)
@@ -28,14 +32,16 @@ VERSION = 2  # of what a finished run means: with another one, all runs are done
 POINTS = 8  # of a curve of Figure 2
 HORIZON = 10_000  # the paper's: the KL coefficient begins near the right value, see run_policy
 
+Job = tuple[Any, ...]  # a function and its arguments after the path, see workers.finish
+
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
     """What is run. labels: sizes of label sets; targets: KLs in nats, curve that of Figure 2; episodes: budgets."""
-    labels: tuple
-    targets: tuple
+    labels: tuple[int, ...]
+    targets: tuple[float, ...]
     curve: float
-    episodes: tuple
+    episodes: tuple[int, ...]
     seeds: int
 
 
@@ -53,11 +59,11 @@ class Run:
     points: int = 1  # at which it is measured
 
     @property
-    def access(self):
+    def access(self) -> str:
         """What the policy learns from, in a word."""
         return str(self.labels or 'direct')
 
-    def hparams(self, experiment):
+    def hparams(self, experiment: train_policy.HParams) -> train_policy.HParams:
         """The hyperparameters of this variant of `experiment`, train_policy's."""
         found = copy.deepcopy(experiment)
         settings = {'run.seed': self.seed, 'ppo.total_episodes': self.episodes, 'rewards.adaptive_kl.horizon': HORIZON,
@@ -73,7 +79,7 @@ class Run:
         return found
 
 
-def plan(scale):
+def plan(scale: Scale) -> list[Run]:
     """The runs of both figures, the longest first."""
     seeds = range(1, scale.seeds + 1)
     curve = scale.curve, max(scale.episodes)
@@ -82,39 +88,45 @@ def plan(scale):
             for labels, target, seed in itertools.product((None, *scale.labels), scale.targets, seeds)]
 
 
-def place(output_dir, kind, hparams, *names):
+def place(
+    output_dir: str, kind: str, hparams: train_policy.HParams | train_reward.HParams, *names: str
+) -> str:
     """Where the result of a job is kept: named by what it is, and by a digest of all that it depends on."""
     initial_model = trained_models.TrainedModel(hparams.task.policy.initial_model).savedir
+    assert initial_model is not None
     settings = [VERSION, os.path.basename(initial_model), inspect.getsource(mock_rewards), hparams.to_nested_dict()]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     return os.path.join(output_dir, kind, '-'.join([*names, digest]))
 
 
 @functools.lru_cache(maxsize=1)
-def everything(task):
+def everything(task: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What is known of all responses, for a task as JSON: the queries (queries, query_length), and both
     (queries, responses) the initial model's log-probabilities and the known rewards.
     """
     hparams = train_policy.HParams()
     hparams.task.parse_json(task)
-    task, trained_model = hparams.task, trained_models.TrainedModel(hparams.task.policy.initial_model)
+    settings = hparams.task
+    trained_model = trained_models.TrainedModel(settings.policy.initial_model)
     encoder = trained_model.encoding.get_encoder()
-    reference = Policy(trained_model, embed_queries=lm_tasks.query_formatter(task, encoder),
-                       temperature=task.policy.temperature)
-    score_fn = rewards.make_score_fn(task, rewards.get_reward_model('mock', trained_model.encoding))
+    reference = Policy(trained_model, embed_queries=lm_tasks.query_formatter(settings, encoder),
+                       temperature=settings.policy.temperature)
+    score_fn = rewards.make_score_fn(
+        settings, rewards.get_reward_model('mock', trained_model.encoding))
     queries = evaluate.queries_of(hparams, encoder, None)
-    return (queries, optimum.all_logprobs(reference, queries, task.response_length),
-            optimum.all_scores(score_fn, queries, trained_model.hparams().n_vocab, task.response_length))
+    return (queries, optimum.all_logprobs(reference, queries, settings.response_length),
+            optimum.all_scores(
+                score_fn, queries, trained_model.hparams().n_vocab, settings.response_length))
 
 
-def write_frontier(path, task):
+def write_frontier(path: str, task: str) -> None:
     """A job: the highest reward possible at some KLs."""
     _, ref_logprobs, scores = everything(task)
     kls, best = optimum.frontier(ref_logprobs, scores, optimum.beta_grid(scores)).tolist()
     checkpoints.write_json(path, [{'kl': kl, 'known_reward': reward} for kl, reward in zip(kls, best)])
 
 
-def run_reward(path, hparams):
+def run_reward(path: str, hparams: train_reward.HParams) -> None:
     """A job: train a reward model into the directory `path`."""
     hparams.run.save_dir = f'{path}.part'
     shutil.rmtree(hparams.run.save_dir, ignore_errors=True)
@@ -122,12 +134,13 @@ def run_reward(path, hparams):
     os.rename(hparams.run.save_dir, path)
 
 
-def run_policy(path, hparams, reward_model, task):
+def run_policy(path: str, hparams: train_policy.HParams, reward_model: str, task: str) -> None:
     """A job: train a policy as ./launch.py train_policy does, and measure it exactly on the way.
 
     The KL coefficient begins where the optimum has the KL that is aimed at: these runs are too short to look for it.
     """
     queries, ref_logprobs, scores = everything(task)
+    assert hparams.rewards.adaptive_kl is not None
     hparams.rewards.train_new_model, hparams.rewards.trained_model = None, reward_model
     own, few = scores, slice(None)
     if reward_model != 'mock':  # where a few of the queries will do
@@ -145,19 +158,24 @@ def run_policy(path, hparams, reward_model, task):
 class Curve(Keeper):
     """How good a policy is, whenever another run would save it; see `everything`."""
 
-    def __init__(self, queries, ref_logprobs, scores):
+    def __init__(
+        self, queries: torch.Tensor, ref_logprobs: torch.Tensor, scores: torch.Tensor
+    ) -> None:
         super().__init__(None, SingleProcess(), resume=False)
         self.queries, self.ref_logprobs, self.scores = queries, ref_logprobs, scores
         self.points = [{'episodes': 0, 'kl': 0.0, 'known_reward': optimum.expected(ref_logprobs, scores).mean().item()}]
 
-    def save(self, trainer):
+    def save(self, trainer: train_policy.PPOTrainer) -> None:
+        """Measure the policy of `trainer` on all responses, and add the result to `points`."""
         logprobs = optimum.all_logprobs(trainer.policy, self.queries, trainer.hparams.task.response_length)
         self.points.append({'episodes': trainer.global_step * trainer.hparams.ppo.batch_size,
                             'kl': optimum.kl(logprobs, self.ref_logprobs).mean().item(),
                             'known_reward': optimum.expected(logprobs, self.scores).mean().item()})
 
 
-def jobs_of(runs, output_dir):
+def jobs_of(
+    runs: dict[Run, train_policy.HParams], output_dir: str
+) -> tuple[dict[str, Job], dict[str, Job], dict[Run, str], str]:
     """What `runs` {Run: hparams} come to: (jobs that come first, jobs, {Run: file with its result}, frontier's file).
 
     Jobs are as workers.finish takes them. Policies share the reward models, of one seed and size each.
@@ -165,7 +183,9 @@ def jobs_of(runs, output_dir):
     hparams = train_policy.HParams(task=next(iter(runs.values())).task)
     task = json.dumps(hparams.task.to_nested_dict())
     frontier = f'{place(output_dir, "runs", hparams, "frontier")}.json'
-    first, second, files = {frontier: (write_frontier, task)}, {}, {}
+    first: dict[str, Job] = {frontier: (write_frontier, task)}
+    second: dict[str, Job] = {}
+    files: dict[Run, str] = {}
     for run, hparams in runs.items():
         new, reward_model = hparams.rewards.train_new_model, 'mock'
         if new is not None:
@@ -177,7 +197,9 @@ def jobs_of(runs, output_dir):
     return first, second, files, frontier
 
 
-def run_all(runs, output_dir, processes):
+def run_all(
+    runs: dict[Run, train_policy.HParams], output_dir: str, processes: int
+) -> tuple[dict[Run, dict[str, Any]], list[dict[str, float]]]:
     """Do what is missing of `runs` {Run: hparams}; returns ({Run: its result}, the frontier as rows)."""
     first, second, files, frontier = jobs_of(runs, output_dir)
     done = sum(map(os.path.exists, (*first, *second)))
@@ -188,13 +210,13 @@ def run_all(runs, output_dir, processes):
     return {run: storage.read_json(path) for run, path in files.items()}, storage.read_json(frontier)
 
 
-def curve_rows(results):
+def curve_rows(results: dict[Run, dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of figure2.csv: what was measured during those runs of which there is a curve."""
     return [{'access': run.access, 'seed': run.seed, **point} for run, result in results.items() if run.points > 1
             for point in result['curve']]
 
 
-def final_rows(results):
+def final_rows(results: dict[Run, dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of figure3.csv: where each run ended, the best reward possible there, the share of its gain attained."""
     rows = []
     for run, result in results.items():
@@ -205,7 +227,7 @@ def final_rows(results):
     return rows
 
 
-def write_table(path, rows):
+def write_table(path: str, rows: list[dict[str, Any]]) -> None:
     """Write `rows`, dicts of the same keys, as CSV; all of it appears, or nothing."""
     text = io.StringIO(newline='')
     table = csv.DictWriter(text, rows[0], lineterminator='\n')
@@ -215,7 +237,7 @@ def write_table(path, rows):
         file.write(text.getvalue().encode())
 
 
-def summary(rows):
+def summary(rows: list[dict[str, Any]]) -> list[str]:
     """Lines of a table: the rows of figure3.csv as means over seeds, with the least and the greatest share."""
     columns = '{:>8} {:>9} {:>7} {:>6} {:>7} {:>8} {:>6}  {}'
     lines = [columns.format('access', 'episodes', 'target', 'KL', 'reward', 'optimum', 'share', 'of seeds')]
@@ -245,7 +267,8 @@ def figures(
     say(*summary(rows['figure3']),
         'Each run starts at the KL coefficient at which the exact optimum has the target KL: the runs '
         'are too short to look for it.')
-    optimal = np.interp(scale.curve, *([row[key] for row in frontier] for key in ('kl', 'known_reward')))
+    kls, bests = ([row[key] for row in frontier] for key in ('kl', 'known_reward'))
+    optimal = np.interp(scale.curve, kls, bests)
     with outputs.explained(output_dir, fix='make room there, and the same command goes on'):
         for name in tables:
             write_table(os.path.join(output_dir, f'{name}.csv'), rows[name])

@@ -5,27 +5,37 @@ Exact where all responses to a query can be enumerated, else estimated from samp
 (queries, responses): log-probabilities under the reference rho, and the rewards of the same responses. A list of N
 samples from rho is such a thing as well, with the log-probability -log N each.
 """
+from __future__ import annotations
+
 import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 
 from lm_human_preferences.utils.core import MIN_TEMPERATURE
 
+if TYPE_CHECKING:
+    from lm_human_preferences.policy import Policy
+    from lm_human_preferences.rewards import TrainedRewardModel
+
+Scored = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # see rewards.make_score_fn
+
 CHUNK = 8192  # token sequences in one forward pass
 
 
-def expected(logprobs, values):
+def expected(logprobs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Mean of `values (queries, responses)` under a policy -> (queries,)."""
     return (logprobs.double().exp() * values.double()).sum(-1)
 
 
-def kl(logprobs, ref_logprobs):
+def kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
     """KL(policy || reference) in nats -> (queries,)."""
     logprobs, ref_logprobs = logprobs.double(), ref_logprobs.double()
     return torch.where(logprobs == -torch.inf, 0.0, logprobs.exp() * (logprobs - ref_logprobs)).sum(-1)
 
 
-def moments(ref_logprobs, rewards, beta):
+def moments(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: float) -> torch.Tensor:
     """log Z, and mean and variance of the reward under pi*, each (queries,); its KL is mean / beta - log Z."""
     results = []
     for log_rho, reward in zip(ref_logprobs, rewards, strict=True):  # one query at a time fits the processor's cache
@@ -39,7 +49,9 @@ def moments(ref_logprobs, rewards, beta):
     return torch.stack(results, dim=1)
 
 
-def frontier(ref_logprobs, rewards, betas):
+def frontier(
+    ref_logprobs: torch.Tensor, rewards: torch.Tensor, betas: torch.Tensor | Iterable[float]
+) -> torch.Tensor:
     """KL and reward of pi* at each of `betas`: two tensors (len(betas),) of means over the queries."""
     points = []
     for beta in map(float, betas):
@@ -48,12 +60,14 @@ def frontier(ref_logprobs, rewards, betas):
     return torch.stack(points, dim=1)
 
 
-def beta_grid(rewards, points=50):
+def beta_grid(rewards: torch.Tensor, points: int = 50) -> torch.Tensor:
     """Values of beta, falling, whose frontier goes from next to no KL to nearly the best response only."""
     return rewards.double().std(-1).mean() / torch.logspace(-1.5, 1.5, points, dtype=torch.float64)
 
 
-def frontier_at(kl, ref_logprobs, rewards):
+def frontier_at(
+    kl: float | torch.Tensor, ref_logprobs: torch.Tensor, rewards: torch.Tensor
+) -> tuple[float, float]:
     """The highest mean reward at a mean KL of `kl` nats, and the beta that gives it: two floats.
 
     Newton's method in 1 / beta, kept between bounds. From the KL on at which nothing but best responses is left, it is
@@ -78,7 +92,9 @@ def frontier_at(kl, ref_logprobs, rewards):
     return mean + missing / inverse, 1 / inverse  # the slope of the frontier is beta
 
 
-def frontier_reward_at(kl, ref_logprobs, rewards):
+def frontier_reward_at(
+    kl: float | torch.Tensor, ref_logprobs: torch.Tensor, rewards: torch.Tensor
+) -> float:
     """The highest mean reward that any policy with a mean KL of `kl` nats from the reference has: a float."""
     return frontier_at(kl, ref_logprobs, rewards)[0]
 
@@ -114,17 +130,17 @@ def best_of_n(
     return torch.stack(results).reshape(len(rewards), len(ns), 2).permute(2, 1, 0)
 
 
-def as_distribution(samples):
+def as_distribution(samples: torch.Tensor) -> torch.Tensor:
     """Log-probabilities -log N of N samples each, shaped like `samples (queries, N)`."""
     return torch.full(samples.shape, -math.log(samples.shape[-1]), dtype=torch.float64)
 
 
-def standard_error(values):
+def standard_error(values: torch.Tensor) -> torch.Tensor:
     """Of the mean of independent `values (queries, ...)` -> (...)."""
     return values.double().std(0) / math.sqrt(len(values))
 
 
-def effective_samples(rewards, beta):
+def effective_samples(rewards: torch.Tensor, beta: float) -> torch.Tensor:
     """How many of the samples with `rewards (queries, N)` decide about pi*: 1 / sum(w^2), w their weights, (queries,).
 
     Where they are few, the estimated log Z, KL and reward are all too low, and lie near another point of the frontier.
@@ -132,7 +148,9 @@ def effective_samples(rewards, beta):
     return 1 / (rewards.double() / beta).softmax(-1).square().sum(-1)
 
 
-def sampled_frontier(rewards, betas):
+def sampled_frontier(
+    rewards: torch.Tensor, betas: torch.Tensor | Iterable[float]
+) -> tuple[torch.Tensor, ...]:
     """The frontier estimated from `rewards (queries, N)` of samples from the reference, at each of `betas`.
 
     Returns KLs, rewards, standard errors of the reward at a KL that is given, and mean effective samples, each
@@ -168,7 +186,7 @@ def sampled_best_of_n(
     return values[:, n - 1:] @ log_share.exp()
 
 
-def _mean_among_equals(rewards, judged):
+def _mean_among_equals(rewards: torch.Tensor, judged: torch.Tensor) -> torch.Tensor:
     """For each response, the mean of `judged` over those with its reward: both (queries, N)."""
     means = []
     for reward, values in zip(rewards, judged.double(), strict=True):
@@ -178,14 +196,14 @@ def _mean_among_equals(rewards, judged):
     return torch.stack(means)
 
 
-def all_responses(n_vocab, length):
+def all_responses(n_vocab: int, length: int) -> torch.Tensor:
     """All n_vocab ** length responses, in the order of the numbers that they write: int64 (responses, length)."""
     places = n_vocab ** torch.arange(length - 1, -1, -1)
     return torch.arange(n_vocab ** length).unsqueeze(1) // places % n_vocab
 
 
 @torch.no_grad()
-def all_logprobs(policy, queries, length):
+def all_logprobs(policy: Policy, queries: torch.Tensor, length: int) -> torch.Tensor:
     """Log-probabilities of all responses of `length` tokens, see `all_responses`, at the policy's temperature.
 
     queries (queries, query_length) -> float64 (queries, n_vocab ** length), on the CPU. The network reads each
@@ -194,7 +212,7 @@ def all_logprobs(policy, queries, length):
     return torch.stack([_logprobs(policy, context, length) for context in policy.embed_queries(queries)])
 
 
-def _logprobs(policy, context, length):
+def _logprobs(policy: Policy, context: torch.Tensor, length: int) -> torch.Tensor:
     """Of all responses after `context (n,)`: (n_vocab ** length,)."""
     logprobs = torch.zeros(1, dtype=torch.float64)
     for done in range(length):
@@ -208,13 +226,15 @@ def _logprobs(policy, context, length):
     return logprobs
 
 
-def _extended(context, n_vocab, length):
+def _extended(context: torch.Tensor, n_vocab: int, length: int) -> torch.Tensor:
     """`context (n,)` with all responses after it: (n_vocab ** length, n + length)."""
     responses = all_responses(n_vocab, length)
     return torch.cat([context.cpu().expand(len(responses), -1), responses], dim=1)
 
 
-def all_rewards(reward_model, queries, length):
+def all_rewards(
+    reward_model: TrainedRewardModel, queries: torch.Tensor, length: int
+) -> torch.Tensor:
     """What a reward model (see rewards.py) thinks of all responses, none truncated: float64 (queries, responses)."""
     n_vocab = reward_model.model.hparams.n_vocab
     last = torch.arange(n_vocab).unsqueeze(1)
@@ -223,7 +243,10 @@ def all_rewards(reward_model, queries, length):
         for stems in _extended(query, n_vocab, length - 1).split(max(1, CHUNK // n_vocab))]) for query in queries])
 
 
-def all_scores(score_fn, queries, n_vocab, length):
+def all_scores(
+    score_fn: Callable[[torch.Tensor, torch.Tensor], Scored], queries: torch.Tensor,
+    n_vocab: int, length: int,
+) -> torch.Tensor:
     """Scores (see rewards.make_score_fn) of all responses, one by one: float64 (queries, n_vocab ** length)."""
     chunks = all_responses(n_vocab, length).split(CHUNK)
     return torch.stack([

@@ -2,6 +2,7 @@
 import functools
 import json
 import random
+from collections.abc import Iterator
 
 from lm_human_preferences.utils import storage
 from lm_human_preferences.utils.errors import UserError
@@ -12,7 +13,9 @@ URL = f'{PUBLIC}/datasets/book_passages/{{mode}}.jsonl'
 LABELS = f'{PUBLIC}/labels/descriptiveness/offline_5k.json'
 
 
-def books_generator(mode, seed=0, shuffle=False, labels=None):
+def books_generator(
+    mode: str, seed: int = 0, shuffle: bool = False, labels: str | None = None
+) -> Iterator[str | list[int]]:
     """Yield the passages of the part `mode`: train, valid or test.
 
     The file was lost when the storage moved. Where it cannot be had, the queries in the label file `labels` (None: the
@@ -25,7 +28,7 @@ def books_generator(mode, seed=0, shuffle=False, labels=None):
 
 
 @functools.cache
-def _passages(url, labels):
+def _passages(url: str, labels: str) -> list[str] | list[list[int]]:
     try:
         return read_jsonl(url)
     except storage.StorageError as e:
@@ -37,7 +40,7 @@ def _passages(url, labels):
         return queries
 
 
-def _queries(labels):
+def _queries(labels: str) -> list[list[int]]:
     """The distinct queries of a label file, each a list of token ids."""
     try:
         queries = dict.fromkeys(tuple(label['query']) for label in storage.read_json(labels))
@@ -48,7 +51,7 @@ def _queries(labels):
     return [list(query) for query in queries]
 
 
-def read_jsonl(path):
+def read_jsonl(path: str) -> list[str]:
     """The strings in a file, local or remote, that has one JSON string a line. Raises UserError naming a bad line."""
     texts = []
     for number, line in enumerate(storage.read_text(path).rstrip().split('\n'), start=1):

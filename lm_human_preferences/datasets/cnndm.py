@@ -2,6 +2,7 @@
 import hashlib
 import random
 import re
+from collections.abc import Iterator
 
 import ftfy
 
@@ -12,7 +13,7 @@ URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/datasets/
 AHEAD = 128  # stories fetched at a time; a run needs a fraction of the 312,000
 
 
-def cnndm_generator(mode, seed=0, shuffle=False):
+def cnndm_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
     """Yield the articles, cleaned and without their highlights, of the part `mode`: train, valid or test."""
     part = 'val' if mode == 'valid' else mode
     urls = storage.read_text(f'{URL}/url_lists/all_{part}.txt').strip().split('\n')
@@ -25,7 +26,7 @@ def cnndm_generator(mode, seed=0, shuffle=False):
             yield text.split('@highlight')[0].strip()
 
 
-def get_path_of_url(url):
+def get_path_of_url(url: str) -> str:
     """Where the story of a web page is, below its part's folder."""
     if any(site in url for site in ('dailymail.co.uk', 'mailonsunday.ie', 'lib.store.yahoo.net')):
         site = 'dailymail'
@@ -36,7 +37,7 @@ def get_path_of_url(url):
     return f'{site}/stories/{hashlib.sha1(url.encode()).hexdigest()}.story'
 
 
-def clean_up_start(text):
+def clean_up_start(text: str) -> str:
     """An article without by-line, '(CNN) --' and dates of updates, and with straight single quotes."""
     if text.startswith('By'):
         text = '\n'.join(text.split('\n')[2:])

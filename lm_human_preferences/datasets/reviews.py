@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 import random
+from collections.abc import Iterable, Iterator, Mapping
 
 SUBJECTS = {'film': .45, 'story': .45, 'plot': .3, 'script': .35, 'ending': .3, 'acting': .6, 'music': .65, 'cast': .55}
 STARTS = ('the {} was', 'the whole {} was', 'overall the {} was', 'i thought the {} was')  # queries end with `was`
@@ -34,13 +35,13 @@ PATTERNS = {  # of a response, and how often; `Opposite` is an adjective that sa
 WORDS = (*STARTS[3].format('').split(), 'whole', 'overall', *SUBJECTS, *VALUES, *DEGREES, *NEGATIONS, *JOINS)
 
 
-def queries():
+def queries() -> list[str]:
     """Every query there is, as texts; all are equally frequent."""
     return [start.format(subject) for start in STARTS for subject in SUBJECTS]
 
 
 @functools.cache
-def responses(liked):
+def responses(liked: bool) -> Mapping[str, float]:
     """{response: its probability} of reviews that like, or do not like, the film; the words of a response differ."""
     found = collections.Counter()
     for pattern, weight in PATTERNS.items():
@@ -51,7 +52,9 @@ def responses(liked):
     return found
 
 
-def _extended(beginnings, part, liked):
+def _extended(
+    beginnings: dict[tuple[str, ...], float], part: str, liked: bool
+) -> Iterator[tuple[tuple[str, ...], float]]:
     """Yield (words, probability) for each of the `beginnings` with each word that may stand for `part`."""
     pools = {'Degree': DEGREES, 'Negation': NEGATIONS, 'Ending': ENDINGS, 'Plain': PLAIN,
              'Adjective': PRAISE if liked else BLAME, 'Opposite': BLAME if liked else PRAISE}
@@ -62,7 +65,7 @@ def _extended(beginnings, part, liked):
             yield (*words, word), probability * weight / sum(weights)
 
 
-def reviews_generator(mode, seed=0, shuffle=False):
+def reviews_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
     """Yield reviews without end, always the same for a seed and part (train, valid or test)."""
     rng, starts, subjects = random.Random(f'reviews {mode} {seed}'), list(STARTS), list(SUBJECTS)
     said = {liked: (list(responses(liked)), list(itertools.accumulate(responses(liked).values())))
@@ -73,7 +76,7 @@ def reviews_generator(mode, seed=0, shuffle=False):
         yield f'{rng.choice(starts).format(subject)} {rng.choices(texts, cum_weights=sums)[0]}'
 
 
-def labelled_reviews(mode, seed=0):
+def labelled_reviews(mode: str, seed: int = 0) -> Iterator[tuple[str, float]]:
     """Yield (review, share of its readers who took it for praise) without end; they differ where little is said."""
     rng = random.Random(f'readers {mode} {seed}')
     for review in reviews_generator(mode, seed):
@@ -81,7 +84,7 @@ def labelled_reviews(mode, seed=0):
         yield review, sum(rng.random() < likely for _ in range(READERS)) / READERS
 
 
-def sentiment(words):
+def sentiment(words: Iterable[str]) -> float:
     """How much the words of a response say in favour of the film, about -5 to 5; negative for disapproval."""
     total, factor = 0, 1
     for word in words:

@@ -1,6 +1,7 @@
 """Posts of Reddit whose authors added a summary: the queries of `tldr`."""
 import random
 import re
+from collections.abc import Iterator
 
 import ftfy
 
@@ -10,7 +11,7 @@ from lm_human_preferences.utils.errors import UserError
 URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/tldr/{mode}-subset.json'
 
 
-def tldr_generator(mode, seed=0, shuffle=False):
+def tldr_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
     """Yield the posts, cleaned, of the part `mode`: train or valid; there is no other part for test."""
     url = URL.format(mode='valid' if mode == 'test' else mode)
     posts = storage.read_json(url)

@@ -1,15 +1,22 @@
 """Data sets of texts, and the stream of token sequences that a task takes its queries from."""
+from __future__ import annotations
+
 import functools
 import itertools
 import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from lm_human_preferences.datasets.books import books_generator, read_jsonl
 from lm_human_preferences.datasets.cnndm import cnndm_generator
 from lm_human_preferences.datasets.reviews import reviews_generator
 from lm_human_preferences.datasets.tldr import tldr_generator
-from lm_human_preferences.language.encodings import LETTERS
+from lm_human_preferences.language.encodings import LETTERS, Encoder
 from lm_human_preferences.utils import storage
 from lm_human_preferences.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from lm_human_preferences.utils.comm import Comm
 
 
 class Dataset:
@@ -18,13 +25,19 @@ class Dataset:
     texts_read: how many of the present epoch the last of `sequences` has read.
     """
 
-    def __init__(self, name, generator):
+    def __init__(
+        self, name: str, generator: Callable[..., Iterator[str] | Iterator[str | list[int]]]
+    ) -> None:
         self.name = name
         self.generator = generator
         self.texts_read = 0
 
-    def sequences(self, sequence_length, *, mode, encoder, seed=0, comm=None, shuffle=True, repeat_count=None,
-                  start_token=None, end_token=None, allow_empty=True, skip=(0, 0)):
+    def sequences(
+        self, sequence_length: int, *, mode: str, encoder: Encoder, seed: int = 0,
+        comm: Comm | None = None, shuffle: bool = True, repeat_count: int | None = None,
+        start_token: int | None = None, end_token: int | None = None, allow_empty: bool = True,
+        skip: tuple[int, int] = (0, 0),
+    ) -> Iterator[list[int]]:
         """Iterator of lists of `sequence_length` token ids (the original's tf_dataset), padded on the right.
 
         A text is cut after its first start token, at `sequence_length`, and after its last end token; without one of
@@ -34,7 +47,7 @@ class Dataset:
         """
         known = encoder.padding_token if encoder.eot_token is None else encoder.eot_token + 1
 
-        def epoch(begin):
+        def epoch(begin: int) -> Iterator[list[int]]:
             """Yield the sequences of all texts from number `begin` on."""
             texts = itertools.islice(self.generator(mode, seed=seed, shuffle=shuffle), begin, None)
             for self.texts_read, text in enumerate(texts, start=begin + 1):
@@ -51,7 +64,9 @@ class Dataset:
         return itertools.islice(_repeated(epoch, repeat_count, skip[0]), skip[1] + rank, None, size)
 
 
-def _cut(tokens, length, start_token, end_token):
+def _cut(
+    tokens: list[int], length: int, start_token: int | None, end_token: int | None
+) -> list[int] | None:
     """What of a text's tokens makes a sequence, None if one of the two tokens is missing."""
     if start_token is not None:
         if start_token not in tokens:
@@ -66,7 +81,9 @@ def _cut(tokens, length, start_token, end_token):
     return tokens
 
 
-def _repeated(epoch, count, begin):
+def _repeated(
+    epoch: Callable[[int], Iterable[list[int]]], count: int | None, begin: int
+) -> Iterator[list[int]]:
     """The elements of `count` epochs, or any number (None) until one is empty; the first begins at text `begin`."""
     for _ in itertools.count() if count is None else range(count):
         empty = not begin
@@ -78,14 +95,16 @@ def _repeated(epoch, count, begin):
         begin = 0
 
 
-def _letters_generator(mode, seed=0, shuffle=False):
+def _letters_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
     """Yield texts of 40 random letters without end, always the same for a seed and part."""
     rng = random.Random(f'{mode} {seed}')
     while True:
         yield ''.join(rng.choices(LETTERS, k=40))
 
 
-def _file_generator(path, mode, seed=0, shuffle=False):
+def _file_generator(
+    path: str, mode: str, seed: int = 0, shuffle: bool = False
+) -> Iterator[str]:
     """Yield the texts of a .jsonl file, the same for each part."""
     texts = read_jsonl(path)
     if shuffle:
@@ -93,7 +112,7 @@ def _file_generator(path, mode, seed=0, shuffle=False):
     yield from texts
 
 
-def get_dataset(name, labels=None):
+def get_dataset(name: str, labels: str | None = None) -> Dataset:
     """The data set `name`: books, cnndm, tldr, test, reviews, or the path or URL of a .jsonl file of strings.
 
     labels: label file whose queries stand in for `books` where that cannot be had. Raises UserError for another name.

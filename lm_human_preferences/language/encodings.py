@@ -2,6 +2,8 @@
 import dataclasses
 import functools
 import os
+from collections.abc import Iterable, Sequence
+from typing import Protocol, SupportsInt
 
 import tiktoken
 
@@ -15,24 +17,46 @@ END_OF_TEXT = '<|endoftext|>'
 LETTERS = 'abcdefghijklmnopqrstuvwxyz.'
 
 
+class Encoder(Protocol):
+    """What turns text into token ids and back: what all encoders of this module have."""
+
+    @property
+    def padding_token(self) -> int:
+        """The token id that pads a sequence; the model's vocabulary may not have it."""
+        ...
+
+    @property
+    def eot_token(self) -> int | None:
+        """The token id that ends a text, None where the encoding has none."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """List of token ids of `text`."""
+        ...
+
+    def decode(self, tokens: Iterable[SupportsInt]) -> str:
+        """Text of token ids (list, numpy array or tensor)."""
+        ...
+
+
 class BytePairEncoder:
     """GPT-2's encoding (the original's ReversibleEncoder).
 
     pieces: the bytes of every token, in the order in which pairs merge, but for the last token, the end of a text.
     """
 
-    def __init__(self, pieces):
+    def __init__(self, pieces: Sequence[bytes]) -> None:
         self.eot_token = len(pieces)
         self.padding_token = len(pieces) + 3
         ranks = {piece: token for token, piece in enumerate(pieces)}
         self._bpe = tiktoken.Encoding('gpt2', pat_str=WORDS, mergeable_ranks=ranks, special_tokens={})
         self._bytes = {**dict(enumerate(pieces)), self.eot_token: END_OF_TEXT.encode(), self.padding_token: b''}
 
-    def encode(self, text):
+    def encode(self, text: str) -> list[int]:
         """List of token ids of `text`."""
         return self._bpe.encode_ordinary(text)
 
-    def decode(self, tokens):
+    def decode(self, tokens: Iterable[SupportsInt]) -> str:
         """Text of token ids (list, numpy array or tensor); bytes that are not UTF-8 become U+FFFD, padding nothing.
 
         Raises KeyError for an id that is neither token nor padding.
@@ -45,11 +69,11 @@ class LetterEncoder:
     eot_token = None
     padding_token = len(LETTERS)
 
-    def encode(self, text):
+    def encode(self, text: str) -> list[int]:
         """List of token ids of `text`."""
         return [LETTERS.find(letter) if letter in LETTERS else len(LETTERS) - 1 for letter in text]
 
-    def decode(self, tokens):
+    def decode(self, tokens: Iterable[SupportsInt]) -> str:
         """Text of token ids; as in the original, padding and most unknown ids give <unk>, one gives nothing."""
         texts = {**dict(enumerate(LETTERS)), len(LETTERS) + 2: ''}
         return ''.join(texts.get(int(token), '<unk>') for token in tokens)
@@ -61,14 +85,14 @@ class WordEncoder:
     padding_token = len(REVIEW_WORDS)
     token_of = {word: token for token, word in enumerate(REVIEW_WORDS)}
 
-    def encode(self, text):
+    def encode(self, text: str) -> list[int]:
         """List of token ids of `text`; UserError for a word that no review has."""
         try:
             return [self.token_of[word] for word in text.split()]
         except KeyError as e:
             raise UserError(f"encoding 'reviews' has no word {e}; it knows those of our film reviews only") from e
 
-    def decode(self, tokens):
+    def decode(self, tokens: Iterable[SupportsInt]) -> str:
         """Text of token ids, padding left out; IndexError for an id that is neither."""
         return ' '.join(REVIEW_WORDS[token] for token in map(int, tokens) if token != self.padding_token)
 
@@ -81,19 +105,21 @@ class Encoding:
     eot_token: int | None
     base_path: str | None = None
 
-    def get_encoder(self):
+    def get_encoder(self) -> Encoder:
         """The encoder, made once. Raises UserError where its files are missing or damaged."""
         if self.base_path is None:
             return WordEncoder() if self.name == 'reviews' else LetterEncoder()
         return _byte_pair_encoder(self.path('encoder.json'), self.path('vocab.bpe'), self.n_vocab)
 
-    def path(self, name):
+    def path(self, name: str) -> str:
         """Path or URL of the file `name`, which LMHP_GPT2_ENCODINGS moves."""
-        return storage.join(os.environ.get('LMHP_GPT2_ENCODINGS') or self.base_path, name)
+        base_path = os.environ.get('LMHP_GPT2_ENCODINGS') or self.base_path
+        assert base_path is not None
+        return storage.join(base_path, name)
 
 
 @functools.lru_cache
-def _byte_pair_encoder(vocab_path, merges_path, n_vocab):
+def _byte_pair_encoder(vocab_path: str, merges_path: str, n_vocab: int) -> BytePairEncoder:
     """The encoder in encoder.json and vocab.bpe. The latter implies the former, which shows damage to either."""
     vocab = storage.read_json(vocab_path)
     merges = storage.read_text(merges_path).split('\n')[1:-1]
@@ -110,7 +136,7 @@ def _byte_pair_encoder(vocab_path, merges_path, n_vocab):
     return BytePairEncoder([name.translate(table).encode('latin-1') for name in names])
 
 
-def _byte_of():
+def _byte_of() -> dict[str, int]:
     """{character: byte} for the 256 printable characters that stand for bytes in GPT-2's files, in token order."""
     printable = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
     rest = [byte for byte in range(256) if byte not in printable]
@@ -122,7 +148,7 @@ Test = Encoding('test', n_vocab=27, eot_token=26)
 Reviews = Encoding('reviews', n_vocab=len(REVIEW_WORDS), eot_token=None)
 
 
-def by_name(name):
+def by_name(name: str) -> Encoding:
     """The encoding called `name`, as the file `encoding` of a model directory says."""
     encodings = {encoding.name: encoding for encoding in (Main, Test, Reviews)}
     if not isinstance(name, str) or name not in encodings:

@@ -1,7 +1,10 @@
 """GPT-2 with padding, scalar heads and a cache."""
 import re
+from collections.abc import Container, Iterable, Mapping
 from functools import partial
+from typing import Any, Self, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -14,14 +17,18 @@ from lm_human_preferences.utils.memory import ROOM
 
 __all__ = ['HParams', 'Model']
 
+Array = TypeVar('Array', torch.Tensor, np.ndarray)
 
-def positions_for(mask):
+
+def positions_for(mask: torch.Tensor) -> torch.Tensor:
     """Position of each token: how many real ones precede it. `mask (..., length)` bool -> int64."""
     counts = mask.long()
     return counts.cumsum(-1) - counts
 
 
-def attention_mask(mask, queries, together=None):
+def attention_mask(
+    mask: torch.Tensor, queries: int, together: torch.Tensor | None = None
+) -> torch.Tensor:
     """Which keys the last `queries` positions may attend to: `mask (batch, keys)` -> bool `(batch, queries, keys)`.
 
     A token sees itself and the real tokens before it, of those only the ones that `together (queries, keys)` allows.
@@ -39,7 +46,9 @@ def attention_mask(mask, queries, together=None):
     return allowed | (itself & ~allowed.any(-1, keepdim=True))
 
 
-def attend(q, k, v, bias):
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
     """Attention of `q (batch, n_head, queries, d)` to `k` and `v (batch, n_head, keys, d)`: (batch, queries, n_embd).
 
     bias `(batch, 1, queries, keys)` is added to the scores of all heads: -inf where a key may not be seen.
@@ -61,12 +70,12 @@ def attend(q, k, v, bias):
 class Cache:
     """Keys and values of the tokens so far, in memory with room for those to come."""
 
-    def __init__(self, past=None):
+    def __init__(self, past: torch.Tensor | None = None) -> None:
         """past: `(batch, n_layer, 2, n_head, past_length, d)` as `Model.forward` takes it."""
         self.layers = [] if past is None else list(past.permute(1, 2, 0, 3, 4, 5))  # (2, batch, n_head, room, d) each
         self.length = 0 if past is None else past.shape[-2]
 
-    def extend(self, layer, keys, values):
+    def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Add `keys` and `values (batch, n_head, new, d)` of the tokens after `length`; returns those of all tokens."""
         new = torch.stack([keys, values])
         end = self.length + new.shape[3]
@@ -77,7 +86,7 @@ class Cache:
         self.layers[layer][..., self.length:end, :] = new
         return self.layers[layer][..., :end, :]
 
-    def present(self, start):
+    def present(self, start: int) -> torch.Tensor:
         """Those from token `start` on, `(batch, n_layer, 2, n_head, length - start, d)`."""
         return torch.stack(self.layers)[..., start:self.length, :].permute(2, 0, 1, 3, 4, 5)
 
@@ -85,29 +94,29 @@ class Cache:
 class Packing:
     """A grid `(batch, length)` of tokens as rows of real tokens only, for the layers that treat every token alike."""
 
-    def __init__(self, real):
+    def __init__(self, real: torch.Tensor) -> None:
         """real: bool `(batch, length)`."""
         self.shape = real.shape
         self.cells = None if real.all() else real.flatten().nonzero().squeeze(1)  # of each row
 
-    def pack(self, grid):
+    def pack(self, grid: torch.Tensor) -> torch.Tensor:
         """`grid (batch, length, ...)` -> `(rows, ...)`."""
         flat = grid.flatten(0, 1)
         return flat if self.cells is None else flat.index_select(0, self.cells)
 
-    def unpack(self, packed):
+    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
         """`packed (rows, ...)` -> `(batch, length, ...)`, with zeros at padding."""
         if self.cells is not None:
             packed = packed.new_zeros(self.shape.numel(), *packed.shape[1:]).index_copy(0, self.cells, packed)
         return packed.unflatten(0, self.shape)
 
 
-def last_present(mask):
+def last_present(mask: torch.Tensor) -> torch.Tensor:
     """Column of the last real token up to each of `mask (batch, length)`, whose output stands for padding's."""
     return cumulative_max(torch.where(mask, torch.arange(mask.shape[1], device=mask.device), 0))
 
 
-def as_tf(name, tensor):
+def as_tf(name: str, tensor: Array) -> Array:
     """`tensor` (torch or numpy) in the shape of TensorFlow variable `name`: projections are convolutions of width 1.
 
     The same goes for Adam's slots `name`/adam and `name`/adam_1.
@@ -115,12 +124,12 @@ def as_tf(name, tensor):
     return tensor[None] if tensor.ndim == 2 and re.search(r'/w(/adam(_1)?)?$', name) else tensor
 
 
-def in_tf_shapes(tensors):
+def in_tf_shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """{TensorFlow variable name: tensor} as views, without gradients, in the shapes that TensorFlow's have."""
     return {name: as_tf(name, tensor.detach()) for name, tensor in tensors.items()}
 
 
-def tf_name(name):
+def tf_name(name: str) -> str:
     """'h.0.attn.c_attn.weight' -> 'h0/attn/c_attn/w': the GPT-2 release's name of a parameter of GPT2Model."""
     path = re.sub(r'^h\.', 'h', name).replace('.', '/')
     if path.endswith('/bias'):
@@ -129,14 +138,14 @@ def tf_name(name):
     return path.removesuffix('/weight') + kind
 
 
-def gpt2_parameters(sizes):
+def gpt2_parameters(sizes: HParams) -> nn.ModuleDict:
     """GPT-2's parameters, with any values, as modules. transformers, whose names these are, takes seconds to import."""
     n_embd = sizes.n_embd
 
-    def embedding(count):
+    def embedding(count: int) -> nn.Embedding:
         return nn.Embedding.from_pretrained(torch.empty(count, n_embd), freeze=False)
 
-    def layer(inputs, outputs):
+    def layer(inputs: int, outputs: int) -> nn.ParameterDict:
         return nn.ParameterDict({'weight': torch.empty(inputs, outputs), 'bias': torch.empty(outputs)})
 
     blocks = [nn.ModuleDict({
@@ -152,16 +161,16 @@ def gpt2_parameters(sizes):
 class ScalarHead(nn.Module):
     """One number per position: `h (..., n_embd)` -> `(...)`."""
 
-    def __init__(self, n_embd):
+    def __init__(self, n_embd: int) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.empty(n_embd))
         self.b = nn.Parameter(torch.empty(()))
 
-    def forward(self, h):
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
         """`h (..., n_embd)` -> `(...)`, in the type of its own parameters."""
         return (h.to(self.w.dtype) * self.w).sum(-1) + self.b
 
-    def regularizer(self):
+    def regularizer(self) -> torch.Tensor:
         """The L2 penalty that is 1 on average for a fresh head of the original (it never trained with it)."""
         return self.w.square().sum() / 2
 
@@ -174,14 +183,15 @@ class Model(nn.Module):
     pass computes each block anew from its inputs, which are then all that is kept of it.
     """
 
-    def __init__(self, hparams, scalar_heads=()):
+    def __init__(self, hparams: HParams, scalar_heads: Iterable[str] = ()) -> None:
         super().__init__()
         self.hparams, self.checkpointed = hparams, False
-        self.transformer = gpt2_parameters(hparams)
+        # Any: the entries of a ModuleDict are also its attributes, whose types nothing declares.
+        self.transformer: Any = gpt2_parameters(hparams)
         self.heads = nn.ModuleDict({name: ScalarHead(hparams.n_embd) for name in scalar_heads})
 
     @torch.no_grad()
-    def initialize(self, names=None):
+    def initialize(self, names: Container[str] | None = None) -> Self:
         """Draw the starting values of the original for all parameters, or for the TensorFlow `names` only."""
         n_embd, n_layer = self.hparams.n_embd, self.hparams.n_layer
         stdevs = {'wpe': 0.01, 'wte': 0.02, 'attn/c_attn/w': n_embd ** -0.5,
@@ -198,7 +208,7 @@ class Model(nn.Module):
                 parameter.fill_(1.0 if kind.endswith('/g') else 0.0)
         return self
 
-    def tf_parameters(self, scope=''):
+    def tf_parameters(self, scope: str = '') -> dict[str, nn.Parameter]:
         """Parameters under the names of the GPT-2 release, in `scope`: {'policy/model/h0/attn/c_attn/w': Parameter}."""
         prefix = f'{scope}/model/' if scope else 'model/'
         named = {prefix + tf_name(name): p for name, p in self.transformer.named_parameters()}
@@ -206,7 +216,10 @@ class Model(nn.Module):
             named[f'{prefix}heads/' + name.replace('.', '/')] = p
         return named
 
-    def hidden(self, tokens, mask=None, cache=None, read=None):
+    def hidden(
+        self, tokens: torch.Tensor, mask: torch.Tensor | None = None, cache: Cache | None = None,
+        read: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Outputs of the last layer: `tokens (batch, length)` -> `(batch, length, n_embd)`.
 
         mask: bool `(batch, past + length)`, False where a token is padding, or None when all are real.
@@ -222,7 +235,9 @@ class Model(nn.Module):
             return self._outputs(tokens, positions, allowed, new, columns[:, read], cache)
         return index_each(self._outputs(tokens, positions, allowed, torch.ones_like(new), None, cache), columns)
 
-    def hidden_at_ends(self, stem, branches, padding_token):
+    def hidden_at_ends(
+        self, stem: torch.Tensor, branches: torch.Tensor, padding_token: int
+    ) -> torch.Tensor:
         """Outputs at the end of each of `branches (batch, n, length)`, each alone after `stem (batch, stem_length)`.
 
         Returns (batch, n, n_embd). A branch ends at its last real token, an empty one at the stem's. The stem, which
@@ -235,14 +250,17 @@ class Model(nn.Module):
         ends = (mask * torch.arange(start + length, device=device)).amax(-1)
         ends += (ends >= start) * torch.arange(0, n * length, length, device=device)
 
-        def in_a_row(values):
+        def in_a_row(values: torch.Tensor) -> torch.Tensor:
             return torch.cat([values[:, 0, :start], values[:, :, start:].flatten(1)], dim=1)
         tokens, mask, positions = in_a_row(each), in_a_row(mask), in_a_row(positions_for(mask))
         branch = torch.arange(n, device=device).repeat_interleave(length)
         together = F.pad(branch == branch[:, None], (start, 0, start, 0), value=True)
         return self._outputs(tokens, positions, attention_mask(mask, len(together), together), mask, ends)
 
-    def _outputs(self, tokens, positions, allowed, real, read, cache=None):
+    def _outputs(
+        self, tokens: torch.Tensor, positions: torch.Tensor, allowed: torch.Tensor,
+        real: torch.Tensor, read: torch.Tensor | None, cache: Cache | None = None,
+    ) -> torch.Tensor:
         """The network: outputs of the last layer at all of `tokens (batch, length)`, or at columns `read (batch, n)`.
 
         positions: (batch, length); allowed: see attention_mask; real: bool (batch, length), where to compute at all.
@@ -263,7 +281,10 @@ class Model(nn.Module):
             cache.length += tokens.shape[1]
         return packing.unpack(network.ln_f(x))
 
-    def _block(self, i, x, packing, bias, cache, read):
+    def _block(
+        self, i: int, x: torch.Tensor, packing: Packing, bias: torch.Tensor, cache: Cache | None,
+        read: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, Packing]:
         """Block `i` on `x (rows, n_embd)`, after its keys only at columns `read` if there are any: (x, its packing)."""
         block, n_head = self.transformer.h[i], self.hparams.n_head
         qkv = packing.unpack(precision.affine(block.ln_1(x), **block.attn.c_attn))
@@ -278,7 +299,9 @@ class Model(nn.Module):
         inner = precision.affine(block.ln_2(x), **block.mlp.c_fc, gelu=True)
         return x + precision.affine(inner, **block.mlp.c_proj), packing
 
-    def mask_padding(self, tokens, padding_token):
+    def mask_padding(
+        self, tokens: torch.Tensor, padding_token: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(tokens with 0 for padding, bool mask of the real ones); ValueError for a row of padding only."""
         mask = tokens != padding_token
         empty = (~mask.any(-1)).nonzero()
@@ -286,11 +309,15 @@ class Model(nn.Module):
             raise ValueError(f'row {int(empty[0][0])} has no token, only padding')
         return tokens * mask, mask
 
-    def logits(self, h):
+    def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Language-model logits of `h (..., n_embd)` -> `(..., n_vocab)`."""
         return precision.logits(h, self.transformer.wte.weight)
 
-    def forward(self, X, *, past=None, past_tokens=None, mask=None, padding_token=None):
+    def forward(
+        self, X: torch.Tensor, *, past: torch.Tensor | None = None,
+        past_tokens: torch.Tensor | None = None, mask: torch.Tensor | None = None,
+        padding_token: int | None = None,
+    ) -> dict[str, torch.Tensor]:
         """Everything at every position, as the original returned it; training computes only what it reads.
 
         X: int64 `(batch, length)`. Padding is named by `mask` (bool, of past and X) or by `padding_token`, not both;
@@ -307,6 +334,7 @@ class Model(nn.Module):
             mask = X != padding_token
             X = X * mask
             if past is not None:
+                assert past_tokens is not None
                 mask = torch.cat([past_tokens != padding_token, mask], dim=1)
         cache = Cache(past)
         h = self.hidden(X, mask, cache)
@@ -315,5 +343,6 @@ class Model(nn.Module):
         results = {'h': h, 'present': cache.present(cache.length - X.shape[1]), 'lm_logits': logits,
                    'lm_all_losses': losses, 'lm_losses': losses.mean(-1)}
         for name, head in self.heads.items():
+            assert isinstance(head, ScalarHead)
             results[name], results[f'{name}_regularizer'] = head(h), head.regularizer()
         return results

@@ -1,8 +1,10 @@
 """The language model `reviews`: a tiny GPT-2 that learns our film reviews when it is first asked for."""
 import hashlib
+import inspect
 import itertools
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -18,7 +20,7 @@ SIZES = dict(n_vocab=encodings.Reviews.n_vocab, n_ctx=16, n_embd=32, n_head=2, n
 READ, STEPS, BATCH, LR, SEED = 16384, 1000, 64, 1e-2, 0
 
 
-def directory():
+def directory() -> str:
     """The model directory in the cache; if need be, the model is trained first, by one process while others wait."""
     import filelock
     place = os.path.join(storage.cache_root(), f'reviews-{_digest()}')
@@ -30,13 +32,14 @@ def directory():
     return place
 
 
-def _digest():
+def _digest() -> str:
     """Of what the weights depend on: another text, training or network, or another PyTorch, is another model."""
-    sources = [Path(__file__), *(Path(module.__file__) for module in (reviews, model, optimizer, precision, core))]
+    modules = (reviews, model, optimizer, precision, core)
+    sources = [Path(__file__), *(Path(inspect.getfile(module)) for module in modules)]
     return hashlib.sha256(b''.join([*(p.read_bytes() for p in sources), torch.__version__.encode()])).hexdigest()[:16]
 
 
-def _make(place):
+def _make(place: str) -> None:
     part = f'{place}.part'
     shutil.rmtree(part, ignore_errors=True)  # of a killed process: nobody else holds the lock
     hparams = model.HParams(**SIZES)
@@ -46,7 +49,7 @@ def _make(place):
     os.rename(part, place)
 
 
-def train(hparams, steps=STEPS):
+def train(hparams: model.HParams, steps: int = STEPS) -> model.Model:
     """A `Model` of these sizes that has read `steps` batches of reviews; the same each time, whatever was drawn before.
     """
     encoder = encodings.Reviews.get_encoder()
@@ -62,13 +65,15 @@ def train(hparams, steps=STEPS):
     return network
 
 
-def as_batch(encoder, texts):
+def as_batch(encoder: encodings.Encoder, texts: Iterable[str]) -> torch.Tensor:
     """Token ids of `texts` as one tensor (batch, longest), padded on the right."""
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(encoder.encode(text)) for text in texts], batch_first=True,
                                            padding_value=encoder.padding_token)
 
 
-def reviews_loss(network, tokens, padding_token):
+def reviews_loss(
+    network: model.Model, tokens: torch.Tensor, padding_token: int
+) -> torch.Tensor:
     """Mean cross entropy, in nats per word, of all words of `tokens (batch, length)` after the first."""
     inputs, mask = network.mask_padding(tokens, padding_token)
     logits = network.logits(network.hidden(inputs[:, :-1]))

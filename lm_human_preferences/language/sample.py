@@ -1,11 +1,16 @@
 """Sampling from an autoregressive model; knows neither tokens' meaning nor the network."""
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 
 from lm_human_preferences.utils.core import (
     MIN_TEMPERATURE, logprobs_from_logits, sample_from_logits, take_top_k_logits, take_top_p_logits)
 
 
-def adjust_logits(logits, temperature=1.0, top_k=0, top_p=1.0):
+def adjust_logits(
+    logits: torch.Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> torch.Tensor:
     """The distribution that is sampled: `logits (..., n_vocab)` over the temperature, cut to top k and top p."""
     logits = logits.float() / max(temperature, MIN_TEMPERATURE)
     if top_k != 0:
@@ -16,7 +21,11 @@ def adjust_logits(logits, temperature=1.0, top_k=0, top_p=1.0):
 
 
 @torch.no_grad()
-def sample_sequence(*, step, context, length, temperature=1.0, top_k=0, top_p=1.0, extra_outputs=()):
+def sample_sequence(
+    *, step: Callable[[torch.Tensor, Any, torch.Tensor], dict[str, Any]], context: torch.Tensor,
+    length: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
+    extra_outputs: Sequence[str] = (),
+) -> dict[str, torch.Tensor]:
     """Continue `context (batch, context_length)` by `length` tokens (the original's language/sample.py).
 
     step: function of (tokens, past, past_tokens) -> dict with the last position's 'logits' (batch, n_vocab), the new

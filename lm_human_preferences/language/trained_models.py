@@ -1,7 +1,11 @@
 """Where the weights of a language model come from: a released name, a directory, or the made-up `test`, `reviews`."""
+from __future__ import annotations
+
 import copy
 import functools
 import os
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +29,7 @@ SPARE = 1 << 24  # bytes that a model may take beyond what its file has
 TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # two names of the same function
 
 
-def load_hparams(path, sizes=None):
+def load_hparams(path: str, sizes: dict[str, Any] | None = None) -> model.HParams:
     """The model sizes in the hparams.json at `path`, local or remote; or `sizes`, which another file there has."""
     hparams, found = model.HParams(), storage.read_json(path) if sizes is None else sizes
     try:
@@ -36,7 +40,7 @@ def load_hparams(path, sizes=None):
     return hparams
 
 
-def check_size(hparams, weights):
+def check_size(hparams: model.HParams, weights: Bundle | HuggingFaceWeights) -> None:
     """UserError where a model of these sizes is far larger than `weights`: nobody shall take memory for it."""
     width, layers = hparams.n_embd, hparams.n_layer
     needed = 4 * (12 * layers * width ** 2 + (hparams.n_vocab + hparams.n_ctx) * width)
@@ -45,12 +49,12 @@ def check_size(hparams, weights):
                         f'{hparams.n_ctx}, which its hparams.json or config.json describes')
 
 
-def test_hparams():
+def test_hparams() -> model.HParams:
     """The tiny model of the original's tests, with random weights."""
     return model.HParams(n_vocab=27, n_ctx=8, n_layer=2, n_embd=7, n_head=1)
 
 
-def open_bundle(directory):
+def open_bundle(directory: str) -> Bundle:
     """The newest TensorFlow checkpoint in `directory`, or in its checkpoints/, local or remote, checksums verified."""
     for place in (directory, storage.join(directory, 'checkpoints')):
         if storage.exists(storage.join(place, 'checkpoint')):
@@ -65,7 +69,7 @@ def open_bundle(directory):
     raise UserError(f'{directory} has no TensorFlow checkpoint: no `checkpoint` file there or in checkpoints/')
 
 
-def _fetch_bundle(place, name):
+def _fetch_bundle(place: str, name: str) -> Bundle:
     prefix = storage.join(place, name)
     if storage.is_remote(place):
         prefix = storage.local_copy(f'{prefix}.index').removesuffix('.index')
@@ -75,10 +79,10 @@ def _fetch_bundle(place, name):
     return Bundle(prefix)
 
 
-class HuggingFaceWeights(dict):
+class HuggingFaceWeights(dict[str, np.ndarray]):
     """The weights of a GPT-2 directory saved by `transformers`, under the names of the GPT-2 release."""
 
-    def __init__(self, directory):
+    def __init__(self, directory: str) -> None:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
         self.prefix = storage.join(directory, 'model.safetensors')
@@ -93,7 +97,8 @@ class HuggingFaceWeights(dict):
             ours = 'model/' + model.tf_name(name.removeprefix('transformer.'))
             self[ours] = model.as_tf(ours, tensor.float().numpy())
 
-    def nbytes(self):
+    def nbytes(self) -> int:
+        """Bytes of all weights in memory."""
         return sum(array.nbytes for array in self.values())
 
 
@@ -106,35 +111,40 @@ class TrainedModel:
     scope: take only the variables under this name ('policy' of a training checkpoint).
     """
 
-    def __init__(self, name, savedir=None, scope=None):
+    def __init__(
+        self, name: str, savedir: str | None = None, scope: str | None = None
+    ) -> None:
         self.name, self.scope, self.savedir = name, scope, savedir or _directory_of(name)
-        self.source = None  # the checkpoint that `build` read
+        self.source: str | None = None  # the checkpoint that `build` read
 
     @property
-    def is_random(self):
+    def is_random(self) -> bool:
         """Whether this is the 'test' model, which has no checkpoint."""
         return self.savedir is None
 
     @functools.cached_property
-    def encoding(self):
+    def encoding(self) -> encodings.Encoding:
         """The encoding named in the directory's `encoding` file; `main` where there is none, as in GPT-2's releases."""
         if self.is_random:
             return encodings.Test
+        assert self.savedir is not None
         path = storage.join(self.savedir, 'encoding')
         return encodings.by_name(storage.read_json(path)) if storage.exists(path) else encodings.Main
 
-    def hparams(self):
+    def hparams(self) -> model.HParams:
         """A copy of the model's sizes."""
         return copy.deepcopy(self._hparams)
 
-    def _is_hugging_face(self):
+    def _is_hugging_face(self) -> bool:
+        assert self.savedir is not None
         return not storage.exists(storage.join(self.savedir, 'hparams.json')) and storage.exists(
             storage.join(self.savedir, 'config.json'))
 
     @functools.cached_property
-    def _hparams(self):
+    def _hparams(self) -> model.HParams:
         if self.is_random:
             return test_hparams()
+        assert self.savedir is not None
         if not self._is_hugging_face():
             return load_hparams(storage.join(self.savedir, 'hparams.json'))
         path = storage.join(self.savedir, 'config.json')
@@ -151,16 +161,17 @@ class TrainedModel:
         """The scopes of the language models in a training's checkpoint; [] for other files."""
         if self.is_random or self._is_hugging_face():
             return []
+        assert self.savedir is not None
         names = set(open_bundle(self.savedir))
         scopes = sorted(name.removesuffix('/model/wte') for name in names if name.endswith('/model/wte'))
         return [scope for scope in scopes if f'{scope}/model/heads/reward/w' not in names]
 
-    def write_files(self, directory):
+    def write_files(self, directory: str) -> None:
         """Write the hparams.json and encoding that a saved model is read back with."""
         checkpoints.write_json(storage.join(directory, 'hparams.json'), self.hparams().to_nested_dict())
         checkpoints.write_json(storage.join(directory, 'encoding'), self.encoding.name)
 
-    def build(self, *, scope, scalar_heads=()):
+    def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> model.Model:
         """A `Model` with these weights on the CPU; heads that the checkpoint lacks are drawn at random and reported."""
         hparams = self.hparams()
         if hparams.n_vocab != self.encoding.n_vocab:
@@ -171,6 +182,7 @@ class TrainedModel:
             torch.set_num_threads(1)
         if self.is_random:
             return model.Model(hparams, scalar_heads).initialize()
+        assert self.savedir is not None
         weights = HuggingFaceWeights(self.savedir) if self._is_hugging_face() else open_bundle(self.savedir)
         check_size(hparams, weights)
         built = model.Model(hparams, scalar_heads)
@@ -184,7 +196,7 @@ class TrainedModel:
         return built.initialize(missing)
 
 
-def _directory_of(name):
+def _directory_of(name: str) -> str | None:
     """The directory of a model by name; None for 'test'."""
     if name == 'test':
         return None
@@ -198,14 +210,20 @@ def _directory_of(name):
     return directory
 
 
-def _source_names(parameters, weights, scope):
+def _source_names(
+    parameters: Mapping[str, torch.nn.Parameter], weights: Bundle | HuggingFaceWeights,
+    scope: str | None,
+) -> dict[str, tuple[str, torch.nn.Parameter]]:
     """{name in `weights`: (our name, parameter)}: training checkpoints hold a model under its scope, releases bare."""
     scopes = (scope,) if scope else ('', 'policy', 'reward_model')
     prefix = next((f'{s}/' if s else '' for s in scopes if (f'{s}/' if s else '') + 'model/wte' in weights), '')
     return {prefix + name: (name, parameter) for name, parameter in parameters.items()}
 
 
-def load_parameters(weights, parameters):
+def load_parameters(
+    weights: Bundle | HuggingFaceWeights,
+    parameters: Mapping[str, tuple[str, torch.nn.Parameter]],
+) -> list[str]:
     """Copy `weights` (a Bundle) into `parameters` on the CPU, {name there: (our name, Parameter)}.
 
     Returns those of our names that the weights lack. Raises UserError naming tensor and file where shape or type
