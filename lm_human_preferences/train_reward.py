@@ -248,9 +248,10 @@ def train_in_run(
     is_whole_run = run is hparams.run
     if console_is('original'):
         hyperparams.dump(hparams)
-    directory = storage.join(hparams.run.directory, 'reward_model') if hparams.run.save_dir else None
+    run_dir = hparams.run.directory
+    directory = storage.join(run_dir, 'reward_model') if run_dir else None
     saved, unfinished = (directory and storage.join(directory, name) for name in ('checkpoints', runs.UNFINISHED))
-    if comm.gather(run.resume and directory and checkpoints.latest(saved))[0]:
+    if comm.gather(run.resume and saved and checkpoints.latest(saved))[0]:
         if comm.rank == 0:
             assert unfinished is not None
             say(f'The reward model in {directory} is finished')
@@ -272,9 +273,10 @@ def train_in_run(
         keeper.restore(trainer, saves=1 + trainer.num_train // hparams.batch_size // hparams.run.save_interval)
         if comm.rank == 0:
             if directory:
+                assert run_dir is not None
                 say_as_recorded(f'Will save to {hparams.run.save_dir}')
                 for name, record in records.items():
-                    checkpoints.write_json(storage.join(hparams.run.directory, name), record)
+                    checkpoints.write_json(storage.join(run_dir, name), record)
                 trained_model.write_files(directory)
             if is_whole_run:
                 console.show_start('train_reward', hparams, comm)
