@@ -1,12 +1,21 @@
 """Alarms of a training that goes wrong: rules on statistics of its steps, which are means over all ranks, so that all
 ranks come to the same end; and what --run.andon does then.
 """
-import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from lm_human_preferences.hparams.train_policy import HParams
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.logging import say
+
+if TYPE_CHECKING:
+    from lm_human_preferences.train_policy import PPOTrainer
+    from lm_human_preferences.train_reward import RewardModelTrainer
+    from lm_human_preferences.utils.comm import Comm
+    from lm_human_preferences.utils.keeper import Keeper
 
 PENALIZED = 'share of penalties'
 MOST_PENALIZED = 0.95
@@ -25,17 +34,21 @@ class Alarm(NamedTuple):
     limit: float
     text: str
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f'{self.text} ({self.statistic} is {self.value:.4g}, the limit {self.limit:.4g})'
 
 
-def not_finite(stats, names):
+def not_finite(stats: Mapping[str, float], names: Iterable[str]) -> list[Alarm]:
     """An alarm for the first of `names` whose statistic is NaN or infinite."""
     return [Alarm(name, stats[name], math.inf, 'the loss is NaN or infinite: lower the learning rate')
             for name in names if not math.isfinite(stats[name])][:1]
 
 
-def policy_alarms(stats, first, hparams):
+def policy_alarms(
+    stats: Mapping[str, float],
+    first: Mapping[str, float],
+    hparams: HParams,
+) -> list[Alarm]:
     """The alarms of a PPO step. stats: PPOTrainer.step's and PENALIZED; first: those of the first step."""
     alarms = not_finite(stats, ['ppo/loss/total', 'objective/kl', 'objective/score'])
     task, adaptive = hparams.task, hparams.rewards.adaptive_kl
@@ -92,12 +105,17 @@ def reward_alarms(
 class Andon:
     """The cord that stops the line. mode: that of --run.andon."""
 
-    def __init__(self, mode, comm):
+    def __init__(self, mode: str, comm: Comm) -> None:
         self.mode, self.comm = mode, comm
-        self.first = None  # statistics of the first step
-        self.quiet_until = {}  # statistic: step
+        self.first: dict[str, float] | None = None  # statistics of the first step
+        self.quiet_until: dict[str, int] = {}  # statistic: step
 
-    def pull(self, alarms, trainer, keeper):
+    def pull(
+        self,
+        alarms: Sequence[Alarm],
+        trainer: PPOTrainer | RewardModelTrainer,
+        keeper: Keeper,
+    ) -> None:
         """Warn of `alarms`, seldom; or save `trainer`, as it is now, and raise UserError."""
         if not alarms or self.mode == 'off':
             return

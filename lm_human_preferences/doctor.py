@@ -28,7 +28,7 @@ STEP = ['train_policy', 'test', 'doctor', '--save_dir=None', '--run.console=orig
         '--rewards.trained_model=test']
 
 
-def _python():
+def _python() -> str:
     if not OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
         oldest, newest = ('.'.join(map(str, version)) for version in (OLDEST_PYTHON, NEWEST_PYTHON))
         raise UserError(f'{sys.version} is not supported; {oldest} to {newest} are: '
@@ -36,7 +36,7 @@ def _python():
     return sys.version
 
 
-def _packages():
+def _packages() -> str:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f'{", ".join(missing)} missing: `sh tools/setup.sh` installs all; then start by `pipenv run`')
@@ -44,7 +44,7 @@ def _packages():
     return f'all there, with torch {torch.__version__} and transformers {importlib.metadata.version("transformers")}'
 
 
-def _devices():
+def _devices() -> str:
     import torch
     if count := torch.cuda.device_count():
         return f'{count} GPU(s): ' + '; '.join(
@@ -55,7 +55,7 @@ def _devices():
     return f'no GPU, {len(os.sched_getaffinity(0))} processors, of which torch takes {torch.get_num_threads()}'
 
 
-def _room():
+def _room() -> str:
     available = memory.on_host() >> 30
     place = next(path for path in (SAVES, *SAVES.parents) if path.exists())
     disk = shutil.disk_usage(place).free >> 30
@@ -65,7 +65,7 @@ def _room():
     return found
 
 
-def _cache():
+def _cache() -> str:
     folder = storage.cache_root()
     try:
         os.makedirs(folder, exist_ok=True)
@@ -75,20 +75,20 @@ def _cache():
         raise UserError(f'{folder} cannot keep downloads ({e.strerror}): name another folder by LMHP_CACHE') from e
 
 
-def _store():
+def _store() -> str:
     if os.environ.get('LMHP_OFFLINE') == '1':
         return 'not asked, as LMHP_OFFLINE=1: only what is in the cache can be used'
     storage.reach('gs://gpt-2/models/124M/hparams.json')
     return 'labels and models can be downloaded'
 
 
-def _mpi():
+def _mpi() -> str:
     path, is_open_mpi = ranks.find_mpiexec()
     horovod = 'Horovod' if importlib.util.find_spec('horovod') else 'no Horovod, which `sh tools/horovod.sh` compiles'
     return f'{path} of {"Open MPI" if is_open_mpi else "MPICH"}, with {horovod}'
 
 
-def step(*options):
+def step(*options: str) -> str:
     """A check: a step of the experiment `test` with `options`; several ranks that would share a GPU do without it."""
     import torch
     gpus = {'CUDA_VISIBLE_DEVICES': ''} if torch.cuda.device_count() == 1 and options else {}
@@ -99,10 +99,12 @@ def step(*options):
         raise UserError(f'not done after {PATIENCE} s; see what {" ".join(map(str, command))} prints') from e
     if done.returncode:
         raise UserError((done.stderr.strip() or f'ended with status {done.returncode}').splitlines()[-1])
-    return f'done, {re.search("step_time=.*", done.stdout)[0]}'
+    found = re.search('step_time=.*', done.stdout)
+    assert found is not None, 'the step printed no step_time'
+    return f'done, {found[0]}'
 
 
-def doctor():
+def doctor() -> None:
     """Print what every check finds; SystemExit 1 where not even one rank could train."""
     checks = {'Python': _python, 'packages': _packages, 'devices': _devices, 'room': _room, 'cache': _cache,
               'store': _store, 'MPI': _mpi, 'one rank': step}

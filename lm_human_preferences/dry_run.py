@@ -23,9 +23,11 @@ class DryRun:
         self.device = default_device()
         self.unchecked: list[str] = []
         self.plans: list[memory.Training] = []
-        self.new_model = hparams
+        self.new_model: train_reward.HParams | None
         if isinstance(hparams, train_policy.HParams):
             self.new_model = hparams.rewards.train_new_model
+        else:
+            self.new_model = hparams
 
     def check(self, overwrite: bool) -> None:
         """UserError where the training could not start; overwrite: whether it may delete the run that is there."""
@@ -47,6 +49,8 @@ class DryRun:
         if self.new_model is not None:
             self._check_labels(self.new_model, encoding)
         else:
+            assert isinstance(self.hparams, train_policy.HParams)
+            assert self.hparams.rewards.trained_model is not None
             self._check_trained_model(self.hparams.rewards.trained_model, encoding)
 
     def _find_model(self) -> tuple[Sizes, Encoding] | None:
@@ -74,6 +78,7 @@ class DryRun:
             prefix = '--' if is_whole_run else '--rewards.train_new_model.'
             self.plans.append(train_reward.work(self.new_model, sizes, self.ranks, prefix))
         if self.new_model is not self.hparams:
+            assert isinstance(self.hparams, train_policy.HParams)
             self.plans.append(train_policy.work(self.hparams, sizes, self.ranks))
         for plan in self.plans:
             memory.check_rows(plan, self._free_memory())

@@ -11,7 +11,7 @@ from lm_human_preferences.utils.errors import UserError
 TOKENIZER_FILES = {'encoder.json': 'vocab.json', 'vocab.bpe': 'merges.txt'}  # the release's name: Hugging Face's
 
 
-def export(model_dir, output_dir):
+def export(model_dir: str, output_dir: str) -> None:
     """Save the language model in `model_dir` (a run, a model directory or a released name) to `output_dir`.
 
     The scalar heads stay behind: transformers has no place for them.

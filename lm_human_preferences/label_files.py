@@ -3,11 +3,14 @@ import contextlib
 import json
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
 
 from lm_human_preferences import label_types
+from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.utils import memory, storage
 from lm_human_preferences.utils.core import Schema, ceil_div
 from lm_human_preferences.utils.errors import UserError
@@ -16,7 +19,7 @@ TEST_SEED = 0
 TEST_LABELS = 64  # how many the source 'test' has unless --labels.num_train asks for another number
 
 
-def schemas_of(hparams):
+def schemas_of(hparams: HParams) -> dict[str, Schema]:
     """{field: Schema} of one label under train_reward's hparams."""
     label_type = label_types.get(hparams.labels.type)
     questions = label_type.question_schemas(
@@ -26,7 +29,10 @@ def schemas_of(hparams):
     return {**questions, **label_type.label_schemas()}
 
 
-def load_labels(hparams, encoding):
+def load_labels(
+    hparams: HParams,
+    encoding: Encoding,
+) -> tuple[dict[str, torch.Tensor], list[str]]:
     """The labels to train on (the original's download_labels), all checked.
 
     hparams: train_reward's. Returns ({field: tensor (num_train, *schema.shape)}, lines that tell the user what was
@@ -55,7 +61,7 @@ def load_labels(hparams, encoding):
     return labels, notes
 
 
-def _read(source):
+def _read(source: str) -> Any:
     """The value in the file `source`, with the lists of whole numbers in its objects as arrays where that can be.
 
     To make a Python object of each token would take more than twice as long, and half more memory.
@@ -68,7 +74,7 @@ def _read(source):
         return storage.read_json(source)
 
 
-def _with_arrays(label):
+def _with_arrays(label: dict[str, Any]) -> dict[str, Any]:
     return {field: np.fromstring(value[1:-1], np.int64, sep=',') if type(value) is str and value[:1] == '[' else value
             for field, value in label.items()}
 
@@ -79,7 +85,7 @@ def check_labels_fit(count: int, schemas: dict[str, Schema]) -> None:
     memory.check_fits('--labels.num_train', count, 8 * numbers, memory.on_host())
 
 
-def _column(source, found, field, schema):
+def _column(source: str, found: list[Any], field: str, schema: Schema) -> torch.Tensor:
     """One field of all labels as a tensor; the slow search for a culprit runs only where there is one."""
     types, kinds = ({int, float}, 'iuf') if schema.dtype.is_floating_point else ({int}, 'i')  # Python's and numpy's
     with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
@@ -99,7 +105,7 @@ def _column(source, found, field, schema):
     raise UserError(f'--labels.source {source}: field {field!r} holds numbers out of range')
 
 
-def _check_value(where, label, field, schema, types):
+def _check_value(where: str, label: Any, field: str, schema: Schema, types: set[type]) -> None:
     if not isinstance(label, dict):
         raise UserError(f'{where} is a {type(label).__name__}, not an object')
     if field not in label:
@@ -109,12 +115,18 @@ def _check_value(where, label, field, schema, types):
     if length is not None and (not isinstance(value, list) or len(value) != length):
         size = f'{len(value)} tokens' if isinstance(value, list) else f'a {type(value).__name__}'
         raise UserError(f'{where}, field {field!r} must be {length} tokens, not {size}')
-    if not all(type(x) in types and abs(x) < 2 ** 63 for x in (value if schema.shape else [value])):
+    numbers: list[Any] = value if schema.shape else [value]
+    if not all(type(x) in types and abs(x) < 2 ** 63 for x in numbers):
         kind = 'a number' if schema.dtype.is_floating_point else 'an integer' if length is None else 'integers'
         raise UserError(f'{where}, field {field!r} must be {kind}, not {json.dumps(value)[:80]}')
 
 
-def _check_ranges(source, labels, schemas, encoding):
+def _check_ranges(
+    source: str,
+    labels: dict[str, torch.Tensor],
+    schemas: dict[str, Schema],
+    encoding: Encoding,
+) -> None:
     """Token ids must be tokens or padding, `best` one of the samples, scores finite."""
     padding = encoding.get_encoder().padding_token
     samples = sum(field.startswith('sample') for field in schemas)
@@ -133,7 +145,11 @@ def _check_ranges(source, labels, schemas, encoding):
         raise UserError(f"--labels.source {source}: label {int(empty.nonzero()[0])}, field 'query' is padding only")
 
 
-def generate_labels(schemas, count, n_vocab):
+def generate_labels(
+    schemas: dict[str, Schema],
+    count: int,
+    n_vocab: int,
+) -> dict[str, torch.Tensor]:
     """Labels of somebody who likes small token ids, for the source 'test': {field: tensor (count, *schema.shape)}."""
     generator = torch.Generator().manual_seed(TEST_SEED)
     labels = {field: torch.randint(n_vocab, (count, *schema.shape), generator=generator)
@@ -142,7 +158,11 @@ def generate_labels(schemas, count, n_vocab):
     return answered(labels, liking, schemas)
 
 
-def answered(questions, liking, schemas):
+def answered(
+    questions: dict[str, torch.Tensor],
+    liking: torch.Tensor,
+    schemas: dict[str, Schema],
+) -> dict[str, torch.Tensor]:
     """Labels of somebody who likes the samples that much: `questions` {field: (count, length)}, `liking (count, n)`."""
     answers = {'best': liking.argmax(1), 'score': liking[:, 0], 'difference': liking[:, -1] - liking[:, 0]}
     return {**questions, **{field: answers[field] for field, schema in schemas.items() if not schema.shape}}

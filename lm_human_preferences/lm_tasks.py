@@ -1,23 +1,29 @@
 """What a task asks of a language model: its queries, and which responses are valid (the original's lm_tasks.py)."""
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from lm_human_preferences.hparams.task import PolicyHParams, TaskHParams
 from lm_human_preferences.language import datasets
-from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.language.encodings import Encoder, Encoding
+from lm_human_preferences.utils.comm import Comm
 from lm_human_preferences.utils.errors import UserError
 
 __all__ = ['PolicyHParams', 'TaskHParams', 'check_lengths', 'check_task', 'filter_fn_from_hparams',
            'make_query_sampler', 'postprocess_fn_from_hparams', 'query_formatter']
 
 
-def postprocess_fn_from_hparams(hparams, padding_token):
+def postprocess_fn_from_hparams(
+    hparams: TaskHParams,
+    padding_token: int,
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """Function of responses (batch, response_length), applied before they are scored.
 
     It pads what follows the first truncate token at or after position `truncate_after`.
     """
-    def truncate(responses):
+    def truncate(responses: torch.Tensor) -> torch.Tensor:
         """`responses`, or a copy of them in which what follows is padding."""
         if hparams.truncate_token is None:
             return responses
@@ -28,21 +34,26 @@ def postprocess_fn_from_hparams(hparams, padding_token):
     return truncate
 
 
-def filter_fn_from_hparams(hparams):
+def filter_fn_from_hparams(
+    hparams: TaskHParams,
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """Function of responses (batch, response_length) -> bool (batch,): is there a truncate token where one counts?"""
-    def is_valid(responses):
+    def is_valid(responses: torch.Tensor) -> torch.Tensor:
         if hparams.truncate_token is None:
             return torch.ones(len(responses), dtype=torch.bool, device=responses.device)
         return (responses[:, hparams.truncate_after:] == hparams.truncate_token).any(-1)
     return is_valid
 
 
-def query_formatter(hparams, encoder):
+def query_formatter(
+    hparams: TaskHParams,
+    encoder: Encoder,
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """Function of queries (batch, query_length) -> contexts (batch, context_length): prefix and suffix put around."""
     prefix, suffix = (torch.tensor(encoder.encode(text), dtype=torch.int64)
                       for text in (hparams.query_prefix, hparams.query_suffix))
 
-    def embed_queries(queries):
+    def embed_queries(queries: torch.Tensor) -> torch.Tensor:
         parts = (prefix.to(queries).expand(len(queries), -1), queries, suffix.to(queries).expand(len(queries), -1))
         return torch.cat(parts, dim=1)
     return embed_queries
@@ -61,7 +72,7 @@ def check_task(hparams: TaskHParams, encoding: Encoding, n_ctx: int) -> None:
     check_lengths(hparams, encoder, n_ctx)
 
 
-def check_lengths(hparams, encoder, n_ctx):
+def check_lengths(hparams: TaskHParams, encoder: Encoder, n_ctx: int) -> None:
     """Raise UserError where prefix, query, suffix and response do not fit the model's context of `n_ctx` tokens."""
     affixes = len(encoder.encode(hparams.query_prefix)) + len(encoder.encode(hparams.query_suffix))
     total = affixes + hparams.query_length + hparams.response_length
@@ -72,7 +83,7 @@ def check_lengths(hparams, encoder, n_ctx):
             f'--task.policy.initial_model {hparams.policy.initial_model}')
 
 
-def _single_token(encoder, option, text):
+def _single_token(encoder: Encoder, option: str, text: str | None) -> int | None:
     """The one token of `text`, None for no text."""
     if not text:
         return None
@@ -89,12 +100,20 @@ class QuerySampler:
     next: (texts of the epoch that it has read, sequences after them that the other ranks take).
     """
 
-    def __init__(self, hparams, batch_size, comm, dataset, **options):
+    def __init__(
+        self,
+        hparams: TaskHParams,
+        batch_size: int,
+        comm: Comm | None,
+        dataset: datasets.Dataset,
+        **options: Any,
+    ) -> None:
+        """options: of Dataset.sequences."""
         self.hparams, self.batch_size, self.dataset = hparams, batch_size, dataset
         self.options, self.taken_by_others = {**options, 'comm': comm}, comm.size - 1 if comm else 0
         self.go_on((0, 0))
 
-    def __call__(self):
+    def __call__(self) -> dict[str, torch.Tensor]:
         """The next batch; UserError where the data set has nothing that makes a query."""
         batch = list(itertools.islice(self.sequences, self.batch_size))
         if len(batch) < self.batch_size:
@@ -104,13 +123,21 @@ class QuerySampler:
         self.position = self.dataset.texts_read, self.taken_by_others
         return {'tokens': torch.tensor(batch, dtype=torch.int64)}
 
-    def go_on(self, position):
+    def go_on(self, position: tuple[int, int]) -> None:
         """Go on where rank 0 of as many ranks, or of another number, was; texts before it are not encoded again."""
         self.position = position
         self.sequences = self.dataset.sequences(**self.options, skip=position)
 
 
-def make_query_sampler(*, hparams, encoder, batch_size, mode='train', comm=None, labels=None):
+def make_query_sampler(
+    *,
+    hparams: TaskHParams,
+    encoder: Encoder,
+    batch_size: int,
+    mode: str = 'train',
+    comm: Comm | None = None,
+    labels: str | None = None,
+) -> QuerySampler:
     """Function without arguments giving the next {'tokens': queries (batch_size, query_length)}, a QuerySampler.
 
     mode: 'train', 'valid' or 'test', the part of the data set. With `comm`, each rank gets its own share.

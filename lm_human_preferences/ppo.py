@@ -1,10 +1,16 @@
 """Proximal policy optimisation as pure functions on tensors (the original's PPOTrainer.loss; paper, section 2.2)."""
 import torch
 
+from lm_human_preferences.hparams.train_policy import PpoHParams
 from lm_human_preferences.utils.core import whiten
 
 
-def compute_rewards(scores, logprobs, ref_logprobs, kl_coef):
+def compute_rewards(
+    scores: torch.Tensor,
+    logprobs: torch.Tensor,
+    ref_logprobs: torch.Tensor,
+    kl_coef: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Rewards per token: the KL penalty everywhere, plus the score at the last token.
 
     scores (batch,); logprobs, ref_logprobs (batch, response_length).
@@ -16,7 +22,13 @@ def compute_rewards(scores, logprobs, ref_logprobs, kl_coef):
     return rewards, non_score_reward
 
 
-def advantages_and_returns(values, rewards, *, gamma, lam):
+def advantages_and_returns(
+    values: torch.Tensor,
+    rewards: torch.Tensor,
+    *,
+    gamma: float,
+    lam: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Generalised advantage estimation; `values`, `rewards` and both results are (batch, response_length)."""
     length = rewards.shape[1]
     advantage, advantages = 0.0, []
@@ -29,7 +41,10 @@ def advantages_and_returns(values, rewards, *, gamma, lam):
     return advantages, advantages + values
 
 
-def with_targets(rollouts, hparams):
+def with_targets(
+    rollouts: dict[str, torch.Tensor],
+    hparams: PpoHParams,
+) -> dict[str, torch.Tensor]:
     """A minibatch together with what it is trained towards: 'advantages', whitened, and 'returns'.
 
     rollouts: 'values' and 'rewards', (batch, response_length) like the results, and more that is kept. Whitening is
@@ -42,7 +57,7 @@ def with_targets(rollouts, hparams):
     return {**rollouts, 'advantages': whiten(advantages), 'returns': returns}
 
 
-def target_stats(rollouts):
+def target_stats(rollouts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Moments of the 'returns' and old 'values' of a whole minibatch: {name: scalar}."""
     stats = {}
     for name, values in (('returns', rollouts['returns']), ('val', rollouts['values'])):
@@ -50,7 +65,11 @@ def target_stats(rollouts):
     return stats
 
 
-def loss(rollouts, outputs, hparams):
+def loss(
+    rollouts: dict[str, torch.Tensor],
+    outputs: dict[str, torch.Tensor],
+    hparams: PpoHParams,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The clipped loss of a minibatch, and statistics; all are means, so parts of a minibatch can be averaged.
 
     rollouts: 'logprobs' and 'values' when the responses were sampled, 'advantages', 'returns'; outputs: 'logprobs',

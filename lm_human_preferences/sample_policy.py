@@ -15,6 +15,8 @@ from lm_human_preferences.datasets.books import read_jsonl
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.hparams.train_policy import HParams
 from lm_human_preferences.language import trained_models
+from lm_human_preferences.language.encodings import Encoder, Encoding
+from lm_human_preferences.mock_rewards import MockRewardModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.utils import comm as comms
 from lm_human_preferences.utils import hyperparams, storage
@@ -88,13 +90,7 @@ def sample_policy(
             temperature = task.policy.temperature
         with contextlib.nullcontext() if is_original else warnings_only():
             policy = _policy(trained_model, task, temperature)
-        if given is not None:
-            rounds = rounds_of(given, per_query, batch_size, comm)
-        else:
-            sampler = lm_tasks.make_query_sampler(
-                hparams=task, encoder=encoder, comm=comm, batch_size=batch_size, mode='test',
-                labels=rewards.label_source(hparams))  # fmt: skip
-            rounds = endless_rounds(sampler, per_query, batch_size, comm)
+        rounds = _rounds(given, hparams, encoder, per_query, batch_size, comm)
 
         samples = samples_of(rounds, policy, task, judge, comm)
         for sample in itertools.islice(samples, nsamples or None):
@@ -106,11 +102,34 @@ def sample_policy(
         print(f'Saved {file.count} samples in {output}', file=sys.stderr)
 
 
+def _rounds(
+    given: torch.Tensor | None,
+    hparams: HParams,
+    encoder: Encoder,
+    per_query: int,
+    batch_size: int,
+    comm: comms.SingleProcess,
+) -> Iterator[torch.Tensor]:
+    """This rank's queries: those given, or else those of the run's data set, see endless_rounds."""
+    if given is not None:
+        return rounds_of(given, per_query, batch_size, comm)
+    sampler = lm_tasks.make_query_sampler(
+        hparams=hparams.task,
+        encoder=encoder,
+        comm=comm,
+        batch_size=batch_size,
+        mode='test',
+        labels=rewards.label_source(hparams),
+    )
+    return endless_rounds(sampler, per_query, batch_size, comm)
+
+
 def _policy(
     trained_model: trained_models.TrainedModel, task: TaskHParams, temperature: float
 ) -> Policy:
     formatter = lm_tasks.query_formatter(task, trained_model.encoding.get_encoder())
     scope = trained_model.scope
+    assert scope is not None
     return Policy(trained_model, scope=scope, embed_queries=formatter, temperature=temperature)
 
 
@@ -143,7 +162,7 @@ def warnings_only() -> Iterator[None]:
 
 
 def given_queries(
-    prompts: Sequence[str], path: str | None, task: TaskHParams, encoder: Any
+    prompts: Sequence[str], path: str | None, task: TaskHParams, encoder: Encoder
 ) -> torch.Tensor | None:
     """The texts `prompts` and those in the .jsonl file `path` as queries (queries, query_length).
 
@@ -167,7 +186,7 @@ def _shortened(text: str) -> str:
     return repr(text if len(text) <= SHOWN else f'{text[:SHOWN]}...')
 
 
-def _encoded(name: str, text: str, task: TaskHParams, encoder: Any) -> list[int]:
+def _encoded(name: str, text: str, task: TaskHParams, encoder: Encoder) -> list[int]:
     """The tokens of a query, padded to `query_length`; `name` says in errors which one it is."""
     try:
         tokens = encoder.encode(text)
@@ -198,7 +217,10 @@ def rounds_of(
 
 
 def endless_rounds(
-    query_sampler: Callable[[], dict], per_query: int, batch_size: int, comm: comms.SingleProcess
+    query_sampler: Callable[[], dict[str, torch.Tensor]],
+    per_query: int,
+    batch_size: int,
+    comm: comms.SingleProcess,
 ) -> Iterator[torch.Tensor]:
     """The same of queries without end: (batch_size, query_length) each.
 
@@ -279,7 +301,9 @@ class Judge:
             if reward_model is not None:
                 self.score_fn = rewards.make_score_fn(hparams.task, reward_model)
 
-    def _reward_model(self, places: Sequence[str], encoding: Any) -> Any:
+    def _reward_model(
+        self, places: Sequence[str], encoding: Encoding
+    ) -> MockRewardModel | rewards.TrainedRewardModel | None:
         """The first one that can be loaded; None, and a note, where there is none."""
         errors = []
         for place in places:

@@ -2,16 +2,20 @@
 import shlex
 import tempfile
 import time
+from typing import Any
 
 import numpy as np
 import torch
 
 from lm_human_preferences import andon, evaluate, label_types, lm_tasks, ppo, train_reward
+from lm_human_preferences.hparams.model import HParams as Sizes
 from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams, PpoHParams, RewardHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.model import in_tf_shapes
+from lm_human_preferences.mock_rewards import MockRewardModel
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.rewards import get_reward_model, label_source, make_score_fn
+from lm_human_preferences.rewards import (
+    ScoreFn, TrainedRewardModel, get_reward_model, label_source, make_score_fn)
 from lm_human_preferences.training import console
 from lm_human_preferences.training.time_left import TimeLeft, as_text
 from lm_human_preferences.utils import checkpoints, hyperparams, memory, precision, runs, storage
@@ -34,7 +38,7 @@ STATE = {'step': COUNT, 'kl_coef': float | int, 'optimizer_steps': COUNT, 'elaps
          'initial_kl_coef': float | int}
 
 
-def nupdates(hparams):
+def nupdates(hparams: HParams) -> int:
     """How many PPO steps `ppo.total_episodes` takes, rounded up."""
     return ceil_div(hparams.ppo.total_episodes, hparams.ppo.batch_size)
 
@@ -42,20 +46,20 @@ def nupdates(hparams):
 class FixedKLController:
     """A KL coefficient that stays."""
 
-    def __init__(self, kl_coef):
+    def __init__(self, kl_coef: float) -> None:
         self.value = kl_coef
 
-    def update(self, current, n_steps):
+    def update(self, current: float, n_steps: int) -> None:
         """Nothing to adapt."""
 
 
 class AdaptiveKLController:
     """A KL coefficient that is steered so that the KL stays near a target (paper, section 2.2)."""
 
-    def __init__(self, init_kl_coef, hparams):
+    def __init__(self, init_kl_coef: float, hparams: AdaptiveKLParams) -> None:
         self.value, self.hparams = init_kl_coef, hparams
 
-    def update(self, current, n_steps):
+    def update(self, current: float, n_steps: int) -> None:
         """current: KL in nats of the last step; n_steps: episodes that it took."""
         proportional_error = np.clip(current / self.hparams.target - 1, -0.2, 0.2)
         self.value *= float(1 + proportional_error * n_steps / self.hparams.horizon)
@@ -68,18 +72,29 @@ class PPOTrainer:
     score_model: what is saved with the policy.
     """
 
-    def __init__(self, *, policy, ref_policy, query_sampler, score_fn, hparams, comm, score_model=None):
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        ref_policy: Policy,
+        query_sampler: lm_tasks.QuerySampler,
+        score_fn: ScoreFn,
+        hparams: HParams,
+        comm: Comm,
+        score_model: MockRewardModel | TrainedRewardModel | None = None,
+    ) -> None:
         self.policy, self.ref_policy, self.score_model = policy, ref_policy, score_model
         self.query_sampler, self.score_fn = query_sampler, score_fn
         self.hparams, self.comm, self.global_step = hparams, comm, 0
-        self.penalized = None  # share of the last step's responses, see penalized_share
+        # Share of the last step's responses, see penalized_share; nothing before the first step.
+        self.penalized: float | None = None
         self.start_time = self.last_time = time.time()
         kl_coef, adaptive = hparams.rewards.kl_coef, hparams.rewards.adaptive_kl
         self.kl_ctl = FixedKLController(kl_coef) if adaptive is None else AdaptiveKLController(kl_coef, adaptive)
         self.optimizer = Adam(policy.tf_parameters(), comm=comm)
         self.logger = Logger(hparams.run.directory, 'ppo', log_interval=hparams.run.log_interval, comm=comm)
 
-    def step(self):
+    def step(self) -> dict[str, float]:
         """One step of Algorithm 1's inner loop on ppo.batch_size episodes; returns the logged statistics."""
         started = time.time()
         queries = self.query_sampler()['tokens'].to(self.policy.device)
@@ -104,7 +119,10 @@ class PPOTrainer:
         self.global_step += 1
         return stats
 
-    def sample(self, queries):
+    def sample(
+        self,
+        queries: torch.Tensor,
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Answers to `queries (batch, query_length)` and what is thought of them.
 
         Returns three dicts of tensors of `batch` rows: the rollouts but for their rewards; log-probabilities of the
@@ -116,11 +134,16 @@ class PPOTrainer:
         return ({**rollouts, 'queries': queries},
                 {'ref_logprobs': ref_logprobs, 'scores': scores, 'postprocessed': postprocessed}, score_stats)
 
-    def compute_rewards(self, scores, logprobs, ref_logprobs):
+    def compute_rewards(
+        self,
+        scores: torch.Tensor,
+        logprobs: torch.Tensor,
+        ref_logprobs: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, float]:
         """(rewards, KL penalty, coefficient used), see ppo.compute_rewards."""
         return *ppo.compute_rewards(scores, logprobs, ref_logprobs, self.kl_ctl.value), self.kl_ctl.value
 
-    def train(self, rollouts):
+    def train(self, rollouts: dict[str, torch.Tensor]) -> dict[str, list[torch.Tensor]]:
         """`noptepochs` passes over this rank's rollouts in minibatches, freshly shuffled each time.
 
         rollouts: queries (batch, query_length), responses, values, logprobs, rewards (batch, response_length).
@@ -135,7 +158,7 @@ class PPOTrainer:
                 stats.append(self.train_minibatch({name: values[rows] for name, values in rollouts.items()}))
         return {name: [s[name] for s in stats] for name in stats[0]}
 
-    def train_minibatch(self, rollouts):
+    def train_minibatch(self, rollouts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """One update of the policy; returns the statistics before it. Micro-batches only save memory."""
         rollouts = ppo.with_targets(rollouts, self.hparams.ppo)
         stats, batch = ppo.target_stats(rollouts), len(rollouts['queries'])
@@ -150,17 +173,33 @@ class PPOTrainer:
         self.optimizer.update(lr=self.hparams.ppo.lr * (1 - self.global_step / nupdates(self.hparams)))
         return stats
 
-    def loss(self, rollouts):
+    def loss(
+        self,
+        rollouts: dict[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """(differentiable PPO loss, statistics) of a minibatch of `rollouts`, see ppo.loss."""
         rollouts = ppo.with_targets(rollouts, self.hparams.ppo)
         loss, stats = self._loss_towards_targets(rollouts)
         return loss, {**stats, **ppo.target_stats(rollouts)}
 
-    def _loss_towards_targets(self, rollouts):
+    def _loss_towards_targets(
+        self,
+        rollouts: dict[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         outputs = self.policy.analyze_responses_op(rollouts['queries'], rollouts['responses'])
         return ppo.loss(rollouts, outputs, self.hparams.ppo)
 
-    def record_step_stats(self, *, kl_coef, logprobs, ref_logprobs, scores, non_score_reward, score_stats, train_stats):
+    def record_step_stats(
+        self,
+        *,
+        kl_coef: float,
+        logprobs: torch.Tensor,
+        ref_logprobs: torch.Tensor,
+        scores: torch.Tensor,
+        non_score_reward: torch.Tensor,
+        score_stats: dict[str, torch.Tensor],
+        train_stats: dict[str, list[torch.Tensor]],
+    ) -> dict[str, float]:
         """Log what this step did, averaged over ranks, under the original's names; returns it."""
         stats = {
             'objective/kl': (logprobs - ref_logprobs).sum(1).mean(),
@@ -178,7 +217,7 @@ class PPOTrainer:
         self.logger.log(stats, self.global_step)
         return stats
 
-    def _progress(self):
+    def _progress(self) -> dict[str, float]:
         """How far the run is and how fast, in the original's units."""
         length, batch_size, steps = self.hparams.task.response_length, self.hparams.ppo.batch_size, self.global_step + 1
         now = time.time()
@@ -187,7 +226,7 @@ class PPOTrainer:
                 'elapsed/steps/total': steps * batch_size * length, 'elapsed/episodes': steps * batch_size,
                 'elapsed/fps': int(batch_size * length / delta), 'elapsed/time': now - self.start_time}
 
-    def penalized_share(self, responses):
+    def penalized_share(self, responses: torch.Tensor) -> float:
         """Share over all ranks of `responses (batch, response_length)` that score the penalty."""
         valid = lm_tasks.filter_fn_from_hparams(self.hparams.task)(responses).float().mean().item()
         return 1 - self.comm.mean({'valid': valid})['valid']
@@ -222,21 +261,22 @@ class PPOTrainer:
                 announce(*texts, f'  score = {score:+.2f}', f'  kl = {sample_kl:+.2f}',
                          f'  total = {score - kl_coef * sample_kl:+.2f}')
 
-    def tf_variables(self):
+    def tf_variables(self) -> dict[str, torch.Tensor]:
         """Everything that the original's checkpoint of this run holds, tensors by variable name."""
+        assert self.score_model is not None
         return in_tf_shapes({
             **self.policy.tf_parameters(), **self.ref_policy.tf_parameters(), **self.score_model.tf_parameters(),
             **self.optimizer.tf_slots('ppo_opt'), 'global_step': torch.tensor(self.global_step),
             'start_time': torch.tensor(self.start_time, dtype=torch.float64),
             'last_time': torch.tensor(self.last_time, dtype=torch.float64)})
 
-    def state(self):
+    def state(self) -> dict[str, Any]:
         """What else has to be kept to go on from here, as JSON."""
         return {'step': self.global_step, 'kl_coef': self.kl_ctl.value, 'optimizer_steps': self.optimizer.steps,
                 'elapsed': self.last_time - self.start_time, 'queries': self.query_sampler.position,
                 'initial_kl_coef': self.hparams.rewards.kl_coef}
 
-    def restore(self, state):
+    def restore(self, state: dict[str, Any]) -> None:
         """Go on from what `state` returned; the variables are filled in afterwards.
 
         The KL coefficient goes on from where it was, unless the settings name another one than the run began with.
@@ -255,6 +295,7 @@ def train_reward_model(hparams: HParams, comm: Comm, directory: str, clock: Time
     clock: of the whole command.
     """
     new_model = hparams.rewards.train_new_model
+    assert new_model is not None
     for name, value in vars(hparams.task).items():
         if value != getattr(new_model.task, name):
             raise UserError(f'--task.{name} and --rewards.train_new_model.task.{name} must be the same: '
@@ -265,18 +306,24 @@ def train_reward_model(hparams: HParams, comm: Comm, directory: str, clock: Time
     comm.barrier()
 
 
-def build_trainer(hparams, trained_model, comm):
+def build_trainer(
+    hparams: HParams,
+    trained_model: trained_models.TrainedModel,
+    comm: Comm,
+) -> PPOTrainer:
     """The models and the trainer of a run: PPOTrainer."""
     encoder = trained_model.encoding.get_encoder()
     lm_tasks.check_task(hparams.task, trained_model.encoding, trained_model.hparams().n_ctx)
-    settings = dict(embed_queries=lm_tasks.query_formatter(hparams.task, encoder),
-                    temperature=hparams.task.policy.temperature)
+    settings: dict[str, Any] = dict(embed_queries=lm_tasks.query_formatter(hparams.task, encoder),
+                                    temperature=hparams.task.policy.temperature)
     ref_policy = Policy(trained_model, scope='ref_policy', **settings)
     policy = Policy(trained_model, scope='policy', **settings)
     policy.model.checkpointed = hparams.run.gradient_checkpointing
     name = hparams.rewards.trained_model
     is_ours = hparams.rewards.train_new_model is not None
-    score_model = get_reward_model(storage.staging(name) if is_ours else name, trained_model.encoding)
+    place = storage.staging(name) if is_ours else name
+    assert place is not None
+    score_model = get_reward_model(place, trained_model.encoding)
     comm.broadcast_(score_model.get_params() + ref_policy.get_params() + policy.get_params())
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task, encoder=encoder, comm=comm, labels=label_source(hparams),
@@ -298,11 +345,14 @@ def train(hparams: HParams, comm: Comm | None = None) -> None:
             if keeper.state and keeper.state['trainer']['step'] >= nupdates(hparams):
                 if comm.rank == 0:
                     announce(f'The policy in {save_dir} is finished: {nupdates(hparams)} of {nupdates(hparams)} steps.')
-                wants_evaluation = wants_evaluation and not evaluate.is_done(directory)
+                if wants_evaluation:
+                    assert directory is not None
+                    wants_evaluation = not evaluate.is_done(directory)
             else:
                 _train_both(hparams, keeper, comm)
         try:
             if comm.rank == 0 and wants_evaluation:
+                assert save_dir is not None
                 evaluate.evaluate(save_dir, directory=directory)
         finally:  # an evaluation that cannot be written leaves the policy as it is
             if comm.rank == 0:
@@ -366,7 +416,7 @@ def _announce_end(hparams: HParams) -> None:
     console.announce_next(f'The policy is in {storage.join(save_dir, "policy")}', **commands)
 
 
-def start(hparams, keeper, comm):
+def start(hparams: HParams, keeper: Keeper, comm: Comm) -> PPOTrainer:
     """The PPOTrainer of a run, where the run begins or goes on; writes what is known of the run by then."""
     if console_is('original'):
         hyperparams.dump(hparams)
@@ -386,7 +436,7 @@ def start(hparams, keeper, comm):
     return trainer
 
 
-def work(hparams, sizes, ranks):
+def work(hparams: HParams, sizes: Sizes, ranks: int) -> memory.Training:
     """What takes memory in a step, for networks of `sizes`: memory.Training."""
     task, rows = hparams.task, exact_div(hparams.ppo.batch_size, ranks)
     tokens = task.query_length + task.response_length
@@ -420,6 +470,7 @@ def run_updates(trainer: PPOTrainer, keeper: Keeper, comm: Comm, clock: TimeLeft
                 if comm.rank == 0 and console.is_due(trainer.global_step, steps, hparams.run.log_interval):
                     _add_line(table, trainer.global_step, stats, clock, hparams)
                 cord.first = cord.first or stats
+                assert trainer.penalized is not None
                 alarms = andon.policy_alarms({**stats, andon.PENALIZED: trainer.penalized}, cord.first, hparams)
                 cord.pull(alarms, trainer, keeper)
                 keeper.step_done(trainer)

@@ -1,12 +1,15 @@
 """Training a reward model from human labels (the original's train_reward.py; paper, section 2.1)."""
 import shlex
 import shutil
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences import andon, label_files, label_types, lm_tasks, mock_rewards, rewards
+from lm_human_preferences.hparams.model import HParams as Sizes
 from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.model import in_tf_shapes
@@ -29,15 +32,19 @@ __all__ = ['HParams', 'LabelHParams', 'RunHParams', 'RewardModelTrainer', 'train
 STATE = {'step': COUNT, 'optimizer_steps': COUNT, 'order': [COUNT], 'queries': (COUNT, COUNT)}
 
 
-def mean_and_std(values):
+def mean_and_std(values: np.ndarray | torch.Tensor) -> tuple[float, float]:
     """Mean and standard deviation of `values`, in two passes and float64 so that a large mean costs no digits."""
     values = np.asarray(values, np.float64)
     return float(values.mean()), float(values.std())
 
 
-def micro_batched(get_rewards, size):
+def micro_batched(
+    get_rewards: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    size: int | None,
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """`get_rewards` that holds only `size` rows in memory at a time (None: all), by going through each twice."""
-    def get_in_parts(queries, responses):
+    def get_in_parts(queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+        assert size is not None
         parts = zip(queries.split(size), responses.split(size), strict=True)
         return torch.cat([checkpoint(get_rewards, *part, use_reentrant=False) for part in parts])
     return get_in_parts if size else get_rewards
@@ -50,12 +57,21 @@ class RewardModelTrainer:
     labels: {field: tensor (num_train, ...)}, the same on every rank.
     """
 
-    def __init__(self, *, reward_model, policy, query_sampler, labels, hparams, comm):
+    def __init__(
+        self,
+        *,
+        reward_model: rewards.RewardModel,
+        policy: Policy,
+        query_sampler: lm_tasks.QuerySampler,
+        labels: dict[str, torch.Tensor],
+        hparams: HParams,
+        comm: Comm,
+    ) -> None:
         self.reward_model, self.policy, self.query_sampler = reward_model, policy, query_sampler
         self.labels, self.label_type = labels, label_types.get(hparams.labels.type)
         self.num_train = len(labels['query'])
         self.hparams, self.comm, self.train_step = hparams, comm, 0
-        self.order = None  # of the labels, once it is drawn
+        self.order: np.ndarray | None = None  # of the labels, once it is drawn
         # Of each batch before it was learned: how far its rewards agreed with its labels, and its loss.
         self.agreements: list[float] = []
         self.losses: list[float] = []
@@ -80,6 +96,7 @@ class RewardModelTrainer:
         self.logger.close()
 
     def _train_epoch(self, keeper: Keeper, cord: andon.Andon, clock: TimeLeft) -> None:
+        assert self.order is not None
         batch_size = self.hparams.batch_size
         steps = self.num_train // batch_size
         say_as_recorded(f'{self.comm.rank} training on {self.num_train} in batches of '
@@ -116,7 +133,7 @@ class RewardModelTrainer:
         return andon.reward_alarms(stats, self.agreements[quarter], self.losses[quarter],
                                    batch_size=self.hparams.batch_size, guessing_loss=guessing_loss)
 
-    def train_batch(self, indices, lr):
+    def train_batch(self, indices: np.ndarray, lr: float) -> dict[str, float]:
         """One update on the labels at `indices` (batch / ranks,); returns and logs the statistics before it."""
         batch = {field: values[torch.as_tensor(indices)] for field, values in self.labels.items()}
         get_rewards = micro_batched(self.reward_model.get_rewards_op, self.hparams.micro_batch_size)
@@ -132,12 +149,12 @@ class RewardModelTrainer:
         self.train_step += 1
         return stats
 
-    def _warn_of_idle_normalization(self):
+    def _warn_of_idle_normalization(self) -> None:
         asked = [f'--{name}' for name in ('normalize_before', 'normalize_after') if getattr(self.hparams, name)]
         if asked and not self.hparams.normalize_samples and self.comm.rank == 0:
             announce(f'WARNING: {" and ".join(asked)} without effect: --normalize_samples is 0')
 
-    def normalize(self, target_mean, target_std):
+    def normalize(self, target_mean: float, target_std: float) -> None:
         """Set gain and bias so that rewards of the initial policy's samples have the target mean and deviation."""
         if not self.hparams.normalize_samples:
             return
@@ -154,35 +171,36 @@ class RewardModelTrainer:
             if self.comm.rank == 0:
                 say(f'after normalize: {mean} +- {std}')
 
-    def target_mean_std(self):
+    def target_mean_std(self) -> tuple[float, float]:
         """The scale that rewards should have before training: that of the labels where they tell one, else 0 +- 1."""
         scales = self.label_type.target_scales(self.labels)
         return (0.0, 1.0) if scales is None else mean_and_std(scales)
 
-    def sampled_mean_std(self, n_samples):
+    def sampled_mean_std(self, n_samples: int) -> tuple[float, float]:
         """Mean and deviation of the rewards of `n_samples` over all ranks, rounded up to whole batches."""
         batches = [self.sampled_rewards() for _ in range(ceil_div(n_samples, self.hparams.rollout_batch_size))]
         return mean_and_std(np.concatenate(self.comm.gather(torch.cat(batches).cpu().numpy())))
 
-    def sampled_rewards(self):
+    def sampled_rewards(self) -> torch.Tensor:
         """Rewards (batch,) of responses of the initial policy, rollout_batch_size / ranks of them."""
         queries, length = self.query_sampler()['tokens'], self.hparams.task.response_length
         return torch.cat([self.reward_model.get_rewards(part, self.policy.respond(part, length=length)['responses'])
                           for part in queries.split(self.hparams.micro_batch_size or len(queries))])
 
-    def tf_variables(self):
+    def tf_variables(self) -> dict[str, torch.Tensor]:
         """Everything that the original's checkpoint of this run holds, tensors by variable name."""
         return in_tf_shapes({
             **self.policy.tf_parameters(), **self.reward_model.tf_parameters(),
             **self.optimizer.tf_slots('train_reward/minibatch/opt'),
             'global_step': torch.tensor(0), 'train_step': torch.tensor(self.train_step)})
 
-    def state(self):
+    def state(self) -> dict[str, Any]:
         """What else has to be kept to go on from here, as JSON."""
+        assert self.order is not None
         return {'step': self.train_step, 'optimizer_steps': self.optimizer.steps,
                 'queries': self.query_sampler.position, 'order': self.order.tolist()}
 
-    def restore(self, state):
+    def restore(self, state: dict[str, Any]) -> None:
         """Go on from what `state` returned; the variables are filled in afterwards."""
         if sorted(state['order']) != list(range(self.num_train)):
             raise UserError(f'the run was begun with {len(state["order"])} labels, not {self.num_train}: name them as '
@@ -230,10 +248,12 @@ def train_in_run(
     is_whole_run = run is hparams.run
     if console_is('original'):
         hyperparams.dump(hparams)
-    directory = storage.join(hparams.run.directory, 'reward_model') if hparams.run.save_dir else None
+    run_dir = hparams.run.directory
+    directory = storage.join(run_dir, 'reward_model') if run_dir else None
     saved, unfinished = (directory and storage.join(directory, name) for name in ('checkpoints', runs.UNFINISHED))
-    if comm.gather(run.resume and directory and checkpoints.latest(saved))[0]:
+    if comm.gather(run.resume and saved and checkpoints.latest(saved))[0]:
         if comm.rank == 0:
+            assert unfinished is not None
             say(f'The reward model in {directory} is finished')
             shutil.rmtree(unfinished, ignore_errors=True)
         return
@@ -253,20 +273,27 @@ def train_in_run(
         keeper.restore(trainer, saves=1 + trainer.num_train // hparams.batch_size // hparams.run.save_interval)
         if comm.rank == 0:
             if directory:
+                assert run_dir is not None
                 say_as_recorded(f'Will save to {hparams.run.save_dir}')
                 for name, record in records.items():
-                    checkpoints.write_json(storage.join(hparams.run.directory, name), record)
+                    checkpoints.write_json(storage.join(run_dir, name), record)
                 trained_model.write_files(directory)
             if is_whole_run:
                 console.show_start('train_reward', hparams, comm)
             say(*notes)
         trainer.train(keeper, run.andon, clock)
     if comm.rank == 0 and directory:
+        assert saved is not None and unfinished is not None
         checkpoints.save(saved, 'model.ckpt', trainer.tf_variables())
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def work(hparams, sizes, ranks, prefix='--'):
+def work(
+    hparams: HParams,
+    sizes: Sizes,
+    ranks: int,
+    prefix: str = '--',
+) -> memory.Training:
     """What takes memory in a step, for networks of `sizes`: memory.Training; prefix: of these options' names."""
     task, responses = hparams.task, len(label_types.get(hparams.labels.type).samples)
     return memory.Training(
@@ -279,7 +306,11 @@ def work(hparams, sizes, ranks, prefix='--'):
         checkpointed=hparams.run.gradient_checkpointing, reduced=hparams.run.precision == 'bf16')
 
 
-def build_trainer(hparams, trained_model, comm):
+def build_trainer(
+    hparams: HParams,
+    trained_model: trained_models.TrainedModel,
+    comm: Comm,
+) -> tuple[RewardModelTrainer, list[str]]:
     """The models and the trainer of a run: (RewardModelTrainer, what is to be said of the labels)."""
     encoder = trained_model.encoding.get_encoder()
     is_mock = hparams.labels.source == 'mock'
@@ -291,6 +322,7 @@ def build_trainer(hparams, trained_model, comm):
     comm.broadcast_(ref_policy.get_params() + reward_model.get_params())
     if is_mock:
         labels = mock_rewards.simulated_labels(hparams, ref_policy, comm)
+    assert labels is not None
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task, encoder=encoder, comm=comm, labels=hparams.labels.source,
         batch_size=exact_div(hparams.rollout_batch_size, comm.size))

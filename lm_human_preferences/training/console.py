@@ -2,10 +2,13 @@
 
 `--run.console original` prints what the original printed instead, and `quiet` only warnings, errors and the end.
 """
+from __future__ import annotations
+
 import dataclasses
 import shutil
 import textwrap
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +16,9 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.comm import Comm
 from lm_human_preferences.utils.hyperparams import HParams
 from lm_human_preferences.utils.logging import announce, console_is, say_in_summary
+
+if TYPE_CHECKING:
+    from lm_human_preferences.hparams import train_policy, train_reward
 
 WIDEST = 100  # columns of a paragraph, where the terminal has more
 NEW_MODEL = 'rewards.train_new_model'
@@ -59,7 +65,11 @@ def is_due(step: int, last: int, interval: int) -> bool:
     return step in (1, last) or step % interval == 0
 
 
-def show_start(command: str, hparams: HParams, comm: Comm) -> None:
+def show_start(
+    command: str,
+    hparams: train_policy.HParams | train_reward.HParams,
+    comm: Comm,
+) -> None:
     """Say what starts, where, and with which settings; hparams: of `command`, train_policy or train_reward."""
     run = hparams.run
     device = 'GPU' if torch.cuda.is_available() else 'CPU'
