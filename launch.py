@@ -19,13 +19,15 @@ Every hyperparameter is an option: `./launch.py train_policy --help` lists
 them.
 """
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from lm_human_preferences.hparams import evaluate, train_policy, train_reward
 from lm_human_preferences.hparams import figures as figure_options
 from lm_human_preferences.utils import hyperparams, launch, runs, storage
-from lm_human_preferences.utils.combos import bind, bind_all, bind_nested, combos
+from lm_human_preferences.utils.combos import Trial, bind, bind_all, bind_nested, combos
 from lm_human_preferences.utils.errors import UserError
 
 LABELS = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
@@ -38,7 +40,7 @@ books_task = combos(
 )
 
 
-def summarize_task(temperature, **texts):
+def summarize_task(temperature: float, **texts: str) -> list[Trial]:
     """500 tokens of text and its summary in up to 75; texts: settings of what is put around and cut off."""
     return combos(
         bind_all(**texts, query_length=500, response_length=75),
@@ -64,7 +66,7 @@ mock_task = combos(
 )
 
 
-def reward_experiment(task, *settings):
+def reward_experiment(task: Sequence[Trial], *settings: Sequence[Trial]) -> list[Trial]:
     """The best of four responses; the reward normalised before and after training."""
     return combos(
         bind_nested('task', task),
@@ -75,7 +77,7 @@ def reward_experiment(task, *settings):
     )
 
 
-def books_reward(labels):
+def books_reward(labels: str) -> list[Trial]:
     """A reward model for continuing passages of books, from 5,000 labels."""
     return reward_experiment(
         books_task,
@@ -84,7 +86,7 @@ def books_reward(labels):
     )
 
 
-def summarize_reward(task, labels):
+def summarize_reward(task: Sequence[Trial], labels: str) -> list[Trial]:
     """A reward model for summaries, from labels that were gathered while a policy trained."""
     return reward_experiment(
         task,
@@ -106,14 +108,18 @@ reward_experiments = {
 }
 
 
-def new_reward_model(experiment):
+def new_reward_model(experiment: str) -> list[Trial]:
+    """Settings that have a policy's run train the reward model of `experiment` first."""
     return combos(
         bind('rewards.train_new_model', 'on'),
         bind_nested('rewards.train_new_model', reward_experiments[experiment]),
     )
 
 
-def adaptive_kl_policy(experiment, task, kl_coef=0.15, kl_target=6.0, **ppo):
+def adaptive_kl_policy(
+    experiment: str, task: Sequence[Trial], kl_coef: float = 0.15, kl_target: float = 6.0,
+    **ppo: Any,
+) -> list[Trial]:
     """A policy that is held `kl_target` nats from the initial one, with a reward model of its own; ppo: settings."""
     return combos(
         bind_nested('task', task),
@@ -125,7 +131,7 @@ def adaptive_kl_policy(experiment, task, kl_coef=0.15, kl_target=6.0, **ppo):
     )
 
 
-def summarize_policy(experiment, task, kl_coef):
+def summarize_policy(experiment: str, task: Sequence[Trial], kl_coef: float) -> list[Trial]:
     """A policy whose KL costs the same all the time, with a reward model of its own."""
     return combos(
         bind_nested('task', task),
@@ -157,7 +163,7 @@ policy_experiments = {
 TRAININGS = {'train_policy': train_policy.HParams, 'train_reward': train_reward.HParams}
 
 
-def resume(settings, save_dir):
+def resume(settings: dict[str, Any], save_dir: str) -> None:
     """Both kinds of run go on by this; one with both steps is known by what the second of them writes."""
     mpi = settings.pop('mpi', None)
     directory = runs.recall(save_dir)
@@ -170,14 +176,14 @@ def resume(settings, save_dir):
     hparams.override_from_json_file(paths[name])
     if unknown := settings.keys() - hyperparams.fields(TRAININGS[name]).keys():
         raise UserError(f'--{min(unknown)} is no option of {name}')
-    if name == 'train_policy':
+    if isinstance(hparams, train_policy.HParams):
         settings = train_policy.complete(settings, hparams, None)
     launch.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
     runs.claim(launch.validated(hparams), overwrite=False, named=settings)
     launch.run(f'lm_human_preferences.{name}:train', {'hparams': hparams}, mpi or runs.ranks_of(hparams.run.directory))
 
 
-def figures(settings):
+def figures(settings: dict[str, Any]) -> None:
     """Both figures are of mock_sentiment, the experiment whose reward is known."""
     settings = launch.validated(figure_options.HParams(**settings)).to_nested_dict()
     binds, _ = launch.read_trial(*policy_experiments['mock_sentiment'])

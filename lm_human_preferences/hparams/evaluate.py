@@ -18,7 +18,8 @@ class HParams(hyperparams.HParams):
     output_dir: Optional[str] = option(
         None, 'folder for evaluation.json and evaluation.png; None: SAVE_DIR, or the current one where that is remote')
 
-    def validate(self, *, prefix=''):
+    def validate(self, *, prefix: str = '') -> None:
+        """Also ValueError for a KL coefficient that is not above 0."""
         super().validate(prefix=prefix)
         if self.kl_coef is not None and self.kl_coef <= 0:
             raise ValueError(f'--{prefix}kl_coef {self.kl_coef} must be above 0')

@@ -18,7 +18,7 @@ class HParams(hyperparams.HParams):
     resid_pdrop: float = option(0.1, 'dropout of the residual branches')
     head_pdrop: float = option(0.1, 'dropout before the scalar heads')
 
-    def validate(self, *, prefix=''):
+    def validate(self, *, prefix: str = '') -> None:
         """Also ValueError unless the heads share the width equally."""
         super().validate(prefix=prefix)
         if any(isinstance(value, bool) for value in vars(self).values()):

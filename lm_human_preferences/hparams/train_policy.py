@@ -1,7 +1,7 @@
 """Hyperparameters of policy training (the original's train_policy.py)."""
 import sys
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Any, Optional
 
 from lm_human_preferences.hparams import train_reward
 from lm_human_preferences.hparams.task import TaskHParams
@@ -34,7 +34,7 @@ class RewardHParams(hyperparams.HParams):
 
     train_new_model: Optional[train_reward.HParams] = option(None, 'train a reward model first')
 
-    def validate(self, *, prefix=''):
+    def validate(self, *, prefix: str = '') -> None:
         """Also AssertionError unless there is one reward model, and one only."""
         super().validate(prefix=prefix)
         trained, new = f'--{prefix}trained_model', f'--{prefix}train_new_model'
@@ -44,8 +44,9 @@ class RewardHParams(hyperparams.HParams):
             raise AssertionError(f'{trained} {self.trained_model} is not used while a new model is trained: '
                                  f'add {new} off')
 
-    def _trained_here(self):
+    def _trained_here(self) -> bool:
         """Whether trained_model is what train_new_model makes: so it says in the JSON file of a finished run."""
+        assert self.train_new_model is not None
         run_dir = self.train_new_model.run.save_dir
         return run_dir is not None and self.trained_model == storage.join(run_dir, 'reward_model')
 
@@ -77,7 +78,7 @@ class HParams(hyperparams.HParams):
     rewards: RewardHParams = field(default_factory=RewardHParams)
     ppo: PpoHParams = field(default_factory=PpoHParams)
 
-    def validate(self, *, prefix=''):
+    def validate(self, *, prefix: str = '') -> None:
         """Also UserError unless minibatches divide the batch, AssertionError if they are too small to whiten."""
         super().validate(prefix=prefix)
         name = f'--{prefix}ppo.batch_size'
@@ -85,11 +86,11 @@ class HParams(hyperparams.HParams):
         if problem := self._too_few_to_whiten(name, f'{self.ppo.nminibatches} minibatches', self.ppo.nminibatches):
             raise AssertionError(f'{problem}, or --{prefix}ppo.whiten_rewards false')
 
-    def writes(self):
+    def writes(self) -> list[str]:
         """The commands whose files the run writes, its own last."""
         return ['train_reward', 'train_policy'] if self.rewards.train_new_model is not None else ['train_policy']
 
-    def check_ranks(self, ranks):
+    def check_ranks(self, ranks: int) -> None:
         """UserError unless so many ranks can share the batches equally, and each can whiten its minibatches."""
         parts = self.ppo.nminibatches * ranks
         hyperparams.check_multiple(self.ppo.batch_size, '--ppo.batch_size',
@@ -99,7 +100,7 @@ class HParams(hyperparams.HParams):
         if self.rewards.train_new_model is not None:
             self.rewards.train_new_model.check_ranks(ranks, prefix=f'{_NEW}.')
 
-    def _too_few_to_whiten(self, name, parts_name, parts):
+    def _too_few_to_whiten(self, name: str, parts_name: str, parts: int) -> str | None:
         """What is wrong where a batch in so many parts is too small to whiten, else None."""
         if self.ppo.whiten_rewards and self.ppo.batch_size // parts < _LEAST_TO_WHITEN:
             return (f'{name} {self.ppo.batch_size} in {parts_name} is too few for whitening: take '
@@ -107,7 +108,9 @@ class HParams(hyperparams.HParams):
         return None
 
 
-def complete(settings, hparams, experiment):
+def complete(
+    settings: dict[str, Any], hparams: HParams, experiment: str | None,
+) -> dict[str, Any]:
     """What the user set, by dotted name, with what follows from it: one task for both models, a published reward model.
 
     hparams: the experiment's, which the settings are to be laid over. UserError if two settings contradict each other.
@@ -118,9 +121,10 @@ def complete(settings, hparams, experiment):
         _share_task(settings)
         for key in _OF_BOTH & settings.keys():
             settings.setdefault(f'{_NEW}.{key}', settings[key])
-        if experiment and 'run.seed' in settings and f'{_NEW}.run.seed' not in settings:
-            print(f'note: --run.seed is the seed of the policy only; that of the reward model stays '
-                  f'{hparams.rewards.train_new_model.run.seed} unless --{_NEW}.run.seed is given', file=sys.stderr)
+        new_model = hparams.rewards.train_new_model
+        if experiment and new_model and 'run.seed' in settings and f'{_NEW}.run.seed' not in settings:
+            print('note: --run.seed is the seed of the policy only; that of the reward model stays '
+                  f'{new_model.run.seed} unless --{_NEW}.run.seed is given', file=sys.stderr)
     elif not named and not settings.get('rewards.trained_model', hparams.rewards.trained_model) \
             and experiment in _PUBLISHED:
         settings['rewards.trained_model'] = f'{_RUNS}/{experiment}/reward_model'
@@ -129,7 +133,7 @@ def complete(settings, hparams, experiment):
     return settings
 
 
-def _share_task(settings):
+def _share_task(settings: dict[str, Any]) -> None:
     for key, value in list(settings.items()):
         twin = f'{_NEW}.{key}' if key.startswith('task.') else key.removeprefix(f'{_NEW}.')
         if 'task.' in key and settings.setdefault(twin, value) != value:

@@ -54,7 +54,7 @@ class RunHParams(hyperparams.HParams):
         ours=True)
 
     @property
-    def directory(self):
+    def directory(self) -> str | None:
         """Where the run is written: save_dir, or if that is remote, its staging directory; None if it is not kept."""
         return storage.staging(self.save_dir)
 
@@ -80,16 +80,17 @@ class HParams(hyperparams.HParams):
         None, 'labels per rank held in memory at a time; None: all of a step. Gradients are the same',
         at_least=1, ours=True)
 
-    def validate(self, *, prefix=''):
+    def validate(self, *, prefix: str = '') -> None:
+        """Also UserError unless batches divide the labels."""
         super().validate(prefix=prefix)
         if self.labels.num_train is not None:
             hyperparams.check_multiple(self.labels.num_train, f'--{prefix}labels.num_train',
                                        {f'--{prefix}batch_size': self.batch_size})
 
-    def check_ranks(self, ranks, *, prefix=''):
+    def check_ranks(self, ranks: int, *, prefix: str = '') -> None:
         """UserError unless so many ranks can share the batches equally."""
         for name in ('batch_size', 'rollout_batch_size'):
             hyperparams.check_multiple(getattr(self, name), f'--{prefix}{name}', {'--mpi': ranks})
 
-    def writes(self):
+    def writes(self) -> list[str]:
         return ['train_reward']

@@ -9,7 +9,8 @@ import dataclasses
 import difflib
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.hyperparams import TEXTS, describe, group_class, members, parse
@@ -32,7 +33,7 @@ def read_words(
     show where an argument is missing. UserError says what is wrong.
     An option that may be given several times has a tuple of texts; of another the last one counts.
     """
-    given = {}
+    given: dict[str, str | tuple[str, ...]] = {}
     by_position = []
     words = [word for word in args if word != '--']
     bare_flag = None  # the switch right before this word, if it was given without a value
@@ -89,7 +90,10 @@ def _assign_by_position(
         raise UserError(f'unexpected argument {word!r}: options are given as --name value')
 
 
-def _known(name, fields, arguments, may_negate):
+def _known(
+    name: str, fields: Mapping[str, dataclasses.Field], arguments: Mapping[str, str],
+    may_negate: bool,
+) -> tuple[str, bool]:
     """The option that `name` means, and whether a `no` before it switches it off."""
     key = name.replace('-', '_')
     if key in fields or key in arguments:
@@ -99,7 +103,7 @@ def _known(name, fields, arguments, may_negate):
     raise UserError(f'no such option: --{name}' + did_you_mean(f'--{name}', [f'--{key}' for key in fields]))
 
 
-def did_you_mean(word, choices):
+def did_you_mean(word: str, choices: Collection[str]) -> str:
     """A hint for an error message: the choice that ends in `.word` or is spelt like `word`, if there is one."""
     close = sorted((choice for choice in choices if choice.endswith(word.replace('--', '.'))), key=len) \
         or difflib.get_close_matches(word, sorted(choices), n=1, cutoff=0.7)
@@ -110,11 +114,11 @@ def _is_repeatable(key: str, fields: Mapping[str, dataclasses.Field]) -> bool:
     return key in fields and TEXTS in members(fields[key].type)
 
 
-def _is_flag(field):
+def _is_flag(field: dataclasses.Field) -> bool:
     return bool in members(field.type) or group_class(field.type) is not None
 
 
-def _next_value(key, field, words):
+def _next_value(key: str, field: dataclasses.Field | None, words: list[str]) -> str:
     """Take the option's value from `words`. A flag without one is on; a number without one is 1, as it was."""
     flag = field is not None and _is_flag(field)
     if words and not words[0].startswith('--') and (not flag or _unquote(words[0]).lower() in {*_SWITCHES, '0', '1'}):
@@ -124,13 +128,14 @@ def _next_value(key, field, words):
     raise UserError(f'--{key} needs a value')
 
 
-def convert(key, field, text):
+def convert(key: str, field: dataclasses.Field, text: str | tuple[str, ...]) -> Any:
     """The value of option `key` given as `text`; UserError names the option, the text and the expected type.
 
     text: of an option that may be given several times, a tuple of texts, which are taken as they are.
     """
     if TEXTS in members(field.type):
         return tuple(_checked_text(key, one) for one in text)
+    assert isinstance(text, str)
     if field.metadata.get('ours') and bool in members(field.type):  # the original's take no on and off
         text = {'on': 'true', 'off': 'false'}.get(text, text)
     try:
@@ -148,7 +153,7 @@ def _checked_text(key: str, text: str) -> str:
     return text
 
 
-def _read(ty, text):
+def _read(ty: Any, text: str) -> Any:
     """The value that hyperparams.parse makes of `text`, after what is tolerated here: case, quotes, 1e3 as an int."""
     allowed, plain = members(ty), _unquote(text)
     if str in allowed:
@@ -167,13 +172,13 @@ def _read(ty, text):
         return parse(ty, int(number) if int in allowed else number)
 
 
-def _unquote(text):
+def _unquote(text: str) -> str:
     """`text` without quotes around it: they were needed to keep 'off' or '5' a string."""
     literal = _literal(text) if text[:1] in ('"', "'") else None
     return literal if isinstance(literal, str) else text
 
 
-def _literal(text):
+def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

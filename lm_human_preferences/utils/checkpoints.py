@@ -7,6 +7,8 @@
 
 The original program reads these directories as its own, and nothing in them can execute.
 """
+from __future__ import annotations
+
 import collections
 import errno
 import hashlib
@@ -14,9 +16,15 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.utils import storage, tf_bundle
 from lm_human_preferences.utils.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 NAME = r'model\.ckpt(?:-\d+)?'
 RESUME, DATA, INDEX = '.resume.json', '.data-00000-of-00001', '.index'
@@ -29,7 +37,7 @@ LISTED = re.compile(r'^[ \t]*(model_checkpoint_path|all_model_checkpoint_paths)[
                     r'"(?:[^"\n]*[/\\])?([\w+=@-][\w.+=@ -]{0,200})"[ \t\r]*$', re.M | re.A)
 
 
-def parse_checkpoint_file(text):
+def parse_checkpoint_file(text: str) -> list[str]:
     """Names of the checkpoints that the text of a `checkpoint` file (CheckpointState) lists, the one in force last.
 
     Of a path, such as a training machine's, only the base name counts: a checkpoint is always beside the file.
@@ -39,13 +47,13 @@ def parse_checkpoint_file(text):
     return [name for name in dict.fromkeys(name for _, name in listed) if name not in newest] + newest
 
 
-def latest(directory):
+def latest(directory: str) -> str | None:
     """The prefix of the newest checkpoint in a local directory, None where there is none."""
     kept = _kept(directory)
     return os.path.join(directory, kept[-1]) if kept else None
 
 
-def _kept(directory):
+def _kept(directory: str) -> list[str]:
     """Names of the checkpoints that `directory` lists and has, the newest last."""
     path = os.path.join(directory, 'checkpoint')
     try:
@@ -58,7 +66,10 @@ def _kept(directory):
     return [name for name in names if os.path.exists(os.path.join(directory, f'{name}.index'))]
 
 
-def check_room(directory, tensors, saves, *, max_to_keep=20):
+def check_room(
+    directory: str, tensors: Mapping[str, np.ndarray | torch.Tensor], saves: int, *,
+    max_to_keep: int = 20,
+) -> None:
     """UserError unless the disk has room for those checkpoints of `tensors` that are kept at a time, of `saves`."""
     count = min(saves, max_to_keep + 1) - len(_kept(directory))  # the newest is written before the oldest goes
     while not os.path.exists(directory):
@@ -69,11 +80,14 @@ def check_room(directory, tensors, saves, *, max_to_keep=20):
                         f'{need >> 20} MiB: make room, or raise --run.save_interval')
 
 
-def _size(tensors):
+def _size(tensors: Mapping[str, np.ndarray | torch.Tensor]) -> int:
     return sum(getattr(tensor, 'nbytes', 8) for tensor in tensors.values()) + (1 << 20)
 
 
-def save(directory, name, tensors, *, state=None, max_to_keep=20):
+def save(
+    directory: str, name: str, tensors: Mapping[str, np.ndarray | torch.Tensor], *,
+    state: Any = None, max_to_keep: int = 20,
+) -> str:
     """Save a checkpoint, make it the newest and delete the oldest beyond `max_to_keep`; returns its prefix.
 
     name: 'model.ckpt', or 'model.ckpt-N' for step N. tensors: {variable name: array or torch tensor}, converted and
@@ -103,7 +117,9 @@ def save(directory, name, tensors, *, state=None, max_to_keep=20):
     return prefix
 
 
-def write_bundle(prefix, tensors, state=None):
+def write_bundle(
+    prefix: str, tensors: Mapping[str, np.ndarray | torch.Tensor], state: Any = None,
+) -> None:
     """Write the checkpoint `prefix` byte for byte as tf.train.Saver does, and `state` beside it; all of it, or nothing.
 
     The resume.json has the sizes of both files and the digest of the index, which holds the checksum of every tensor.
@@ -117,24 +133,24 @@ def write_bundle(prefix, tensors, state=None):
             file.write(_signed({**manifest, 'state': state}))
 
 
-def _signed(value):
+def _signed(value: dict[str, Any]) -> bytes:
     """`value`, a dict, as JSON that begins with the digest of what follows it: no byte can change unnoticed."""
     rest = json.dumps(value)[1:].encode()
     return b'{"sha256": "%s", ' % hashlib.sha256(rest).hexdigest().encode() + rest
 
 
-def _commit(directory, keep):
+def _commit(directory: str, keep: Sequence[str]) -> None:
     with storage.replacing(os.path.join(directory, 'checkpoint')) as (file,):
         file.write(state_text(keep))
 
 
-def state_text(names):
+def state_text(names: Sequence[str]) -> bytes:
     """The `checkpoint` file that lists `names`, the newest last, as tf.train.Saver's save_relative_paths writes it."""
     lines = [f'model_checkpoint_path: "{names[-1]}"\n', *(f'all_model_checkpoint_paths: "{name}"\n' for name in names)]
     return ''.join(lines).encode()
 
 
-def _delete(directory, names):
+def _delete(directory: str, names: Collection[str]) -> None:
     """Delete the files of the checkpoints `names`, and what killed runs left half written."""
     for file in sorted(os.listdir(directory)):  # resume.json last: until then the rest is found again
         match = FILE.fullmatch(file)
@@ -142,7 +158,7 @@ def _delete(directory, names):
             os.remove(os.path.join(directory, file))
 
 
-def _parsed(text):
+def _parsed(text: bytes) -> dict[str, Any]:
     """What `_signed` made the JSON of; of anything else, something else."""
     try:
         return {name: value for name, value in json.loads(text).items() if name != 'sha256'}
@@ -150,7 +166,7 @@ def _parsed(text):
         return {}
 
 
-def resumable(directory):
+def resumable(directory: str) -> list[str]:
     """Names of the checkpoints in a local directory that have a state, whole or not, the newest first."""
     files = os.listdir(directory) if os.path.isdir(directory) else []
     return sorted((m[1] for m in map(FILE.fullmatch, files) if m and m[0].endswith(RESUME)), key=step_of, reverse=True)
@@ -161,7 +177,7 @@ def step_of(name: str) -> int:
     return int((re.search(r'-(\d+)$', name) or [0, 0])[1])
 
 
-def newest(directory, form=dict):
+def newest(directory: str, form: Any = dict) -> tuple[str, Any] | None:
     """(prefix, state) of the newest checkpoint in a local directory that a run can go on from, None if there never was.
 
     Every byte is verified, and that the state has `form`, see `fits`. Others are named, and passed over; UserError
@@ -183,7 +199,7 @@ def newest(directory, form=dict):
     return None
 
 
-def rewind(directory, name):
+def rewind(directory: str, name: str) -> None:
     """Make `name` the newest checkpoint in `directory`, and delete those of later steps."""
     kept = _kept(directory)
     keep = [other for other in kept if other != name and step_of(other) < step_of(name)] + [name]
@@ -192,7 +208,7 @@ def rewind(directory, name):
         _delete(directory, {*resumable(directory), *kept} - set(keep))
 
 
-def restore_state(prefix):
+def restore_state(prefix: str) -> Any:
     """The `state` saved with the checkpoint `prefix`, None where there is none.
 
     BundleError where it, the index or the size of the data is not what was saved. Values are not looked at.
@@ -214,7 +230,7 @@ def restore_state(prefix):
     return saved['state']
 
 
-def fits(value, form):
+def fits(value: object, form: Any) -> bool:
     """Whether a JSON `value` has `form`, which is made of types, and of `range` for whole numbers.
 
     A dict wants these names and values of their forms, a list at least one value and all of its form, a tuple one value
@@ -229,7 +245,7 @@ def fits(value, form):
     return type(value) is int and value in form if isinstance(form, range) else isinstance(value, form)
 
 
-def write_json(path, value):
+def write_json(path: str, value: Any) -> None:
     """Write `value` to a local file, indented as the original did; all of it appears, or nothing."""
     try:
         os.makedirs(os.path.dirname(path) or '.', exist_ok=True)

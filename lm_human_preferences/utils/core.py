@@ -1,6 +1,8 @@
 """Mathematics on numbers and tensors that knows nothing of models, tasks or files (the original's utils/core.py)."""
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ RANK_SEED_STRIDE = 100003  # the original's prime between the seeds of two ranks
 
 
 @contextlib.contextmanager
-def one_thread():
+def one_thread() -> Iterator[None]:
     """Compute with one thread of the CPU, so that the order of sums is always the same."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -27,7 +29,7 @@ class Schema:
     shape: tuple
 
 
-def exact_div(a, b):
+def exact_div(a: int, b: int) -> int:
     """`a // b`, which must leave no remainder; raises ValueError otherwise."""
     q = a // b
     if a != q * b:
@@ -35,37 +37,40 @@ def exact_div(a, b):
     return q
 
 
-def ceil_div(a, b):
+def ceil_div(a: int, b: int) -> int:
     """`a / b` rounded up, for integers."""
     return (a - 1) // b + 1
 
 
-def set_seed(seed, rank=0):
+def set_seed(seed: int | None, rank: int = 0) -> None:
     """Seed numpy and torch for this rank; None draws fresh entropy (the original's set_mpi_seed)."""
     seed = None if seed is None else seed + rank * RANK_SEED_STRIDE
     np.random.seed(seed and seed % 2 ** 32)  # it takes no others
     torch.seed() if seed is None else torch.manual_seed(seed)
 
 
-def whiten(values, shift_mean=True):
+def whiten(values: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
     """Scale to variance 1 (biased, epsilon 1e-8) over all elements; the mean becomes 0 if `shift_mean`, else stays."""
     var, mean = torch.var_mean(values, correction=0)
     whitened = (values - mean) * torch.rsqrt(var + 1e-8)
     return whitened if shift_mean else whitened + mean
 
 
-def logprobs_from_logits(*, logits, labels):
+def logprobs_from_logits(*, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Log-probabilities of `labels (...)` under `logits (..., n_vocab)`."""
     return logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
 
-def entropy_from_logits(logits):
+def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
     """Entropy in nats of `logits (..., n_vocab)`; a logit of -inf gives nan, as in the original."""
     logprobs = logits.log_softmax(-1)  # unlike logsumexp - sum(p * logits), this loses no digits to large logits
     return -(logprobs.exp() * logprobs).sum(-1)
 
 
-def logprobs_and_entropies(h, weight, labels, gradient_type=None):
+def logprobs_and_entropies(
+    h: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor,
+    gradient_type: torch.dtype | None = None,
+) -> tuple[torch.Tensor, ...]:
     """Both of the above, of `labels (...)`, for logits `h (..., n_embd) @ weight (n_vocab, n_embd).T`: each `(...)`.
 
     The logits are held once, and read in pieces that fit a cache. Entropies have no gradient. gradient_type: what the
@@ -81,7 +86,10 @@ class _ReadOut(torch.autograd.Function):
     ROWS, COLUMNS = 64, 1024  # of the pieces: a softmax needs whole rows, sums over the vocabulary do not
 
     @staticmethod
-    def forward(ctx, h, weight, labels, gradient_type):
+    def forward(
+        ctx: Any, h: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor,
+        gradient_type: torch.dtype,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """See logprobs_and_entropies: `h (rows, n_embd)`, `labels (rows,)` -> two of (rows,)."""
         table = h @ weight.T
         logprobs, entropies = h.new_empty(len(h)), h.new_empty(len(h))
@@ -98,7 +106,9 @@ class _ReadOut(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx, gradient, _):
+    def backward(
+        ctx: Any, gradient: torch.Tensor, _: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         """Of a row's logits: its gradient times (one at the label, minus the probabilities)."""
         (h, weight, labels, table), low = ctx.saved_tensors, ctx.gradient_type
         gradient, h_low = gradient.unsqueeze(1), h.to(low)
@@ -111,7 +121,7 @@ class _ReadOut(torch.autograd.Function):
         return d_h, d_weight.index_add_(0, labels, gradient * h), None, None
 
 
-def sample_from_logits(logits):
+def sample_from_logits(logits: torch.Tensor) -> torch.Tensor:
     """One draw per distribution: `logits (..., n_vocab)` -> int64 `(...)`.
 
     Inverse CDF with one uniform number each, in float64 so that the tail of 50,000 probabilities keeps its mass;
@@ -122,13 +132,13 @@ def sample_from_logits(logits):
     return torch.searchsorted(cdf, uniform * cdf[..., -1:], right=True).clamp_(max=logits.shape[-1] - 1).squeeze(-1)
 
 
-def take_top_k_logits(logits, k):
+def take_top_k_logits(logits: torch.Tensor, k: int) -> torch.Tensor:
     """Keep the `k` largest of `logits (..., n_vocab)`, and what equals the k-th; the others become -1e10."""
     smallest_kept = logits.topk(k).values[..., -1:]
     return logits.masked_fill(logits < smallest_kept, -1e10)
 
 
-def take_top_p_logits(logits, p):
+def take_top_p_logits(logits: torch.Tensor, p: float) -> torch.Tensor:
     """Nucleus sampling: keep the fewest tokens of `logits (..., n_vocab)` whose probability reaches `p`.
 
     The others become -1e10. Unlike the original's, the token that crosses `p` is kept, and any shape works.
@@ -143,27 +153,27 @@ def take_top_p_logits(logits, p):
     return logits.masked_fill(logits < smallest_kept, -1e10)
 
 
-def cumulative_max(x):
+def cumulative_max(x: torch.Tensor) -> torch.Tensor:
     return x.cummax(-1).values
 
 
-def index_each(a, ix):
+def index_each(a: torch.Tensor, ix: torch.Tensor) -> torch.Tensor:
     """Index row i of `a (batch, n, ...)` by `ix[i]`: `ix (batch, ...)` -> `(batch, ..., *a.shape[2:])`."""
     rows = torch.arange(a.shape[0], device=a.device).reshape(-1, *[1] * (ix.ndim - 1))
     return a[rows, ix]
 
 
-def pearson_r(x, y):
+def pearson_r(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Correlation of two vectors; nan where one is constant."""
     (x_var, x_mean), (y_var, y_mean) = torch.var_mean(x, correction=0), torch.var_mean(y, correction=0)
     return ((x - x_mean) * (y - y_mean)).mean() / torch.sqrt(x_var * y_var)
 
 
-def adam_epsilon(step, epsilon=1e-5, beta2=0.999):
+def adam_epsilon(step: int, epsilon: float = 1e-5, beta2: float = 0.999) -> float:
     """PyTorch's `eps` for update `step` (from 1) to equal TensorFlow's, which adds epsilon before bias correction."""
     return epsilon / (1 - beta2 ** step) ** 0.5
 
 
-def default_device():
+def default_device() -> torch.device:
     """The GPU where there is one, else the CPU."""
     return torch.device('cuda' if torch.cuda.is_available() else 'cpu')

@@ -5,9 +5,9 @@ import json
 import math
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TextIO
 
 from lm_human_preferences.utils import storage
 from lm_human_preferences.utils.errors import UserError
@@ -16,8 +16,9 @@ _BOOLS = {'t': True, 'true': True, 'True': True, 'f': False, 'false': False, 'Fa
 
 TEXTS = tuple[str, ...]  # type of an option that may be given several times
 MAX_INT, MAX_FLOAT = 2 ** 63 - 1, 3e38  # the latter, as tensors hold them
-_WORDS = {bool: 'true or false', int: 'a whole number (int)', float: 'a number (float)', str: 'text (str)',
-          types.NoneType: 'None', TEXTS: 'texts (str)'}
+_WORDS: dict[Any, str] = {
+    bool: 'true or false', int: 'a whole number (int)', float: 'a number (float)',
+    str: 'text (str)', types.NoneType: 'None', TEXTS: 'texts (str)'}
 
 
 class UnknownFieldError(AttributeError, KeyError):
@@ -51,7 +52,7 @@ def option(
 class HParams:
     """Base of all hyperparameter classes, which are dataclasses as well."""
 
-    def override_from_json_file(self, filename):
+    def override_from_json_file(self, filename: str) -> None:
         """Override from a JSON file of nested objects, local or remote, and check all values; UserError names it."""
         nested = storage.read_json(filename)
         try:
@@ -60,7 +61,7 @@ class HParams:
         except (AttributeError, TypeError, ValueError) as e:
             raise UserError(f'{filename} does not hold the hyperparameters that it should: {e}') from e
 
-    def override_from_str(self, hparam_str):
+    def override_from_str(self, hparam_str: str) -> None:
         """Override from 'x.y=1,name=foobar'; a value cannot hold a comma."""
         pairs = [pair.partition('=') for pair in hparam_str.split(',')]
         for key, separator, _ in pairs:
@@ -68,39 +69,42 @@ class HParams:
                 raise ValueError(f'malformed hyperparameter {key!r}: expected name=value')
         self.override_from_str_dict({key: value for key, _, value in pairs})
 
-    def override_from_str_dict(self, flat_dict, separator='.'):
+    def override_from_str_dict(self, flat_dict: dict[str, str], separator: str = '.') -> None:
         """Override from {'x.y': '1'}: values are read as the field's type says; ValueError if that cannot be done."""
         self.override_from_dict({key: parse(self._field(key, separator).type, text) for key, text in flat_dict.items()},
                                 separator=separator)
 
-    def parse_json(self, s: str):
+    def parse_json(self, s: str) -> None:
         self.override_from_nested_dict(json.loads(s))
 
-    def override_from_dict(self, flat_dict, separator='.'):
+    def override_from_dict(self, flat_dict: dict[str, Any], separator: str = '.') -> None:
         """Override from {'x.y': 1}. 'on' makes a fresh group and those that hold it, 'off' makes it None.
 
         A field of a group that is off is an AttributeError; groups that are on keep their values (the original
         made those around the one switched on anew).
         """
         groups = {key: group_class(self._field(key, separator).type) for key in flat_dict}
-        inner = {}
+        inner: dict[str, dict[str, Any]] = {}
         for key, value in flat_dict.items():
             name, nested, rest = key.partition(separator)
             if nested:
                 inner.setdefault(name, {})[rest] = value
                 continue
-            if groups[key] and value in ('on', 'off'):
-                value = groups[key]() if value == 'on' else None
+            group = groups[key]
+            if group and value in ('on', 'off'):
+                value = group() if value == 'on' else None
             setattr(self, name, value)
         for name, values in inner.items():
             on = any(groups[name + separator + key] and value not in ('off', None) for key, value in values.items())
             if on and name not in flat_dict and getattr(self, name) is None:
-                setattr(self, name, group_class(self._field(name).type)())
+                group = group_class(self._field(name).type)
+                assert group is not None  # a dotted name was found below it
+                setattr(self, name, group())
             if getattr(self, name) is None:
                 raise AttributeError(f'{name} is None: it has no field {next(iter(values))!r}')
             getattr(self, name).override_from_dict(values, separator)
 
-    def override_from_nested_dict(self, nested_dict):
+    def override_from_nested_dict(self, nested_dict: dict[str, Any]) -> None:
         """Override from {'x': {'y': 1}}; an object switches its group on."""
         for name, value in nested_dict.items():
             group = group_class(self._field(name).type)
@@ -130,14 +134,14 @@ class HParams:
             nested[f.name] = value
         return nested
 
-    def validate(self, *, prefix=''):
+    def validate(self, *, prefix: str = '') -> None:
         """`check_values`, for one. Subclasses add what must hold between fields."""
         self.check_values(prefix=prefix)
         for f in dataclasses.fields(self):
             if isinstance(value := getattr(self, f.name), HParams):
                 value.validate(prefix=f'{prefix}{f.name}.')
 
-    def check_values(self, *, prefix=''):
+    def check_values(self, *, prefix: str = '') -> None:
         """TypeError for a value that is not of its field's type, ValueError for a number out of range."""
         for f in dataclasses.fields(self):
             name, value, allowed = f'--{prefix}{f.name}', getattr(self, f.name), members(f.type)
@@ -158,7 +162,7 @@ class HParams:
             if isinstance(value, HParams):
                 value.check_values(prefix=f'{prefix}{f.name}.')
 
-    def _field(self, key, separator='.'):
+    def _field(self, key: str, separator: str = '.') -> dataclasses.Field:
         try:
             return fields(type(self), separator)[key]
         except KeyError:
@@ -166,7 +170,7 @@ class HParams:
 
 
 @lru_cache
-def fields(cls, separator='.'):
+def fields(cls: type[HParams], separator: str = '.') -> dict[str, dataclasses.Field]:
     """All fields below `cls`, groups included, by dotted name: dict of str to dataclasses.Field."""
     found = {}
     for f in dataclasses.fields(cls):
@@ -176,12 +180,12 @@ def fields(cls, separator='.'):
     return found
 
 
-def members(ty):
+def members(ty: Any) -> tuple[Any, ...]:
     """The types that `ty` allows: those of a Union, or `ty` alone."""
     return typing.get_args(ty) if typing.get_origin(ty) in (typing.Union, types.UnionType) else (ty,)
 
 
-def group_class(ty):
+def group_class(ty: Any) -> type[HParams] | None:
     """The HParams class that `ty` or Optional `ty` holds, or None."""
     return next((t for t in members(ty) if isinstance(t, type) and issubclass(t, HParams)), None)
 
@@ -207,12 +211,13 @@ def describe_range(field: dataclasses.Field) -> str:
     return ' and '.join(filter(None, [lower, upper]))
 
 
-def describe(ty):
+def describe(ty: Any) -> str:
     """`ty` in words, for error messages."""
-    return ' or '.join('on or off' if group_class(t) else _WORDS.get(t, t.__name__) for t in members(ty))
+    return ' or '.join(
+        'on or off' if group_class(t) else _WORDS.get(t) or t.__name__ for t in members(ty))
 
 
-def check_multiple(total, name, factors):
+def check_multiple(total: int, name: str, factors: Mapping[str, int]) -> None:
     """UserError unless the product of `factors` {name: number} divides `total`; it names the nearest that fit."""
     factors = {factor: number for factor, number in factors.items() if number != 1}
     part = math.prod(factors.values())
@@ -223,13 +228,13 @@ def check_multiple(total, name, factors):
         raise UserError(f'{name} {total} is not a multiple of {parts}{f" = {part}" * (len(factors) > 1)}: take {near}')
 
 
-def dump(hparams, *, name='hparams', out=None):
+def dump(hparams: HParams, *, name: str = 'hparams', out: TextIO | None = None) -> None:
     """Write `name:` and sorted, indented `name: value` lines to `out` (standard output unless given)."""
     nested = hparams.to_nested_dict(recorded_only=True)
     print(f'{name}:', *_dump_lines(nested, '  '), sep='\n', file=out)
 
 
-def _dump_lines(nested, indent):
+def _dump_lines(nested: Mapping[str, Any], indent: str) -> Iterator[str]:
     for key, value in sorted(nested.items()):
         if isinstance(value, dict):
             yield f'{indent}{key}:'
@@ -238,7 +243,7 @@ def _dump_lines(nested, indent):
             yield f'{indent}{key}: {value}'
 
 
-def parse(ty, s):
+def parse(ty: Any, s: str | float) -> Any:
     """Read `s` as type `ty`; ValueError if it is not one, TypeError if a Union leaves it open what is meant."""
     options = [t for t in members(ty) if t is not types.NoneType]
     if len(options) < len(members(ty)) and (s == 'None' or s in ('none', '') and str not in options):
@@ -251,7 +256,7 @@ def parse(ty, s):
     return _parse_as(options[-1], s)
 
 
-def _parse_as(ty, s):
+def _parse_as(ty: Any, s: str | float) -> Any:
     if ty is str:
         return s
     if ty in (int, float):

@@ -5,17 +5,22 @@ import os
 import signal
 import sys
 import types
-from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
 import click
 
 from lm_human_preferences import __version__
 from lm_human_preferences.utils import hyperparams, option_help, ranks, runs, storage, streams
 from lm_human_preferences.utils.arguments import convert, did_you_mean, read_words
+from lm_human_preferences.utils.combos import Trial
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.hyperparams import group_class, members, option
 
+if TYPE_CHECKING:
+    from lm_human_preferences.hparams import train_policy, train_reward
+
+Settings = TypeVar('Settings', bound=hyperparams.HParams)
 
 HELP = ['-h', '--help']
 HELP_ALL = '--help-all'
@@ -27,7 +32,7 @@ ENDED_BY_SIGNAL = {128 + number for number in (signal.SIGHUP, signal.SIGINT, sig
 class Program(click.Group):
     """A group of commands in which a mistake of the user is one line and status 2."""
 
-    def __init__(self, **attrs: Any):
+    def __init__(self, **attrs: Any) -> None:
         version = click.Option(
             ['--version'], is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
             help='Show the versions of this program, of Python and of PyTorch, and exit.')
@@ -78,7 +83,7 @@ class Command(click.Command):
 
     def __init__(self, name: str, callback: Callable[..., object], fields: option_help.Fields,
                  arguments: Sequence[click.Argument] = (), positionals: Sequence[str] = (), *, example: str = '',
-                 **attrs: Any):
+                 **attrs: Any) -> None:
         self.fields, self.positionals, self.example = fields, positionals, example
         self.arguments = {argument.name: argument.human_readable_name for argument in arguments}
         options = [_click_option(key, field) for key, field in fields.items()]
@@ -105,6 +110,7 @@ class Command(click.Command):
         for key, value in settings.items():
             if given[key] == 'True' and type(value) in (int, float):
                 note(f'note: --{key} without a value means 1')
+        assert self.callback is not None
         return self.callback(settings, *(ctx.params[key] for key in self.arguments))
 
     def get_help(self, ctx: click.Context) -> str:
@@ -120,8 +126,8 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in sections. One line stands for those of a new reward model, unless all are asked for."""
-        records = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)
-                   if isinstance(param, click.Option)}
+        records = {param.name: record for param in self.get_params(ctx)
+                   if isinstance(param, click.Option) and (record := param.get_help_record(ctx))}
         for heading, fields in option_help.sections(self.fields).items():
             if heading == option_help.FOLDED and not ctx.meta.get(HELP_ALL):
                 rows = [(f'--{option_help.NEW_REWARD_MODEL}.NAME',
@@ -150,12 +156,12 @@ def _click_option(key: str, field: dataclasses.Field) -> click.Option:
         shell_complete=lambda ctx, param, incomplete: [word for word in words if word.startswith(incomplete)])
 
 
-def note(message):
+def note(message: str) -> None:
     """A line to the user that is no part of the output."""
     click.echo(message, err=True)
 
 
-def validated(hparams):
+def validated(hparams: Settings) -> Settings:
     """`hparams`, checked; what its class finds wrong is a UserError."""
     try:
         hparams.validate()
@@ -170,18 +176,18 @@ class RankHParams(hyperparams.HParams):
     mpi: Optional[int] = option(None, 'ranks to start; None: one for every visible GPU, or 1 without', at_least=1)
     mode: str = option('local', "where to run: only 'local'")
 
-    def validate(self, *, prefix=''):
+    def validate(self, *, prefix: str = '') -> None:
         super().validate(prefix=prefix)
         if self.mode != 'local':
             raise ValueError(f"--{prefix}mode {self.mode} is not available: only 'local' is")
 
 
-def run(job, arguments, mpi):
+def run(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
     """Call `job`, 'module:function', with keyword `arguments`, in `mpi` ranks (None: as many as there are GPUs)."""
     if 'VISIBLE_DEVICES' in os.environ:  # what the original read instead
         os.environ.setdefault('CUDA_VISIBLE_DEVICES', os.environ['VISIBLE_DEVICES'])
     size = _size(mpi)
-    hparams = arguments.get('hparams')
+    hparams: Any = arguments.get('hparams')
 
     def say_how_to_go_on() -> None:
         if hasattr(hparams, 'writes'):
@@ -214,25 +220,32 @@ def _size(mpi: int | None) -> int:
     return launched if launched > 1 else mpi or max(1, _visible_gpus())
 
 
-def _visible_gpus():
+def _visible_gpus() -> int:
     import torch  # takes seconds: only a job that starts pays for it
     return torch.cuda.device_count()
 
 
-def job_command(name, job, hparam_class=hyperparams.HParams, arguments=(), **attrs):
+def job_command(
+    name: str, job: str, hparam_class: type[hyperparams.HParams] = hyperparams.HParams,
+    arguments: Sequence[str] = (), **attrs: Any,
+) -> Command:
     """The command `name ARGUMENT ... [--option value ...]`, which runs `job` with all of them as keyword arguments.
 
     In one rank, unless it has the options of RankHParams.
     """
-    def start(settings, *values):
+    def start(settings: dict[str, Any], *values: str) -> None:
         hparams = validated(hparam_class(**settings)).to_nested_dict()
         mpi, _ = hparams.pop('mpi', 1), hparams.pop('mode', None)
         run(job, {**dict(zip(arguments, values)), **hparams}, mpi)
     return Command(name, start, hyperparams.fields(hparam_class), [click.Argument([key]) for key in arguments], **attrs)
 
 
-def experiment_command(name, job, hparam_class, experiments, *, help, example='',
-                       complete=lambda settings, *_: settings):
+def experiment_command(
+    name: str, job: str,
+    hparam_class: 'type[train_policy.HParams] | type[train_reward.HParams]',
+    experiments: Mapping[str, Sequence[Trial]], *, help: str, example: str = '',
+    complete: Callable[[dict[str, Any], Any, str], dict[str, Any]] = lambda settings, *_: settings,
+) -> Command:
     """The command `name EXPERIMENT NAME [--option value ...]`, which runs `job` with an experiment's hyperparameters.
 
     experiments: name -> trials (see combos). complete(settings, hparams, experiment) returns the user's settings and
@@ -244,7 +257,7 @@ def experiment_command(name, job, hparam_class, experiments, *, help, example=''
         ('overwrite', bool, option(False, 'delete what a run of this NAME has left, and start anew'))])
     launch_fields = hyperparams.fields(launch_class)
 
-    def launch_experiment(settings, exp, trial_name):
+    def launch_experiment(settings: dict[str, Any], exp: str, trial_name: str) -> None:
         """Resolve all trials of an experiment before the first of them starts."""
         if exp not in experiments:
             raise UserError(f'no experiment {exp!r} for {name}: choose from {", ".join(experiments)}'
@@ -288,29 +301,31 @@ NAME:       a name for this run, joined with --save_dir
 An experiment sets what is [required] below and changes some of the defaults; --dry_run shows all its settings.""")
 
 
-def _dry_run(hparams: hyperparams.HParams, launch: RankHParams) -> None:
+def _dry_run(
+    hparams: 'train_policy.HParams | train_reward.HParams', launch: Any,
+) -> None:
     """Check all that can be checked without work, and say what would start."""
     from lm_human_preferences.dry_run import dry_run  # loads torch
     for line in dry_run(hparams, _size(launch.mpi), launch.overwrite):
         note(line)
 
 
-def settable(hparam_class):
+def settable(hparam_class: type[hyperparams.HParams]) -> option_help.Fields:
     """The fields that are options on the command line: values, and groups that may be off."""
     return {key: field for key, field in hyperparams.fields(hparam_class).items()
             if not group_class(field.type) or types.NoneType in members(field.type)}
 
 
-def _check_name(name):
+def _check_name(name: str) -> None:
     if (not name.strip('/') or name.startswith('/') or '..' in name.split('/') or not name.isprintable()
             or len(name) > LONGEST_NAME):
         raise UserError(f'NAME {name!r:.80} must be a relative path without .., of at most {LONGEST_NAME} characters: '
                         'it is joined to --save_dir')
 
 
-def read_trial(trial):
+def read_trial(trial: Trial) -> tuple[dict[str, Any], str]:
     """What a trial binds, in its order, and the descriptors of its entries joined by dashes."""
-    binds = {}
+    binds: dict[str, Any] = {}
     for var, value, _ in trial:
         if var in binds:
             note(f'WARNING: overriding key {var} from {binds[var]} to {value}')
@@ -319,7 +334,7 @@ def read_trial(trial):
     return binds, '-'.join(str(extra['descriptor']) for _, _, extra in trial if 'descriptor' in extra)
 
 
-def override(hparams, settings):
+def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
     """Lay the user's settings over `hparams`. A leaf switches its group on; `on` leaves a group that is on as it is."""
     settings = dict(settings)
     for group in [key for key, field in settable(type(hparams)).items() if group_class(field.type)]:

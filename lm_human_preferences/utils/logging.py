@@ -1,4 +1,6 @@
 """A dict of named numbers in, TensorBoard and the original's console lines out; and what is printed at all."""
+from __future__ import annotations
+
 import contextlib
 import glob
 import math
@@ -7,14 +9,24 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.event_pb2 import (
+    Event,  # pyright: ignore[reportAttributeAccessIssue]
+    SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+)
+from tensorboard.compat.proto.summary_pb2 import (
+    Summary,  # pyright: ignore[reportAttributeAccessIssue]
+)
 from tqdm import tqdm
 
 from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.tf_table import masked_crc
+
+if TYPE_CHECKING:
+    from lm_human_preferences.utils.comm import Comm
 
 _console = 'summary'  # a value of --run.console
 
@@ -59,7 +71,7 @@ def announce(*lines: object) -> None:
         print(text, flush=True)
 
 
-def progress(iterable=None, *, comm, **settings):
+def progress(iterable: Iterable[Any] | None = None, *, comm: Comm, **settings: Any) -> tqdm:
     """A tqdm bar on rank 0, unless the console is quiet; drawn often on a terminal, seldom into a file."""
     is_hidden = comm.rank != 0 or _console == 'quiet'
     return tqdm(iterable, disable=is_hidden, mininterval=0.5 if sys.stderr.isatty() else 30, **settings)
@@ -71,24 +83,28 @@ class Logger:
     The original lost its last events; this one flushes with each printed step and when closed.
     """
 
-    def __init__(self, save_dir, subdir, *, log_interval, comm, tag_prefix=''):
+    def __init__(
+        self, save_dir: str | None, subdir: str, *, log_interval: int, comm: Comm,
+        tag_prefix: str = '',
+    ) -> None:
         self.log_interval, self.tag_prefix = log_interval, tag_prefix
         self.active = comm.rank == 0
         self.directory = os.path.join(save_dir, 'tb', subdir) if self.active and save_dir else None
-        self.file = self.first_step = None
+        self.file: BinaryIO | None = None
+        self.first_step: int | None = None
 
-    def rewind(self, step):
+    def rewind(self, step: int) -> None:
         """Forget what a run that was interrupted has logged from `step` on; before anything is logged."""
         if self.directory:
             with self._explained():
                 _cut_events(self.directory, step)
         self.first_step = step  # tells a TensorBoard that is running
 
-    def is_due(self, step):
+    def is_due(self, step: int) -> bool:
         """Whether this rank prints at `step`."""
         return self.active and step % self.log_interval == 0
 
-    def log(self, stats, step):
+    def log(self, stats: Mapping[str, float], step: int) -> None:
         """Record `stats`, a dict of numbers, under `step` (from 0)."""
         if self.directory:
             values = [Summary.Value(tag=self.tag_prefix + name, simple_value=value) for name, value in stats.items()]
@@ -99,7 +115,8 @@ class Logger:
             say_as_recorded(*(f'k =  {name} , v =  {_as_float32(value)}' for name, value in stats.items()))
             self.flush()
 
-    def _open(self):
+    def _open(self) -> BinaryIO:
+        assert self.directory is not None
         os.makedirs(self.directory, exist_ok=True)
         # TensorBoard reads files in the order of their names, which clocks and process ids alone may get wrong.
         others = [name.split('.')[3] for name in os.listdir(self.directory) if name.startswith('events.out.tfevents.')]
@@ -113,33 +130,33 @@ class Logger:
         return file
 
     @contextlib.contextmanager
-    def _explained(self):
+    def _explained(self) -> Iterator[None]:
         try:
             yield
         except OSError as e:
             raise UserError(f'cannot write to {self.directory}: {e.strerror}') from e
 
-    def flush(self):
+    def flush(self) -> None:
         """Write what was logged so far."""
         if self.file:
             with self._explained():
                 self.file.flush()
 
-    def close(self):
+    def close(self) -> None:
         """Write what is still buffered."""
         if self.file:
             with self._explained():
                 self.file.close()
 
 
-def _record(event):
+def _record(event: Event) -> bytes:
     """An event as TensorBoard's files hold it: its length, a checksum of that, the event, a checksum of that."""
     data = event.SerializeToString()
     size = struct.pack('<Q', len(data))
     return b''.join([size, struct.pack('<I', masked_crc(size)), data, struct.pack('<I', masked_crc(data))])
 
 
-def _cut_events(directory, step):
+def _cut_events(directory: str, step: int) -> None:
     """Cut TensorBoard's files off before the first event of `step` or later, or where a kill has left half of one."""
     for path in glob.glob(os.path.join(glob.escape(directory), 'events.out.tfevents.*')):
         if os.path.islink(path) or not os.path.isfile(path):  # which is not ours to cut
@@ -157,7 +174,7 @@ def _cut_events(directory, step):
             os.remove(path)
 
 
-def _step_of(event):
+def _step_of(event: bytes) -> float:
     """The step of a serialized event; beyond all others of what is none."""
     try:
         return Event.FromString(event).step
@@ -165,6 +182,6 @@ def _step_of(event):
         return math.inf
 
 
-def _as_float32(value):
+def _as_float32(value: object) -> object:
     """A number as numpy prints it: in float32 the digits end where the information does."""
     return str(np.float32(value)) if isinstance(value, float) else value

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from lm_human_preferences.utils.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+    from lm_human_preferences.hparams.model import HParams as Sizes
     from lm_human_preferences.utils.comm import Comm
 
 FLOAT, HALF, DOUBLE = 4, 2, 8  # bytes
@@ -28,7 +30,7 @@ class Training:
     whose logits have a gradient. option: the name of micro_batch_size. checkpointed: see language.model.Model.
     reduced: layers compute in bf16. fused: attention keeps no probabilities, as on GPUs.
     """
-    sizes: object
+    sizes: Sizes
     networks: int
     rows: int
     tokens: int
@@ -43,14 +45,14 @@ class Training:
     ranks: int = 1
     batch_options: tuple[str, str] = ('--batch_size', '--rollout_batch_size')  # that set rows and sampled_rows
 
-    def peak(self):
+    def peak(self) -> float:
         """The most that is held at a time; on CPUs, micro-batches leave holes between gradients, as much again."""
         every = max(self.rows, self.sampled_rows)
         most = min(self.micro_batch_size or every, every)
         working = max(self.learning(min(self.rows, most)), self.sampling(min(self.sampled_rows, most)))
         return self.lasting() + working * (2 if most < every and not self.fused else 1)
 
-    def lasting(self):
+    def lasting(self) -> int:
         """The networks; of the one that is trained also gradient, two moments, and buckets that average over ranks.
 
         In bf16 there is a copy of the blocks of that one and, on CPUs, of the others: see precision.affine.
@@ -60,20 +62,20 @@ class Training:
         copies = self.reduced * (1 if self.fused else self.networks)
         return FLOAT * network * (self.networks + 3 + (self.ranks > 1)) + HALF * blocks * copies
 
-    def inside(self, rows, tokens):
+    def inside(self, rows: int, tokens: int) -> int:
         """What a block keeps for the gradient: 16 numbers for each of its input's, 2 of which are always floats."""
         width, probabilities = self.sizes.n_embd, 0 if self.fused else self.sizes.n_head * tokens
         each = 2 * FLOAT * width + (14 * width + probabilities) * (HALF if self.reduced else FLOAT)
         return rows * tokens * each
 
-    def learning(self, rows):
+    def learning(self, rows: int) -> float:
         """What blocks keep and one at work, logits, the gradients of their matrix and of tokens, which is the same."""
         inside, vocabulary, width = self.inside(rows, self.tokens), self.sizes.n_vocab, self.sizes.n_embd
         kept = FLOAT * rows * self.tokens * width + inside / self.sizes.n_layer if self.checkpointed else inside
         logits = FLOAT * rows * self.predicted * vocabulary
         return self.sizes.n_layer * kept + inside + logits + FLOAT * vocabulary * width * (1 + (self.predicted > 0))
 
-    def sampling(self, rows):
+    def sampling(self, rows: int) -> int:
         """Keys and values, a block at work on the queries, logits of one step and what one is drawn from."""
         table = FLOAT * self.sizes.n_vocab * self.sizes.n_embd * (self.reduced and not self.fused)
         cache = 2 * self.sizes.n_layer * rows * (self.sampled_tokens + ROOM) * self.sizes.n_embd
@@ -81,7 +83,7 @@ class Training:
                 + rows * self.sizes.n_vocab * (FLOAT + 3 * DOUBLE) + table)
 
 
-def warning(training, free):
+def warning(training: Training, free: int) -> str | None:
     """What to tell the user where `free` bytes are too few for `training`, else None.
 
     Micro-batches are halved until they fit, first without checkpointing.
@@ -133,7 +135,7 @@ def check_fits(option: str, count: int, each: int, free: int) -> None:
 
 
 @contextlib.contextmanager
-def ways_out(option):
+def ways_out(option: str) -> Iterator[None]:
     """Within the block, that memory has run out is a UserError; option: the name of micro_batch_size."""
     try:
         yield
@@ -145,9 +147,12 @@ def ways_out(option):
                         f'{option} and by --run.gradient_checkpointing true') from e
 
 
-def on_host(proc=Path('/proc'), cgroups=Path('/sys/fs/cgroup')):
+def on_host(proc: Path = Path('/proc'), cgroups: Path = Path('/sys/fs/cgroup')) -> int:
     """Bytes that processes here may take: what the system has left, or the limit of a control group that is lower."""
-    found = [int(re.search(r'MemAvailable: +(\d+)', (proc / 'meminfo').read_text(encoding='ascii'))[1]) << 10]
+    meminfo = (proc / 'meminfo').read_text(encoding='ascii')
+    available = re.search(r'MemAvailable: +(\d+)', meminfo)
+    assert available is not None, 'meminfo has no MemAvailable'
+    found = [int(available[1]) << 10]
     for line in (proc / 'self/cgroup').read_text(encoding='utf-8').splitlines():
         _, kind, path = line.split(':', 2)
         group = cgroups / kind / path.strip('/')

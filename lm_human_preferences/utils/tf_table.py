@@ -3,10 +3,18 @@
 The format is that of tensorflow/core/lib/io/{format,block,block_builder,table_builder}.cc. Nothing in a file is
 trusted: damage raises ValueError, and what reading can cost is bounded by MAX_SIZE.
 """
+from __future__ import annotations
+
 import os
 import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from google_crc32c import value as crc32c
+
+if TYPE_CHECKING:
+    import numpy as np
+    from _typeshed import ReadableBuffer
 
 MAX_SIZE = 1 << 23  # bytes, of a file and of what its entries take; 1558M with its optimiser needs a fortieth
 TOO_LARGE = f'it takes more than {MAX_SIZE >> 20} MiB'
@@ -16,13 +24,13 @@ ENTRY_COST = 64  # what an entry takes of MAX_SIZE besides its key
 RESTART_INTERVAL = 16
 
 
-def masked_crc(data):
+def masked_crc(data: ReadableBuffer | np.ndarray) -> int:
     """The CRC32C of a bytes-like object as TensorFlow stores it (lib/hash/crc32c.h)."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def read_varint(data, position):
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
     """(value, position after it) of the base-128 number at `position`."""
     value = 0
     for length, byte in enumerate(data[position:position + 10], start=1):
@@ -32,7 +40,7 @@ def read_varint(data, position):
     raise ValueError('damaged number')
 
 
-def varint(value):
+def varint(value: int) -> bytes:
     """A number >= 0 in base 128."""
     return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + varint(value >> 7)
 
@@ -40,11 +48,11 @@ def varint(value):
 class Table:
     """The table whose file holds `data` (bytes)."""
 
-    def __init__(self, data):
+    def __init__(self, data: bytes) -> None:
         self._data = data
         self._budget = MAX_SIZE
 
-    def rows(self):
+    def rows(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield its (key, value) pairs, once; raises ValueError where it is damaged."""
         if len(self._data) > MAX_SIZE:
             raise ValueError(TOO_LARGE)
@@ -55,7 +63,7 @@ class Table:
         for _, handle in self._entries(footer[start:]):
             yield from self._entries(handle)
 
-    def _block(self, handle):
+    def _block(self, handle: bytes) -> bytes:
         """The contents of the block at `handle` (offset and size), which its kind of compression and CRC follow."""
         offset, position = read_varint(handle, 0)
         end = offset + read_varint(handle, position)[0]
@@ -68,7 +76,7 @@ class Table:
             raise ValueError('it is compressed, which is not supported; TensorFlow from 1.2 on writes none that is')
         return self._data[offset:end]
 
-    def _entries(self, handle):
+    def _entries(self, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) of the block at `handle`; of a key it holds what differs from the one before."""
         block = self._block(handle)
         end = len(block) - 4 - 4 * int.from_bytes(block[-4:], 'little')
@@ -89,7 +97,7 @@ class Table:
             yield key, block[position - size:position]
 
 
-def encode_block(rows):
+def encode_block(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
     """The contents of a block of (key, value) `rows`; every RESTART_INTERVAL-th key is written in full."""
     entries, restarts, last = bytearray(), [0], b''
     for i, (key, value) in enumerate(rows):
@@ -102,7 +110,7 @@ def encode_block(rows):
     return bytes(entries) + struct.pack(f'<{len(restarts) + 1}I', *restarts, len(restarts))
 
 
-def successor(key):
+def successor(key: bytes) -> bytes:
     """A short key not before `key`, the one TensorFlow takes (FindShortSuccessor)."""
     for i, byte in enumerate(key):
         if byte < 0xFF:
@@ -110,14 +118,14 @@ def successor(key):
     return key
 
 
-def encode_table(rows):
+def encode_table(rows: Sequence[tuple[bytes, bytes]]) -> bytes:
     """The bytes of the table that TensorFlow 1.13 writes for a list of (key, value) `rows`, keys ascending.
 
     It would begin another block after 256 KiB, four times what 1558M with its optimiser takes; here there is one only.
     """
     table = bytearray()
 
-    def write(block):
+    def write(block: bytes) -> bytes:
         """Append a block, not compressed; returns its handle."""
         handle = varint(len(table)) + varint(len(block))
         table.extend(block + b'\0' + struct.pack('<I', masked_crc(block + b'\0')))
