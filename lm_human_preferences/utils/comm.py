@@ -179,6 +179,7 @@ class _MpiWorld(SingleProcess):
         return max(1, torch.get_num_threads() // self.node.allgather(processors).count(processors))
 
     def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite `tensors` on all ranks with those of rank 0, one after another."""
         for tensor in tensors:  # by MPI, which waits as long as it takes another rank to get here
             host = tensor.detach().cpu().contiguous()
             self.comm.Bcast(host.numpy())

@@ -397,6 +397,7 @@ def _stat(blob: _Blob) -> Stat:
     answer: concurrent.futures.Future[Stat] = concurrent.futures.Future()
 
     def ask() -> None:
+        """Give `answer` what the server says, or the error."""
         try:
             answer.set_result(_context(blob.account, blob.container, os.getpid()).stat(blob.path))
         except BaseException as e:
