@@ -2,6 +2,7 @@
 import contextlib
 import fcntl
 import socket
+from collections.abc import Sequence
 
 from lm_human_preferences.utils.errors import UserError
 
@@ -9,7 +10,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _PATIENCE = 5  # seconds for an address to answer
 
 
-def interfaces():
+def interfaces() -> dict[str, str]:
     """This host's network interfaces that have an IPv4 address: {address: name}, the loopback among them."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -20,7 +21,7 @@ def interfaces():
     return found
 
 
-def route(addresses, port):
+def route(addresses: Sequence[str], port: int) -> tuple[str, str]:
     """(the first of another host's `addresses` that answers at TCP `port`, this host's own address on the way there).
 
     Addresses that this host has too, such as the loopback's or a container bridge's, lead nowhere. UserError if none

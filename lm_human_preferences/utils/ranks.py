@@ -22,8 +22,9 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from lm_human_preferences.utils import streams
 from lm_human_preferences.utils.errors import UserError
@@ -38,21 +39,21 @@ ENDING = f'Ending: a step that is done within {STEP} s is saved; once more, and 
 FIRST_WORD = 2  # seconds that rank 0 has to name what went wrong on all ranks before the others do
 
 
-def launched_size():
+def launched_size() -> int:
     """How many ranks the launcher of this process says it started; 1 outside of MPI."""
     return _number(SIZE_VARIABLES, 1)
 
 
-def launched_rank():
+def launched_rank() -> int:
     """Which of them this process is, from 0."""
     return _number(RANK_VARIABLES, 0) if launched_size() > 1 else 0
 
 
-def _number(variables, default):
+def _number(variables: Sequence[str], default: int) -> int:
     return next((int(os.environ[name]) for name in variables if os.environ.get(name, '').isdecimal()), default)
 
 
-def launch(job, arguments, size):
+def launch(job: str, arguments: dict[str, Any], size: int) -> None:
     """Run `job` (see launch.run) in `size` ranks on this host; return when all have ended well.
 
     UserError: a mistake that a rank found. SystemExit: 1 when a rank failed, 128 + N after signal N.
@@ -76,7 +77,7 @@ def launch(job, arguments, size):
     ranks.report()
 
 
-def find_mpiexec():
+def find_mpiexec() -> tuple[str, bool]:
     """(path, whether it is Open MPI's) of this environment's mpiexec, else of the first one on PATH; UserError."""
     own = Path(sys.executable).with_name('mpiexec')
     path = str(own) if own.exists() else shutil.which('mpiexec')
@@ -86,15 +87,16 @@ def find_mpiexec():
     return path, 'open-mpi' in version.stdout.lower()
 
 
-def options(is_open_mpi, size, processors):
+def options(is_open_mpi: bool, size: int, processors: int | None) -> list[str]:
     """mpiexec's options for `size` ranks, all on this host even where a batch system offers more of them."""
     if not is_open_mpi:
         return ['-rmk', 'user', '-launcher', 'fork', '-n', str(size)]
+    assert processors is not None
     crowded = ['--oversubscribe'] if size > processors else []
     return ['--host', f'localhost:{size}', '--bind-to', 'none', *crowded, '-n', str(size)]
 
 
-def environment(directory, size, is_open_mpi):
+def environment(directory: str, size: int, is_open_mpi: bool) -> dict[str, str]:
     """Variables of the ranks. Their temporary files are in `directory`, and go with it."""
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get('PYTHONPATH')])]
     variables = {**os.environ, 'LMHP_RANKS': str(size), 'TMPDIR': directory, 'PYTHONPATH': os.pathsep.join(paths)}
@@ -105,9 +107,9 @@ def environment(directory, size, is_open_mpi):
 
 
 @contextlib.contextmanager
-def _signals_caught():
+def _signals_caught() -> Iterator[list[int]]:
     """A list of the signals that have asked this process to end; it does so when it is done with its ranks."""
-    caught = []
+    caught: list[int] = []
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     before = {n: signal.signal(n, lambda number, frame: caught.append(number)) for n in numbers}
     try:
@@ -120,12 +122,15 @@ def _signals_caught():
 class _Ranks:
     """The ranks of one job as their launcher sees them, and the mpiexec that runs them."""
 
-    def __init__(self, directory, size, command, variables):
+    def __init__(
+        self, directory: str, size: int, command: Sequence[str], variables: dict[str, str]
+    ) -> None:
         self.selector = selectors.DefaultSelector()
         self.unread = [b''] * size
-        self.words = [{} for _ in range(size)]  # what each rank has said of itself, by name
-        self.alive = set()
-        self.failure = None  # number of the first rank that failed
+        # what each rank has said of itself, by name
+        self.words: list[dict[str, Any]] = [{} for _ in range(size)]
+        self.alive: set[int] = set()
+        self.failure: int | None = None  # number of the first rank that failed
         self.mid_line = False  # what was passed on to standard error ends in one, such as a progress bar
         for rank in range(size):
             path = os.path.join(directory, f'rank-{rank}')
@@ -134,10 +139,11 @@ class _Ranks:
         # In a session of its own: the terminal's Ctrl-C is for the launcher only.
         self.mpiexec = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, start_new_session=True)
+        assert self.mpiexec.stdout is not None and self.mpiexec.stderr is not None
         self.selector.register(self.mpiexec.stdout, selectors.EVENT_READ, sys.stdout)
         self.selector.register(self.mpiexec.stderr, selectors.EVENT_READ, sys.stderr)
 
-    def follow(self, signals, *, saves):
+    def follow(self, signals: list[int], *, saves: bool) -> None:
         """Pass on what the ranks print until all have ended, one has failed, or a signal has come.
 
         saves: whether the ranks save a step before they end. Standard output that nobody reads any
@@ -159,7 +165,7 @@ class _Ranks:
                 self._listen(0.2) or killed and self.mpiexec.poll() is None):
             pass
 
-    def _let_step_end(self, signals):
+    def _let_step_end(self, signals: Sequence[int]) -> None:
         """Ask the ranks to end, which those that train do after their step; wait for it, unless asked once more."""
         self._mute()
         self._send(signal.SIGTERM)
@@ -167,18 +173,19 @@ class _Ranks:
         while len(signals) == 1 and self.failure is None and self.mpiexec.poll() is None and time.monotonic() < until:
             self._listen(0.2)
 
-    def _send(self, number):
+    def _send(self, number: int) -> None:
         for rank in self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.words[rank]['process'], number)
 
-    def _mute(self):
+    def _mute(self) -> None:
         """Listen no more to mpiexec: what it says of being ended is no news."""
         for stream in (self.mpiexec.stdout, self.mpiexec.stderr):
+            assert stream is not None
             with contextlib.suppress(KeyError):
                 self.selector.unregister(stream)
 
-    def _listen(self, seconds):
+    def _listen(self, seconds: float) -> bool:
         """Take what is said within so many seconds; False if nothing is."""
         ready = self.selector.select(seconds)
         for key, _ in ready:
@@ -194,7 +201,7 @@ class _Ranks:
                     self.mid_line = not data.endswith(b'\n')
         return bool(ready)
 
-    def _hear(self, rank, data):
+    def _hear(self, rank: int, data: bytes) -> None:
         *lines, self.unread[rank] = (self.unread[rank] + data).split(b'\n')
         for line in lines:
             self.words[rank].update(json.loads(line))
@@ -202,7 +209,7 @@ class _Ranks:
         if self.failure is None and ('error' in self.words[rank] or not data and 'done' not in self.words[rank]):
             self.failure = rank
 
-    def end(self):
+    def end(self) -> None:
         """End mpiexec, and the ranks that it leaves behind."""
         self._mute()
         self.status = self.mpiexec.poll()
@@ -217,7 +224,7 @@ class _Ranks:
         if self.mid_line:
             print(file=sys.stderr)
 
-    def report(self):
+    def report(self) -> None:
         """Say why the job did not end well, if it did not; UserError or status 1."""
         words, status = {} if self.failure is None else self.words[self.failure], self.status or 0
         if words.get('mistake'):
@@ -235,7 +242,7 @@ class _Ranks:
         sys.exit(1)
 
 
-def _signal_name(number):
+def _signal_name(number: int) -> str:
     """The signal that ended a process: Open MPI's mpiexec returns 128 + its number, MPICH's the number."""
     try:
         name = signal.Signals(number).name
@@ -247,19 +254,19 @@ def _signal_name(number):
 class _Launcher:
     """The process that prepared `directory`, and hears what becomes of this rank."""
 
-    def __init__(self, directory):
+    def __init__(self, directory: str) -> None:
         self.directory = directory
         path = os.path.join(directory, f'rank-{launched_rank()}')
         self.pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # fails where nobody listens
         os.set_blocking(self.pipe, True)
         self.tell(process=os.getpid())
 
-    def tell(self, **words):
+    def tell(self, **words: object) -> None:
         with contextlib.suppress(BrokenPipeError):
             os.write(self.pipe, json.dumps(words).encode() + b'\n')
 
 
-def main(directory):
+def main(directory: str) -> None:
     """Do the job that `directory` describes."""
     launcher = _Launcher(directory)
     job = json.loads(Path(directory, 'job.json').read_text(encoding='utf-8'))
@@ -273,7 +280,12 @@ def main(directory):
     launcher.tell(done=True)
 
 
-def run(job, arguments, launcher=None, at_interrupt: Callable[[], None] = lambda: None):
+def run(
+    job: str,
+    arguments: dict[str, Any],
+    launcher: _Launcher | None = None,
+    at_interrupt: Callable[[], None] = lambda: None,
+) -> None:
     """Do `job` (see launch.run) in this process, which is a rank; whatever ends it before its time ends all ranks.
 
     launcher: ours; None where somebody's own mpiexec or srun started the ranks. at_interrupt: called on rank 0 when
@@ -296,21 +308,22 @@ def run(job, arguments, launcher=None, at_interrupt: Callable[[], None] = lambda
         _fail(e, launcher)
 
 
-def function(job):
+def function(job: str) -> Callable[..., Any]:
     """What 'module:function' names."""
     module, name = job.split(':')
     return getattr(importlib.import_module(module), name)
 
 
-def speak_only_if_first():
+def speak_only_if_first() -> None:
     """Let rank 0 write to the console, to standard output line by line, and no other."""
     if launched_rank():
         sys.stdout = sys.stderr = open(os.devnull, 'w', encoding='utf-8')
     elif launched_size() > 1:
-        sys.stdout.reconfigure(line_buffering=True)
+        stdout: Any = sys.stdout  # its declared type has no `reconfigure`
+        stdout.reconfigure(line_buffering=True)
 
 
-def _watch(parent, launcher):
+def _watch(parent: int, launcher: _Launcher | None) -> None:
     """End this rank, whatever it is waiting for, when mpiexec or the launcher is gone."""
     heard = select.poll()
     if launcher:
@@ -323,7 +336,7 @@ def _watch(parent, launcher):
     os._exit(1)
 
 
-def _fail(error, launcher):
+def _fail(error: BaseException, launcher: _Launcher | None) -> None:
     """Let the user know of `error`, once, and end all ranks."""
     mistake, interrupted = isinstance(error, UserError), isinstance(error, KeyboardInterrupt)
     text = ' '.join(str(error).splitlines()) if mistake else ''.join(traceback.format_exception(error))

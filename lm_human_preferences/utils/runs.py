@@ -3,6 +3,8 @@
 SAVE_DIR/lock says who writes, as long as that lasts; a killed process leaves it behind. Of a remote SAVE_DIR, all this
 is about its staging directory, and utils/uploads.py about the remote one.
 """
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import errno
@@ -15,11 +17,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lm_human_preferences.utils import ranks, storage
 from lm_human_preferences.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from lm_human_preferences.hparams import train_policy, train_reward
+    from lm_human_preferences.utils.comm import Comm
+
+    Training = train_policy.HParams | train_reward.HParams
 
 LOCK = 'lock'
 _HERE = socket.gethostname()
@@ -36,7 +45,7 @@ FIXED_ONCE_BEGUN = {'task.policy.initial_model', 'rewards.trained_model', 'rewar
 _EVALUATION = r'evaluation\.(json|png)'
 
 
-def check_directory(directory, option='--save_dir'):
+def check_directory(directory: str | None, option: str = '--save_dir') -> None:
     """Raise UserError where a run could not be kept in `directory` (None: it is not kept), before time is spent."""
     if directory and storage.is_remote(directory):
         raise UserError(f'{option}: {directory} is remote; give a local directory')
@@ -47,14 +56,15 @@ def check_directory(directory, option='--save_dir'):
         raise UserError(f'{option}: {directory} cannot be made: {existing} is no directory that you may write to')
 
 
-def _written_by(commands, more=''):
+def _written_by(commands: Iterable[str], more: str = '') -> re.Pattern[str]:
     return re.compile(rf'({"|".join(FILES[command] for command in commands)}){more}')
 
 
-def own_files(hparams):
+def own_files(hparams: Training) -> list[str]:
     """The files, paths or URLs, that runs with `hparams` write; halves that a kill has left end in .part."""
     own = _written_by(hparams.writes(), r'(\.\d+\.part)?')
     directory = hparams.run.directory
+    assert directory is not None and hparams.run.save_dir is not None
     found = [os.path.join(directory, name) for name in storage.local_files(directory, own)]
     if storage.is_remote(hparams.run.save_dir):
         names = sorted(storage.listing(hparams.run.save_dir), key=lambda name: not name.endswith('/checkpoint'))
@@ -62,7 +72,7 @@ def own_files(hparams):
     return found
 
 
-def refuse_existing(hparams):
+def refuse_existing(hparams: Training) -> None:
     """UserError where a run has written the files that one with `hparams` would write."""
     directory = hparams.run.save_dir
     if own_files(hparams):
@@ -70,7 +80,7 @@ def refuse_existing(hparams):
                         'another NAME, or give --overwrite to delete it and start anew')
 
 
-def claim(hparams, *, overwrite, named):
+def claim(hparams: Training, *, overwrite: bool, named: Collection[str]) -> None:
     """See to it that a run may begin in its directory, or go on; UserError if not. Nothing is made there yet.
 
     overwrite: delete the run that is there, and nothing else. named: what the user has set, see `check_settings`.
@@ -78,6 +88,7 @@ def claim(hparams, *, overwrite, named):
     directory = hparams.run.directory
     if directory is None or ranks.launched_rank():
         return
+    assert hparams.run.save_dir is not None
     if os.path.exists(os.path.join(directory, LOCK)):
         _locked(directory)[0].close()
     if overwrite and hparams.run.resume:
@@ -92,7 +103,7 @@ def claim(hparams, *, overwrite, named):
         storage.remove(path)
 
 
-def recall(save_dir, fetch=True):
+def recall(save_dir: str, fetch: bool = True) -> str:
     """Where to read what a run has left in `save_dir`: there, or if that is remote, in its staging directory.
 
     fetch: whether to bring what the store has there, unless the staging directory has that. UserError where somebody
@@ -111,7 +122,7 @@ def recall(save_dir, fetch=True):
 
 
 @contextlib.contextmanager
-def held(hparams, comm):
+def held(hparams: Training, comm: Comm) -> Iterator[None]:
     """Have the directory of a run for this job alone; UserError where it cannot be had, or, unless resumed, is used."""
     directory = hparams.run.directory
     check_directory(directory)
@@ -172,11 +183,12 @@ def release(directory: str | None) -> None:
         os.rmdir(directory)  # fails where there is something
 
 
-def how_to_go_on(hparams) -> str:
+def how_to_go_on(hparams: Training) -> str:
     """What is saved of a run that was interrupted, and the command that goes on with it. hparams: the run's."""
     directory, save_dir = hparams.run.directory, hparams.run.save_dir
     if directory is None:
         return 'Nothing is saved, because --save_dir is None.'
+    assert save_dir is not None
     from lm_human_preferences.utils import checkpoints  # loads numpy, which --help is not to wait for
     command = f'./launch.py resume {shlex.quote(save_dir)}'
     if hparams.writes()[-1] == 'train_policy':
@@ -193,16 +205,18 @@ def how_to_go_on(hparams) -> str:
     return 'Nothing is saved yet; the same command starts again.'
 
 
-def _mirrored(hparams, process):
+def _mirrored(hparams: Training, process: str) -> contextlib.AbstractContextManager[None]:
     """Within the block, what is written is uploaded, if that is what the user wants."""
+    directory = hparams.run.directory
+    assert directory is not None and hparams.run.save_dir is not None
     if not storage.is_remote(hparams.run.save_dir):
         return contextlib.nullcontext()
     from lm_human_preferences.utils import uploads
     own = re.compile(f'{_written_by(hparams.writes()).pattern}|{_EVALUATION}')
-    return uploads.mirrored(hparams.run.save_dir, hparams.run.directory, own, process)
+    return uploads.mirrored(hparams.run.save_dir, directory, own, process)
 
 
-def _locked(directory):
+def _locked(directory: str) -> tuple[TextIO, str]:
     """(the lock file of a directory, locked until it is closed, what a holder that was killed has left in it)."""
     path = os.path.join(directory, LOCK)
     try:
@@ -227,7 +241,7 @@ def _locked(directory):
     return lock, holder
 
 
-def ranks_of(directory):
+def ranks_of(directory: str | None) -> int | None:
     """The number of ranks of the run that was interrupted in `directory`, None where nothing tells or it is settled."""
     if directory is None or ranks.launched_size() > 1:
         return None
@@ -235,26 +249,30 @@ def ranks_of(directory):
     for place in ('policy/checkpoints', f'reward_model/{UNFINISHED}'):
         for name in checkpoints.resumable(os.path.join(directory, place)):
             with contextlib.suppress(UserError, KeyError, TypeError):
-                return len(checkpoints.restore_state(os.path.join(directory, place, name))['random'])
+                # Any: where there is none, the TypeError of None['random'] is meant
+                state: Any = checkpoints.restore_state(os.path.join(directory, place, name))
+                return len(state['random'])
     with contextlib.suppress(OSError), open(os.path.join(directory, LOCK), encoding='utf-8', errors='replace',
                                                 opener=storage.no_link) as lock:
         found = re.search(r'(\d+) rank', lock.read(300))
         return int(found[1]) if found else None
 
 
-def record(hparams):
+def record(hparams: Training) -> dict[str, Any]:
     """What a run's JSON file holds of its hyperparameters: that it was interrupted leaves no trace."""
     not_resumed = dataclasses.replace(hparams, run=dataclasses.replace(hparams.run, resume=False))
     return not_resumed.to_nested_dict(recorded_only=True)
 
 
-def check_settings(hparams, named):
+def check_settings(hparams: Training, named: Collection[str]) -> None:
     """Compare `hparams` with those of the run that is to go on in their directory, if there is one.
 
     Differences are printed if the user has `named` them (keys, or groups of them); else they are a UserError.
     """
     directory = hparams.run.save_dir
-    path = os.path.join(hparams.run.directory, f'{hparams.writes()[-1]}_hparams.json')
+    written_to = hparams.run.directory
+    assert written_to is not None
+    path = os.path.join(written_to, f'{hparams.writes()[-1]}_hparams.json')
     if not os.path.exists(path):
         return
     recorded = type(hparams)()
@@ -272,12 +290,15 @@ def check_settings(hparams, named):
         print(f'note: going on with {text}', file=sys.stderr)
 
 
-def _refuse_what_has_no_effect(hparams, changes, named) -> None:
+def _refuse_what_has_no_effect(
+    hparams: Training, changes: Mapping[str, str], named: Collection[str]
+) -> None:
     """UserError for a change that a run which goes on would not heed: its checkpoint decides, or its reward model.
 
     changes: {dotted name: what has changed}. named: what the user has set.
     """
     directory = hparams.run.directory
+    assert directory is not None
     begun = f'a run that has begun goes on with its own: start another one by ./launch.py {hparams.writes()[-1]}'
     for key in FIXED_ONCE_BEGUN & changes.keys():
         raise UserError(f'--{key} cannot change: {begun}')
@@ -291,6 +312,6 @@ def _refuse_what_has_no_effect(hparams, changes, named) -> None:
                             './launch.py train_policy')
 
 
-def _leaves(nested, prefix=''):
+def _leaves(nested: Mapping[str, Any], prefix: str = '') -> Iterator[tuple[str, Any]]:
     for key, value in nested.items():
         yield from _leaves(value, f'{prefix}{key}.') if isinstance(value, dict) else [(prefix + key, value)]

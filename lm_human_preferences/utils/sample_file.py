@@ -1,5 +1,6 @@
 """The file of `./sample.py sample --output`: one JSON object a line, written at once."""
 
+import io
 import json
 import os
 from collections.abc import Mapping
@@ -29,7 +30,9 @@ class SampleFile:
     """
 
     def __init__(self, path: str | None) -> None:
-        self.path, self.file, self.count = path, None, 0
+        self.path = path
+        self.file: io.FileIO | None = None
+        self.count = 0
         if path is not None:
             check(path)
 
@@ -50,6 +53,7 @@ class SampleFile:
 
     def _append(self, line: bytes) -> None:
         """Write all of `line`, or nothing of it."""
+        assert self.file is not None
         begin = self.file.tell()
         rest = memoryview(line)
         try:

@@ -14,11 +14,12 @@ What is in the cache is complete: it had the server's size and MD5 before it got
 attribute of the file where the disk has such; what was damaged since is fetched again. A download that was interrupted
 starts again from nothing. Every error is one line that names the URL.
 """
+from __future__ import annotations
+
 import concurrent.futures
 import contextlib
 import functools
 import hashlib
-import io
 import json
 import os
 import re
@@ -26,9 +27,13 @@ import shutil
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO, overload
 
 from lm_human_preferences.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from blobfile import Context, Stat
 
 FIRST_ANSWER = 8  # seconds in which a server must give its first answer, retries included
 STAY_AWAY = 30  # seconds for which a server that gave none is not asked again
@@ -37,7 +42,8 @@ BLOCK = 8 << 20  # bytes of one request
 TINY = 1 << 16  # bytes that are there before a progress bar is read
 MD5 = 'user.lmhp.md5'
 LARGE = 256 << 20  # bytes of a file that is not hashed again: a checkpoint, which has checksums of its own
-_silent = {}  # account -> (time until which it is not asked again, reason)
+# account -> (time until which it is not asked again, reason)
+_silent: dict[str, tuple[float, str]] = {}
 PUBLIC, GOOGLE = 'openaipublic', 'gs'  # accounts
 REMOTE = re.compile(r'(?:az://([a-z0-9]+)/|https://([a-z0-9]+)\.blob\.core\.windows\.net/|(gs)://)'
                     r'([a-z0-9][a-z0-9._-]*)/([^?#]+)')
@@ -57,13 +63,14 @@ class _Blob:
     wanted: whether it is to be read, so that a copy put there by hand would do.
     """
 
-    def __init__(self, path, wanted=True):
+    def __init__(self, path: str, wanted: bool = True) -> None:
         match = REMOTE.fullmatch(path)
         name = match and (urllib.parse.unquote(match[5]) if match[2] else match[5])
         if (not name or any(part in ('', '.', '..') for part in name.split('/'))
                 or re.search(r'[\\\x00-\x1f\x7f\ud800-\udfff]|\.(part|lock)(/|$)', name)):
             raise StorageError(f'{path!r}: give a local path, az://ACCOUNT/CONTAINER/NAME, gs://BUCKET/NAME or '
                                'https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME')
+        assert match is not None
         moved = match[3] and match[4] in ('gpt-2', 'lm-human-preferences')
         self.account, self.container = PUBLIC if moved else match[1] or match[2] or match[3], match[4]
         self.may_change = self.account != PUBLIC and not _is_offline()
@@ -75,30 +82,34 @@ class _Blob:
         self.cached = os.path.join(cache_root(), self.place)
         self.advice = f'; to do without it, put the file at {self.cached}' if wanted else ''
 
-    def error(self, reason, kind=StorageError):
+    def error(self, reason: str, kind: type[StorageError] = StorageError) -> StorageError:
         return kind(f'{self.url}: {" ".join(reason.split())}{self.advice}')
 
 
-def _is_offline():
+def _is_offline() -> bool:
     return os.environ.get('LMHP_OFFLINE') == '1'
 
 
-def cache_root():
+def cache_root() -> str:
     """The folder for what is fetched or made once."""
     return os.environ.get('LMHP_CACHE') or os.path.expanduser('~/.cache/lm-human-preferences')
 
 
-def is_remote(path):
+def is_remote(path: str) -> bool:
     """Whether `path` is a URL rather than a local path."""
     return '://' in path
 
 
-def join(path, *names):
+def join(path: str, *names: str) -> str:
     """`path`, local or remote, extended by `names`."""
     return '/'.join([path.rstrip('/'), *names]) if is_remote(path) else os.path.join(path, *names)
 
 
-def staging(directory):
+@overload
+def staging(directory: str) -> str: ...
+@overload
+def staging(directory: None) -> None: ...
+def staging(directory: str | None) -> str | None:
     """`directory` (or None), if local; else the local one in which a run that is kept there is written."""
     if not directory or not is_remote(directory):
         return directory
@@ -111,7 +122,7 @@ def staging(directory):
     return os.path.join(cache_root(), 'to-upload', blob.place)
 
 
-def local_copy(path):
+def local_copy(path: str) -> str:
     """The local path of a file: `path` itself if it is local, else its copy in the cache, fetched if need be.
 
     Raises NotFound where there is no such file, StorageError where it cannot be had for another reason.
@@ -146,7 +157,7 @@ def make_cache_folder(path: str) -> None:
         raise StorageError(f'the cache folder {path} cannot be written ({reason}): set LMHP_CACHE to a folder that can')
 
 
-def local_copies(paths):
+def local_copies(paths: Collection[str]) -> list[str]:
     """[local_copy(path) for path in paths], over several connections and with one progress bar."""
     from tqdm.contrib.concurrent import thread_map
     missing = [blob for path in filter(is_remote, paths) if not os.path.exists((blob := _Blob(path)).cached)]
@@ -156,7 +167,7 @@ def local_copies(paths):
     return [local_copy(path) for path in paths]
 
 
-def _md5_when_fetched(path):
+def _md5_when_fetched(path: str) -> str:
     """What was recorded of a file in the cache; of one put there by hand, what it is now."""
     try:
         return os.getxattr(path, MD5).decode()
@@ -164,7 +175,7 @@ def _md5_when_fetched(path):
         return md5(path)
 
 
-def _is_intact(path):
+def _is_intact(path: str) -> bool:
     """Whether there is a file, and still what was fetched; of one put there by hand that is taken for granted."""
     try:
         return os.path.exists(path) and (os.path.getsize(path) > LARGE or md5(path) == _md5_when_fetched(path))
@@ -172,24 +183,24 @@ def _is_intact(path):
         return True
 
 
-def _is_current(blob, stat):
+def _is_current(blob: _Blob, stat: Stat) -> bool:
     """Whether the copy in the cache is intact and what the server has, of which it has said `stat`."""
     return _is_intact(blob.cached) and (not blob.may_change or _md5_when_fetched(blob.cached) == stat.md5)
 
 
-def md5(path):
+def md5(path: str) -> str:
     """The MD5 of a local file, in hexadecimal; looked at once, unless it has changed."""
     stat = os.stat(path)
     return _md5(path, stat.st_size, stat.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=None)
-def _md5(path, size, modified):
+def _md5(path: str, size: int, modified: int) -> str:
     with open(path, 'rb') as file:
         return hashlib.file_digest(file, 'md5').hexdigest()
 
 
-def exists(path):
+def exists(path: str) -> bool:
     """Whether there is a file `path`; offline, in the cache. Raises StorageError where the server cannot be reached."""
     if not is_remote(path):
         return os.path.exists(path)
@@ -200,18 +211,18 @@ def exists(path):
         return False
 
 
-def reach(path):
+def reach(path: str) -> Stat:
     """What the server says of a remote file, though it be in the cache; StorageError where there is no good answer."""
     return _stat(_Blob(path, wanted=False))
 
 
-def check_access(path):
+def check_access(path: str) -> None:
     """StorageError where something is missing here to write a remote file; the server may have another opinion."""
     with _changing(path):
         pass
 
 
-def write(path, source, size):
+def write(path: str, source: BinaryIO, size: int) -> tuple[int, str]:
     """Make a remote file of the next `size` bytes of `source`, a binary file: all of it appears, or nothing.
 
     Returns (its size, its MD5 in hexadecimal), with which what arrives is compared, as is each block.
@@ -231,7 +242,7 @@ def write(path, source, size):
 
 
 @contextlib.contextmanager
-def _abandoned_on_error(target: io.BufferedIOBase) -> Iterator[None]:
+def _abandoned_on_error(target: BinaryIO) -> Iterator[None]:
     """Close `target`, a remote file that is being written, without another upload if something fails.
 
     Where the upload that close() makes has failed, the file is open still, and Python calls close() once more when it
@@ -241,12 +252,12 @@ def _abandoned_on_error(target: io.BufferedIOBase) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        target.had_exception = True
+        target.had_exception = True  # pyright: ignore[reportAttributeAccessIssue]
         target.close()
         raise
 
 
-def remove(path):
+def remove(path: str) -> None:
     """Delete a file, local or remote, if it is there."""
     with contextlib.suppress(FileNotFoundError):
         if not is_remote(path):
@@ -255,22 +266,23 @@ def remove(path):
             blobs.remove(blob.path)
 
 
-def local_files(directory, own):
+def local_files(directory: str, own: re.Pattern[str]) -> list[str]:
     """Names of the files below a local directory that match `own`, a regular expression."""
     paths = [os.path.relpath(os.path.join(root, name), directory) for root, _, names in os.walk(directory)
              for name in names]
     return sorted(filter(own.fullmatch, paths))
 
 
-def listing(directory):
+def listing(directory: str) -> dict[str, tuple[int, str | None]]:
     """{name: (size, MD5 or None)} of all files below a remote directory."""
     with _changing(directory) as (blob, blobs):
-        return {entry.path.removeprefix(f'{blob.path}/'): (entry.stat.size, entry.stat.md5)
+        return {entry.path.removeprefix(f'{blob.path}/'):
+                (entry.stat.size, entry.stat.md5)  # pyright: ignore[reportOptionalMemberAccess]
                 for entry in blobs.scanglob(f'{blob.path}/**') if entry.is_file}
 
 
 @contextlib.contextmanager
-def _changing(path):
+def _changing(path: str) -> Iterator[tuple[_Blob, Context]]:
     """(a blob, blobfile) for a change by the user, who needs credentials for it."""
     from blobfile import _azure
     blob = _Blob(path.rstrip('/'), wanted=False)
@@ -282,7 +294,7 @@ def _changing(path):
         yield blob, _context(blob.account, blob.container, os.getpid())
 
 
-def read_text(path):
+def read_text(path: str) -> str:
     """The contents of a UTF-8 file, local or remote, with every line end as \\n."""
     try:
         with open(local_copy(path), encoding='utf-8') as file:
@@ -291,7 +303,7 @@ def read_text(path):
         raise StorageError(f'{path} cannot be read as UTF-8 text: {e}') from e
 
 
-def read_json(path):
+def read_json(path: str) -> Any:
     """The value in a JSON file, local or remote."""
     text = read_text(path)
     try:
@@ -300,13 +312,13 @@ def read_json(path):
         raise StorageError(f'{path} is not JSON: {e}') from e
 
 
-def no_link(path, flags):
+def no_link(path: str, flags: int) -> int:
     """For open(..., opener=...): OSError for a link, as whoever put it there has other plans."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # nor is a pipe waited for
 
 
 @contextlib.contextmanager
-def replacing(*targets, by=None):
+def replacing(*targets: str, by: str | None = None) -> Iterator[list[BinaryIO]]:
     """Files, open for writing, that take the places of the local `targets`, in this order, once all are on the disk.
 
     On an error nothing has changed, short of one between the renames. What a kill leaves is TARGET.BY.part, where `by`
@@ -315,7 +327,8 @@ def replacing(*targets, by=None):
     parts = [f'{target}.{by or os.getpid()}.part' for target in targets]
     try:
         with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(open(part, 'wb', opener=no_link)) for part in parts]
+            files: list[BinaryIO] = [stack.enter_context(open(part, 'wb', opener=no_link))
+                                     for part in parts]
             yield files
             for file in files:
                 file.flush()
@@ -332,7 +345,7 @@ def replacing(*targets, by=None):
         raise
 
 
-def _fetch(blob, show=True):
+def _fetch(blob: _Blob, show: bool = True) -> None:
     """Bring a blob into the cache."""
     import filelock
     # Asked before locking: without a network, all processes find out at the same time.
@@ -349,7 +362,7 @@ def _fetch(blob, show=True):
                 os.remove(lock.lock_file)
 
 
-def _download(blob, stat, show):
+def _download(blob: _Blob, stat: Stat, show: bool) -> None:
     from tqdm import tqdm
     if shutil.disk_usage(os.path.dirname(blob.cached)).free < stat.size:
         raise blob.error(f'no room for its {stat.size / 2 ** 20:.0f} MiB in the cache, which LMHP_CACHE moves')
@@ -370,7 +383,7 @@ def _download(blob, stat, show):
             os.setxattr(file.fileno(), MD5, digest.hexdigest().encode())
 
 
-def _stat(blob):
+def _stat(blob: _Blob) -> Stat:
     """Size, MD5 and version of a blob, or NotFound: always the first question to a server.
 
     One deadline covers name look-up, connection, encryption and all retries; for want of one in each, in a thread.
@@ -381,9 +394,10 @@ def _stat(blob):
     until, reason = _silent.get(blob.account, (0, ''))
     if time.monotonic() < until:
         raise blob.error(reason)
-    answer = concurrent.futures.Future()
+    answer: concurrent.futures.Future[Stat] = concurrent.futures.Future()
 
-    def ask():
+    def ask() -> None:
+        """Give `answer` what the server says, or the error."""
         try:
             answer.set_result(_context(blob.account, blob.container, os.getpid()).stat(blob.path))
         except BaseException as e:
@@ -397,7 +411,7 @@ def _stat(blob):
 
 
 @contextlib.contextmanager
-def _explained(blob):
+def _explained(blob: _Blob) -> Iterator[None]:
     """Turn what goes wrong with a blob into StorageErrors, and remember a server that does not answer at all."""
     import blobfile
     import urllib3
@@ -413,13 +427,13 @@ def _explained(blob):
 
 
 @functools.lru_cache
-def _context(account, container, pid):
+def _context(account: str, container: str, pid: int) -> Context:
     """blobfile for a container, in this process (connections do not survive a fork), and with none of its defaults:
     it would retry for ever, ignore proxies, and send the user's own credentials even to PUBLIC, which refuses them.
     """
     from urllib.request import getproxies, proxy_bypass
     import blobfile
-    import urllib3
+    import urllib3.util
     from blobfile import _azure
     if account == PUBLIC or account != GOOGLE and not _azure._load_credentials():
         # No option gives anonymous access. This also skips a listing that public containers need not allow.

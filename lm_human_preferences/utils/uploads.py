@@ -10,9 +10,11 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 import secrets
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lm_human_preferences.utils import checkpoints, storage
@@ -32,7 +34,7 @@ class Taken(UserError):
     """Somebody else writes the remote directory."""
 
 
-def last_writer(url):
+def last_writer(url: str) -> tuple[str, str, float]:
     """(id, process, seconds since it has said so) of who wrote a remote directory last; '' where nobody did or does."""
     path = storage.join(url, WRITER)
     try:
@@ -43,7 +45,7 @@ def last_writer(url):
     return name, process, age
 
 
-def is_newest(url, directory):
+def is_newest(url: str, directory: str) -> bool:
     """Whether a staging directory has all that the store has; UserError where somebody else is adding to that."""
     storage.check_access(url)
     (name, process, age), path = last_writer(url), os.path.join(directory, WRITER)
@@ -56,7 +58,7 @@ def is_newest(url, directory):
     return False
 
 
-def fetch(url, directory, own):
+def fetch(url: str, directory: str, own: re.Pattern[str]) -> None:
     """Make a staging directory of what the store has of a run, all that it needs to go on.
 
     own: a regular expression for the names of its files. Of checkpoints before the newest, and before the newest to go
@@ -77,22 +79,22 @@ def fetch(url, directory, own):
     _sign_here(directory, name)
 
 
-def _is_state(path):
+def _is_state(path: str) -> bool:
     return os.path.basename(path) == STATE
 
 
-def _stem(path):
+def _stem(path: str) -> str | None:
     """The checkpoint that a file belongs to, its path without the suffix; None for other files."""
     match = checkpoints.FILE.fullmatch(os.path.basename(path))
     return match and os.path.join(os.path.dirname(path), match[1])
 
 
-def _listed(path, text):
+def _listed(path: str, text: str) -> list[str]:
     """The checkpoints that the text of the state file `path` names, the newest last."""
     return [os.path.join(os.path.dirname(path), name) for name in checkpoints.parse_checkpoint_file(text)]
 
 
-def _sign_here(directory, name):
+def _sign_here(directory: str, name: str) -> None:
     os.makedirs(directory, exist_ok=True)
     with open(os.path.join(directory, WRITER), 'a', encoding='utf-8') as file:
         file.write(f'{name}\n')
@@ -104,15 +106,16 @@ class Mirror:
     process: what to tell others of who writes it.
     """
 
-    def __init__(self, url, directory, own, process):
+    def __init__(self, url: str, directory: str, own: re.Pattern[str], process: str) -> None:
         self.url, self.directory, self.own, self.process = url, directory, own, process
         self.name = secrets.token_hex(8)
-        self.there = None  # {name: (size, MD5)} of what the store has, if that is known
-        self.trouble = None  # what has gone wrong since all was uploaded
+        # {name: (size, MD5)} of what the store has, if that is known
+        self.there: dict[str, tuple[int, str | None]] | None = None
+        self.trouble: Exception | None = None  # what has gone wrong since all was uploaded
         self.closing = threading.Event()
         self.thread = threading.Thread(target=self._follow, daemon=True)
 
-    def start(self):
+    def start(self) -> None:
         """Take the remote directory; UserError where that is somebody else's, or cannot be written."""
         is_newest(self.url, self.directory)
         _sign_here(self.directory, self.name)  # before the store knows: its name is always known here
@@ -122,13 +125,13 @@ class Mirror:
             raise UserError(f'--save_dir: {e}') from e
         self.thread.start()
 
-    def _sign(self, process):
+    def _sign(self, process: str) -> None:
         self._write(WRITER, f'{self.name} {process}'.encode())
 
-    def _write(self, path, data):
+    def _write(self, path: str, data: bytes) -> tuple[int, str]:
         return storage.write(storage.join(self.url, path), io.BytesIO(data), len(data))
 
-    def _follow(self):
+    def _follow(self) -> None:
         """The thread: upload after each checkpoint, and at intervals."""
         seen, due = None, 0
         while not self.closing.wait(LOOK):
@@ -140,7 +143,7 @@ class Mirror:
                     due = time.monotonic() + (INTERVAL if self.try_sync() else RETRY)
                     seen = now
 
-    def try_sync(self):
+    def try_sync(self) -> bool:
         """Whether all is uploaded now; what hinders that is said once."""
         try:
             self.sync()
@@ -157,7 +160,7 @@ class Mirror:
             self.trouble = None
         return True
 
-    def sync(self):
+    def sync(self) -> None:
         """Upload what is new, and delete what is gone. A StorageError or OSError may end it at any point."""
         name, process, age = last_writer(self.url)
         if name not in ('', self.name):
@@ -186,12 +189,14 @@ class Mirror:
         self._remove([path for path in self.there if self.own.fullmatch(path) and path not in states
                       and path not in files and _stem(path) not in kept])
 
-    def _differs(self, path):
+    def _differs(self, path: str) -> bool:
+        assert self.there is not None
         place = os.path.join(self.directory, path)
         return path not in self.there or (os.path.getsize(place), storage.md5(place)) != self.there[path]
 
-    def _withdraw(self, path, text, changed):
+    def _withdraw(self, path: str, text: str, changed: list[str]) -> None:
         """Have the remote state file `path` name no checkpoint that is to be replaced by another of its name."""
+        assert self.there is not None
         stems = _listed(path, text)
         if path in self.there and {_stem(file) for file in changed if file in self.there} & {*stems}:
             safe = [os.path.basename(stem) for stem in stems if stem not in map(_stem, changed)]
@@ -200,12 +205,13 @@ class Mirror:
             else:
                 self._remove([path])
 
-    def _remove(self, paths):
+    def _remove(self, paths: Iterable[str]) -> None:
+        assert self.there is not None
         for path in sorted(paths, key=lambda path: not _is_state(path)):
             storage.remove(storage.join(self.url, path))
             del self.there[path]
 
-    def close(self, patience):
+    def close(self, patience: float) -> None:
         """Upload the rest, trying for so many seconds; UserError if that fails."""
         self.closing.set()
         self.thread.join()
@@ -223,7 +229,7 @@ class Mirror:
 
 
 @contextlib.contextmanager
-def mirrored(url, directory, own, process):
+def mirrored(url: str, directory: str, own: re.Pattern[str], process: str) -> Iterator[None]:
     """Within the block, the local `directory` is uploaded to `url`; after it, it is empty, unless something failed."""
     mirror = Mirror(url, directory, own, process)
     mirror.start()

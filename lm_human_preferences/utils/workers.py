@@ -7,6 +7,8 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from tqdm import tqdm
 
@@ -14,7 +16,7 @@ from lm_human_preferences.utils.errors import UserError
 
 
 @contextlib.contextmanager
-def pool(processes):
+def pool(processes: int | None) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
     """A pool for `finish`. Whatever ends this process, Ctrl-C or a kill, ends its workers."""
     spawn = multiprocessing.get_context('spawn')
     with concurrent.futures.ProcessPoolExecutor(processes, mp_context=spawn, initializer=_start) as executor:
@@ -27,17 +29,22 @@ def pool(processes):
             raise
 
 
-def _start():
+def _start() -> None:
     """In a worker, before it loads torch: the parent hears Ctrl-C and decides; without a parent there is no work."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ['OMP_NUM_THREADS'] = '1'
     os.environ['CUDA_VISIBLE_DEVICES'] = ''  # models so small are faster without, and each process would hold memory
     tqdm.set_lock(threading.RLock())  # its own is shared by processes, and would outlive one that is killed
     parent = multiprocessing.parent_process()
+    assert parent is not None
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def finish(executor, jobs, done):
+def finish(
+    executor: concurrent.futures.Executor,
+    jobs: Mapping[str, tuple[Any, ...]],
+    done: Callable[[], object],
+) -> None:
     """Do those of `jobs` {path: (function, *arguments)} whose file is missing; returns when all files are there.
 
     function(path, *arguments) writes `path`; what it prints goes to PATH.log. done() is called after each.
@@ -53,7 +60,7 @@ def finish(executor, jobs, done):
         raise UserError(f'{len(failed)} of {len(jobs)} runs failed, the first with {failed[0]}')
 
 
-def _logged(path, function, *arguments):
+def _logged(path: str, function: Callable[..., object], *arguments: Any) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(f'{path}.log', 'w', encoding='utf-8') as log:
         with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
