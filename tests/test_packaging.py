@@ -264,6 +264,15 @@ def test_ruff_is_content():
     assert ruff.returncode == 0, ruff.stdout
 
 
+@pytest.mark.slow
+def test_types_are_right():
+    pyright = Path(sys.executable).with_name('pyright')
+    if not pyright.exists():
+        pytest.skip('pyright is not installed')
+    done = subprocess.run([pyright], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.skipif('CI' not in os.environ, reason='a user may do without Horovod')
 def test_ci_has_the_real_horovod():
     assert importlib.util.find_spec('horovod'), 'tools/setup.sh --dev should have compiled it'

@@ -14,7 +14,6 @@ from google_crc32c import value as crc32c
 
 if TYPE_CHECKING:
     import numpy as np
-    from _typeshed import ReadableBuffer
 
 MAX_SIZE = 1 << 23  # bytes, of a file and of what its entries take; 1558M with its optimiser needs a fortieth
 TOO_LARGE = f'it takes more than {MAX_SIZE >> 20} MiB'
@@ -24,7 +23,7 @@ ENTRY_COST = 64  # what an entry takes of MAX_SIZE besides its key
 RESTART_INTERVAL = 16
 
 
-def masked_crc(data: ReadableBuffer | np.ndarray) -> int:
+def masked_crc(data: bytes | bytearray | memoryview | np.ndarray) -> int:
     """The CRC32C of a bytes-like object as TensorFlow stores it (lib/hash/crc32c.h)."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
