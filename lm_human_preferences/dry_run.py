@@ -1,7 +1,7 @@
 """What `--dry_run` does: every check of a training that needs neither work nor the network, and what would start."""
 from dataclasses import replace
 
-from lm_human_preferences import label_files, lm_tasks, rewards, train_policy, train_reward
+from lm_human_preferences import label_files, lm_tasks, mock_rewards, rewards, train_policy, train_reward
 from lm_human_preferences.hparams.model import HParams as Sizes
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.language import datasets, encodings, reviews_model, trained_models
@@ -67,7 +67,7 @@ class DryRun:
         return trained_model.hparams(), trained_model.encoding
 
     def _check_task(self, sizes: Sizes, encoding: Encoding) -> None:
-        if encoding is encodings.Main and not storage.is_here(encoding.path('encoder.json')):
+        if not _has_encoder(encoding):
             self.unchecked.append("GPT-2's encoding, by which lengths are checked")
             return
         lm_tasks.check_task(self.hparams.task, encoding, sizes.n_ctx)
@@ -95,12 +95,9 @@ class DryRun:
             self.unchecked.append(f'--task.query_dataset {name}')
             return
         datasets.get_dataset(name)
-        if encoding is not None and (encoding is not encodings.Main or self._has_encoder()):
+        if encoding is not None and _has_encoder(encoding):
             sampler = lm_tasks.make_query_sampler(hparams=task, encoder=encoding.get_encoder(), batch_size=1)
             sampler()
-
-    def _has_encoder(self) -> bool:
-        return storage.is_here(encodings.Main.path('encoder.json'))
 
     def _check_labels(self, hparams: train_reward.HParams, encoding: Encoding | None) -> None:
         source = hparams.labels.source
@@ -111,13 +108,12 @@ class DryRun:
                 raise UserError('--labels.source mock answers as many queries as it is asked: give --labels.num_train')
         elif not storage.is_here(source) and storage.is_remote(source):
             self.unchecked.append(f'--labels.source {source}')
-        elif encoding is not None and (encoding is not encodings.Main or self._has_encoder()):
+        elif encoding is not None and _has_encoder(encoding):
             label_files.load_labels(hparams, encoding)
 
     def _check_known_reward(self, encoding: Encoding | None) -> None:
-        if encoding is not None and encoding.name != encodings.Reviews.name:
-            raise UserError("the known reward ('mock') judges film reviews only: set --task.policy.initial_model "
-                            'reviews')
+        if encoding is not None:
+            mock_rewards.check_encoding(encoding)
 
     def _check_trained_model(self, name: str, encoding: Encoding | None) -> None:
         if name == 'mock':
@@ -146,6 +142,11 @@ class DryRun:
         if self.unchecked:
             lines.append(f'not checked, as it is not on this machine: {", ".join(self.unchecked)}')
         return lines
+
+
+def _has_encoder(encoding: Encoding) -> bool:
+    """Whether texts can be encoded without fetching anything."""
+    return encoding is not encodings.Main or storage.is_here(encoding.path('encoder.json'))
 
 
 def dry_run(hparams: train_policy.HParams | train_reward.HParams, ranks: int, overwrite: bool) -> list[str]:

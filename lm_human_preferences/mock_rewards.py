@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 READ, PENALTY = 16384, 0.1  # labelled reviews that the classifier learns from; its L2 penalty per review
 
 
+def check_encoding(encoding: encodings.Encoding) -> None:
+    """UserError unless `encoding` is that of the reviews, which the known reward judges."""
+    if encoding.name != encodings.Reviews.name:
+        raise UserError(f"the known reward ('mock') judges film reviews only, encoding 'reviews', not "
+                        f'{encoding.name!r}: set --task.policy.initial_model reviews')
+
+
 class MockRewardModel:
     """log p(positive | text) / p(negative | text) of a logistic regression on labelled reviews.
 
@@ -35,9 +42,7 @@ class MockRewardModel:
         encoding: encodings.Encoding,
         device: torch.device | str | None = None,
     ) -> None:
-        if encoding.name != encodings.Reviews.name:
-            raise UserError(f"the known reward ('mock') judges film reviews only, encoding 'reviews', not "
-                            f'{encoding.name!r}: set --task.policy.initial_model reviews')
+        check_encoding(encoding)
         self.encoder = encoding.get_encoder()
         self.padding_token = self.encoder.padding_token
         self.weights = _fit().to(device or default_device())
