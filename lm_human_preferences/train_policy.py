@@ -343,6 +343,7 @@ def train(hparams: HParams, comm: Comm | None = None) -> None:
     with runs.held(hparams, comm), memory.ways_out('--ppo.micro_batch_size'):
         with Keeper(saved, comm, resume=hparams.run.resume, form=STATE, fixed=['ref_policy', 'reward_model']) as keeper:
             if keeper.state and keeper.state['trainer']['step'] >= nupdates(hparams):
+                keeper.make_latest()
                 if comm.rank == 0:
                     announce(f'The policy in {save_dir} is finished: {nupdates(hparams)} of {nupdates(hparams)} steps.')
                 if wants_evaluation:

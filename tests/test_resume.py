@@ -140,6 +140,22 @@ def test_finished_run_has_nothing_left_to_do(reference, tmp_path):
     assert_same(result_anywhere(tmp_path), expected)
 
 
+def test_killed_before_the_last_checkpoint_is_listed(tmp_path):
+    """All of its files are there, so the run is finished; whoever reads the list is to find it, too."""
+    expected, killed = tmp_path / 'expected', tmp_path / 'killed'
+    expected.mkdir()
+    killed.mkdir()
+    replaced = dict(moments=['os:replace'])
+    assert run(words('train_policy', expected), expected / 'out', counter=expected / 'count', **replaced) == 0
+    last = int((expected / 'count').read_text())
+    assert run(words('train_policy', killed), killed / 'out', kill_at=last, **replaced) == -9
+    found = killed / 'run/policy/checkpoints'
+    assert checkpoints.newest(str(found))[0] == str(found / 'model.ckpt-3')
+    assert checkpoints.latest(found) == str(found / 'model.ckpt-2')
+    assert run(['resume', str(killed / 'run')], killed / 'out') == 0
+    assert_same(result_anywhere(killed), result_anywhere(expected))
+
+
 def test_resume_on_starts_anew_where_nothing_is(tmp_path):
     assert run(words('train_reward', tmp_path, '--run.resume on'), tmp_path / 'out') == 0
     assert not json.loads((tmp_path / 'run/train_reward_hparams.json').read_text())['run'].get('resume')

@@ -97,11 +97,16 @@ class Keeper(contextlib.AbstractContextManager):
             load(self.prefix, trainer.tf_variables())
             self._restore_random_state(self.state['random'], self.comm.size)
             self.comm.barrier()
+        self.make_latest()
         if self.directory and self.comm.rank == 0:
             if self.prefix:
                 say(f'Going on from {self.prefix}')
-                checkpoints.rewind(self.directory, os.path.basename(self.prefix))
             checkpoints.check_room(self.directory, trainer.tf_variables(), saves, max_to_keep=self.max_to_keep)
+
+    def make_latest(self) -> None:
+        """List the checkpoint that was found as the newest: a kill may have come between its files and the list."""
+        if self.directory and self.prefix and self.comm.rank == 0:
+            checkpoints.rewind(self.directory, os.path.basename(self.prefix))
 
     def _restore_random_state(self, states: Sequence[dict[str, Any]], size: int) -> None:
         assert self.seed is not None and self.saved_step is not None
