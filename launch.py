@@ -18,30 +18,38 @@ Train a reward model on the published labels, then a policy with it:
 Every hyperparameter is an option: `./launch.py train_policy --help` lists
 them.
 """
+
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import evaluate, train_policy, train_reward
 from lm_human_preferences.hparams import figures as figure_options
-from lm_human_preferences.utils import hyperparams, launch, runs, storage
+from lm_human_preferences.runs import run_dir
+from lm_human_preferences.utils import hyperparams, launch
 from lm_human_preferences.utils.combos import Trial, bind, bind_all, bind_nested, combos
-from lm_human_preferences.utils.errors import UserError
 
 LABELS = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
 
 books_task = combos(
     bind_all(query_length=64, query_dataset='books', response_length=24),
-    bind_all(start_text='.', end_text='.'),  # a query begins after the end of a sentence and ends with a whole one
-    bind_all(truncate_token=13, truncate_after=16),  # so does a response, of 16 tokens at least: 13 is '.'
+    bind_all(
+        start_text='.', end_text='.'
+    ),  # a query begins after the end of a sentence and ends with a whole one
+    bind_all(
+        truncate_token=13, truncate_after=16
+    ),  # so does a response, of 16 tokens at least: 13 is '.'
     bind_all('policy', temperature=0.7, initial_model='124M'),
 )
 
 
 def summarize_task(temperature: float, **texts: str) -> list[Trial]:
-    """500 tokens of text and its summary in up to 75; texts: settings of what is put around and cut off."""
+    """500 tokens of text and its summary in up to 75; texts: settings of what is put around and cut
+    off."""
     return combos(
         bind_all(**texts, query_length=500, response_length=75),
         bind_all(start_text=None, truncate_after=55, truncate_token=198),  # '\n'
@@ -50,7 +58,12 @@ def summarize_task(temperature: float, **texts: str) -> list[Trial]:
 
 
 cnndm_task = summarize_task(
-    0.5, query_prefix='Article:\n\n', query_suffix='\n\nTL;DR:', end_text='\n', query_dataset='cnndm')
+    0.5,
+    query_prefix='Article:\n\n',
+    query_suffix='\n\nTL;DR:',
+    end_text='\n',
+    query_dataset='cnndm',
+)
 tldr_task = summarize_task(0.7, query_suffix='\n\nTL;DR:', query_dataset='tldr')
 
 # 27 letters, two tiny layers, made-up queries and labels.
@@ -59,9 +72,12 @@ test_task = combos(
     bind('policy.initial_model', 'test'),
 )
 
-# Short film reviews from a grammar of ours, a tiny language model that has read them, and a known reward.
+# Short film reviews from a grammar of ours, a tiny language model that has read them, and a known
+# reward.
 mock_task = combos(
-    bind_all(query_length=5, query_dataset='reviews', response_length=3, start_text=None, end_text='was'),
+    bind_all(
+        query_length=5, query_dataset='reviews', response_length=3, start_text=None, end_text='was'
+    ),
     bind('policy.initial_model', 'reviews'),
 )
 
@@ -101,10 +117,16 @@ reward_experiments = {
     'cnndm': summarize_reward(cnndm_task, 'cnndm'),
     'tldr': summarize_reward(tldr_task, 'tldr'),
     'test': reward_experiment(
-        test_task, bind_all('labels', source='test', num_train=1024), bind_all(batch_size=32, lr=1e-3)),
+        test_task,
+        bind_all('labels', source='test', num_train=1024),
+        bind_all(batch_size=32, lr=1e-3),
+    ),
     'mock_sentiment': reward_experiment(
-        mock_task, bind_all('labels', source='mock', num_train=4096), bind_all(batch_size=32, lr=5e-3),
-        bind('run.log_interval', 32)),
+        mock_task,
+        bind_all('labels', source='mock', num_train=4096),
+        bind_all(batch_size=32, lr=5e-3),
+        bind('run.log_interval', 32),
+    ),
 }
 
 
@@ -117,10 +139,14 @@ def new_reward_model(experiment: str) -> list[Trial]:
 
 
 def adaptive_kl_policy(
-    experiment: str, task: Sequence[Trial], kl_coef: float = 0.15, kl_target: float = 6.0,
+    experiment: str,
+    task: Sequence[Trial],
+    kl_coef: float = 0.15,
+    kl_target: float = 6.0,
     **ppo: Any,
 ) -> list[Trial]:
-    """A policy that is held `kl_target` nats from the initial one, with a reward model of its own; ppo: settings."""
+    """A policy that is held `kl_target` nats from the initial one, with a reward model of its own;
+    ppo: settings."""
     return combos(
         bind_nested('task', task),
         bind_all('ppo', **ppo),
@@ -151,12 +177,21 @@ policy_experiments = {
     'tldr': summarize_policy('tldr', tldr_task, kl_coef=0.03),  # 0.01 is too low
     'test': adaptive_kl_policy('test', test_task, lr=1e-2, total_episodes=100 * 64, batch_size=64),
     'mock_sentiment': combos(
-        # The coefficient starts high: a policy that first strays far loses words that it does not find again.
-        adaptive_kl_policy('mock_sentiment', mock_task, kl_coef=1.5, kl_target=2.0,
-                           lr=3e-3, total_episodes=200 * 256, batch_size=256),
+        # The coefficient starts high: a policy that first strays far loses words that it does not
+        # find again.
+        adaptive_kl_policy(
+            'mock_sentiment',
+            mock_task,
+            kl_coef=1.5,
+            kl_target=2.0,
+            lr=3e-3,
+            total_episodes=200 * 256,
+            batch_size=256,
+        ),
         bind('rewards.adaptive_kl.horizon', 2500),
         bind('run.evaluate', True),
-        bind('run.log_interval', 50)),
+        bind('run.log_interval', 50),
+    ),
 }
 
 
@@ -164,14 +199,17 @@ TRAININGS = {'train_policy': train_policy.HParams, 'train_reward': train_reward.
 
 
 def resume(settings: dict[str, Any], save_dir: str) -> None:
-    """Both kinds of run go on by this; one with both steps is known by what the second of them writes."""
+    """Both kinds of run go on by this; one with both steps is known by what the second of them
+    writes."""
     mpi = settings.pop('mpi', None)
-    directory = runs.recall(save_dir)
+    directory = run_dir.recall(save_dir)
     paths = {name: storage.join(directory, f'{name}_hparams.json') for name in TRAININGS}
     name = next(filter(lambda name: storage.exists(paths[name]), paths), None)
     if name is None:
-        raise UserError(f'{save_dir} holds no run that could go on: it has no '
-                        f'{" or ".join(map(os.path.basename, paths.values()))}')
+        raise UserError(
+            f'{save_dir} holds no run that could go on: it has no '
+            f'{" or ".join(map(os.path.basename, paths.values()))}'
+        )
     hparams = TRAININGS[name]()
     hparams.override_from_json_file(paths[name])
     if unknown := settings.keys() - hyperparams.fields(TRAININGS[name]).keys():
@@ -179,8 +217,12 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
     if isinstance(hparams, train_policy.HParams):
         settings = train_policy.complete(settings, hparams, None)
     launch.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
-    runs.claim(launch.validated(hparams), overwrite=False, named=settings)
-    launch.run(f'lm_human_preferences.{name}:train', {'hparams': hparams}, mpi or runs.ranks_of(hparams.run.directory))
+    run_dir.claim(launch.validated(hparams), overwrite=False, named=settings)
+    launch.run(
+        f'lm_human_preferences.{name}:train',
+        {'hparams': hparams},
+        mpi or run_dir.ranks_of(hparams.run.directory),
+    )
 
 
 def figures(settings: dict[str, Any]) -> None:
@@ -189,41 +231,93 @@ def figures(settings: dict[str, Any]) -> None:
     binds, _ = launch.read_trial(*policy_experiments['mock_sentiment'])
     hparams = train_policy.HParams()
     hparams.override_from_dict(binds)
-    launch.run('lm_human_preferences.figures:figures', {'hparams': hparams, **settings}, mpi=1)
+    launch.run(
+        'lm_human_preferences.reproduction.figures:figures', {'hparams': hparams, **settings}, mpi=1
+    )
 
 
-cli = launch.Program(help=__doc__, commands=[
-    launch.experiment_command(
-        'train_reward', 'lm_human_preferences.train_reward:train', train_reward.HParams, reward_experiments,
-        example='./launch.py train_reward mock_sentiment my-reward --mpi 1',
-        help='Train a reward model on human labels.'),
-    launch.experiment_command(
-        'train_policy', 'lm_human_preferences.train_policy:train', train_policy.HParams, policy_experiments,
-        complete=train_policy.complete, example='./launch.py train_policy mock_sentiment first --mpi 1',
-        help='Train a policy by PPO against a reward model. Experiments train that model first, unless told not to.'),
-    launch.Command(
-        'resume', resume, {'mpi': hyperparams.fields(launch.RankHParams)['mpi'],
-                           **launch.settable(train_reward.HParams), **launch.settable(train_policy.HParams)},
-        [click.Argument(['save_dir'])], example='./launch.py resume /tmp/save/train_policy/first',
-        help='Continue the run in SAVE_DIR where it was interrupted. Its settings stay, except those given here.'),
-    launch.job_command(
-        'export', 'lm_human_preferences.export:export', arguments=['model_dir', 'output_dir'],
-        example='./launch.py export /tmp/save/train_policy/first ./my-policy',
-        help='Save a language model as a Hugging Face directory. MODEL_DIR is a run of train_policy, the directory of '
-             'a model, or the name of a released one such as 124M.'),
-    launch.job_command(
-        'doctor', 'lm_human_preferences.doctor:doctor', example='./launch.py doctor',
-        help='Check that this machine has what training needs. Prints one line for each thing, with the fix where '
-             'something is wrong.'),
-    launch.job_command(
-        'evaluate', 'lm_human_preferences.evaluate:evaluate', evaluate.HParams, ['save_dir'],
-        example='./launch.py evaluate /tmp/save/train_policy/first',
-        help='Compare a policy with the best one possible at its KL. SAVE_DIR is a run of train_policy.'),
-    launch.Command(
-        'figures', figures, hyperparams.fields(figure_options.HParams), positionals=('output_dir',),
-        example='./launch.py figures ./figures --quick',
-        help="Draw the paper's Figures 2 and 3 from many short runs. They are runs of the experiment mock_sentiment."),
-])
+cli = launch.Program(
+    help=__doc__,
+    commands=[
+        launch.experiment_command(
+            'train_reward',
+            'lm_human_preferences.train_reward:train',
+            train_reward.HParams,
+            reward_experiments,
+            example='./launch.py train_reward mock_sentiment my-reward --mpi 1',
+            help='Train a reward model on human labels.',
+        ),
+        launch.experiment_command(
+            'train_policy',
+            'lm_human_preferences.train_policy:train',
+            train_policy.HParams,
+            policy_experiments,
+            complete=train_policy.complete,
+            example='./launch.py train_policy mock_sentiment first --mpi 1',
+            help=(
+                'Train a policy by PPO against a reward model. Experiments train that model first,'
+                ' unless told not to.'
+            ),
+        ),
+        launch.Command(
+            'resume',
+            resume,
+            {
+                'mpi': hyperparams.fields(launch.RankHParams)['mpi'],
+                **launch.settable(train_reward.HParams),
+                **launch.settable(train_policy.HParams),
+            },
+            [click.Argument(['save_dir'])],
+            example='./launch.py resume /tmp/save/train_policy/first',
+            help=(
+                'Continue the run in SAVE_DIR where it was interrupted. Its settings stay, except'
+                ' those given here.'
+            ),
+        ),
+        launch.job_command(
+            'export',
+            'lm_human_preferences.commands.export:export',
+            arguments=['model_dir', 'output_dir'],
+            example='./launch.py export /tmp/save/train_policy/first ./my-policy',
+            help=(
+                'Save a language model as a Hugging Face directory. MODEL_DIR is a run of'
+                ' train_policy, the directory of a model, or the name of a released one such as'
+                ' 124M.'
+            ),
+        ),
+        launch.job_command(
+            'doctor',
+            'lm_human_preferences.commands.doctor:doctor',
+            example='./launch.py doctor',
+            help=(
+                'Check that this machine has what training needs. Prints one line for each thing,'
+                ' with the fix where something is wrong.'
+            ),
+        ),
+        launch.job_command(
+            'evaluate',
+            'lm_human_preferences.evaluation.evaluate:evaluate',
+            evaluate.HParams,
+            ['save_dir'],
+            example='./launch.py evaluate /tmp/save/train_policy/first',
+            help=(
+                'Compare a policy with the best one possible at its KL. SAVE_DIR is a run of'
+                ' train_policy.'
+            ),
+        ),
+        launch.Command(
+            'figures',
+            figures,
+            hyperparams.fields(figure_options.HParams),
+            positionals=('output_dir',),
+            example='./launch.py figures ./figures --quick',
+            help=(
+                "Draw the paper's Figures 2 and 3 from many short runs. They are runs of the"
+                ' experiment mock_sentiment.'
+            ),
+        ),
+    ],
+)
 
 if __name__ == '__main__':
     cli()

@@ -9,10 +9,10 @@ For example:
 """
 
 from dataclasses import dataclass
-from typing import Optional
 
+from lm_human_preferences.commands import sample_file
 from lm_human_preferences.hparams.train_reward import PRECISIONS
-from lm_human_preferences.utils import launch, sample_file
+from lm_human_preferences.utils import launch
 from lm_human_preferences.utils.hyperparams import TEXTS, option
 
 CONSOLES = ('summary', 'original')
@@ -21,45 +21,69 @@ CONSOLES = ('summary', 'original')
 @dataclass
 class SampleHParams(launch.RankHParams):
     save_dir: str = option(
-        None, 'run directory of the policy, path or URL: it holds train_policy_hparams.json')
+        None, 'run directory of the policy, path or URL: it holds train_policy_hparams.json'
+    )
     savescope: str = option(
-        'policy', 'variables to sample from: policy, or ref_policy for the initial model')
+        'policy', 'variables to sample from: policy, or ref_policy for the initial model'
+    )
     prompt: TEXTS = option(
-        (), "a query of your own, may be given several times; default: the run's data set", ours=True)
-    queries: Optional[str] = option(
-        None, 'your own queries in a file, path or URL: a .jsonl with one JSON string a line',
-        ours=True)
+        (),
+        "a query of your own, may be given several times; default: the run's data set",
+        ours=True,
+    )
+    queries: str | None = option(
+        None,
+        'your own queries in a file, path or URL: a .jsonl with one JSON string a line',
+        ours=True,
+    )
     per_query: int = option(1, 'responses to each query', at_least=1, ours=True)
-    temperature: Optional[float] = option(
-        None, "divides the logits; None: the task's own", at_least=0)
-    seed: Optional[int] = option(None, 'seed of all random numbers; None: another one every time')
+    temperature: float | None = option(None, "divides the logits; None: the task's own", at_least=0)
+    seed: int | None = option(None, 'seed of all random numbers; None: another one every time')
     batch_size: int = option(4, 'samples at a time', at_least=1)
     nsamples: int = option(
-        0, 'samples in all; 0: --per_query for each query of your own, else until interrupted',
-        at_least=0)
-    output: Optional[str] = option(
-        None, 'new .jsonl file for the samples: text and tokens of query and response, score, KL',
-        ours=True)
+        0,
+        'samples in all; 0: --per_query for each query of your own, else until interrupted',
+        at_least=0,
+    )
+    output: str | None = option(
+        None,
+        'new .jsonl file for the samples: text and tokens of query and response, score, KL',
+        ours=True,
+    )
     precision: str = option(
-        'fp32', 'type of products: fp32, tf32 (GPUs) or bf16', one_of=PRECISIONS)
+        'fp32', 'type of products: fp32, tf32 (GPUs) or bf16', one_of=PRECISIONS
+    )
     console: str = option(
-        'summary', 'summary: print samples alone; original: the settings, too, as the original did',
-        one_of=CONSOLES, ours=True)
+        'summary',
+        'summary: print samples alone; original: the settings, too, as the original did',
+        one_of=CONSOLES,
+        ours=True,
+    )
 
     def validate(self, *, prefix: str = '') -> None:
         """Also ValueError or UserError where the run is missing or the output cannot be written."""
         if self.save_dir is None:
             raise ValueError(
                 f'--{prefix}save_dir missing: the directory of a run of train_policy, such as '
-                '/tmp/save/train_policy/NAME')
+                '/tmp/save/train_policy/NAME'
+            )
         super().validate(prefix=prefix)
         if self.output is not None:
             sample_file.check(self.output)
 
 
-cli = launch.Program(help=__doc__, commands=[
-    launch.job_command('sample', 'lm_human_preferences.sample_policy:sample_policy', SampleHParams,
-                       positionals=('mode', 'mpi'), help=__doc__)])
+cli = launch.Program(
+    help=__doc__,
+    commands=[
+        launch.job_command(
+            'sample',
+            'lm_human_preferences.commands.sample_policy:sample_policy',
+            SampleHParams,
+            positionals=('mode', 'mpi'),
+            help=__doc__,
+        )
+    ],
+)
 
 if __name__ == '__main__':
     cli()

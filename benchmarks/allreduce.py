@@ -3,10 +3,12 @@
 
     pipenv run python benchmarks/allreduce.py [--ranks 2] [--rounds 5]
 
-The plain one is one `torch.distributed.all_reduce` of a single vector of 124 million float32 zeros, and its division.
-The engines average the model's own parameters in their buckets, as after a backward pass with which nothing overlapped.
-Each is measured in processes of its own, round after round, so that what else the machine does hits them alike.
+The plain one is one `torch.distributed.all_reduce` of a single vector of 124 million float32 zeros,
+and its division. The engines average the model's own parameters in their buckets, as after a
+backward pass with which nothing overlapped. Each is measured in processes of its own, round after
+round, so that what else the machine does hits them alike.
 """
+
 import argparse
 import json
 import statistics
@@ -14,11 +16,10 @@ import sys
 import time
 
 import torch
-
 from on_ranks import measure
 
+from lm_human_preferences.distributed import comm
 from lm_human_preferences.language import model
-from lm_human_preferences.utils import comm
 
 ENGINES = ('horovod', 'torch', 'mpi')
 REPEATS = 7
@@ -40,17 +41,20 @@ def engine_mean(name):
 def plain_mean():
     """The same with nothing of ours but the rendezvous."""
     import torch.distributed
+
     world = comm.world('torch')
     flat = torch.zeros(sum(p.numel() for p in parameters_of_124m()))
 
     def mean():
         torch.distributed.all_reduce(flat)
         flat.div_(world.size)
+
     return mean
 
 
 def measure_here(name):
-    """Print the seconds of each of REPEATS means, as JSON; the first, which warms up, is left out."""
+    """Print the seconds of each of REPEATS means, as JSON; the first, which warms up, is left
+    out."""
     mean = plain_mean() if name == 'plain' else engine_mean(name)
     barrier, seconds = comm.world('torch' if name == 'plain' else name).barrier, []
     for _ in range(REPEATS + 1):
@@ -63,7 +67,9 @@ def measure_here(name):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--ranks', type=int, default=2)
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--measure', help=argparse.SUPPRESS)
@@ -77,8 +83,10 @@ def main():
     plain = statistics.median(seconds['plain']), min(seconds['plain'])
     for name, found in seconds.items():
         median, best = statistics.median(found), min(found)
-        print(f'{name:8} median {median:.3f} s ({median / plain[0]:.2f} of plain), '
-              f'best {best:.3f} s ({best / plain[1]:.2f} of plain)')
+        print(
+            f'{name:8} median {median:.3f} s ({median / plain[0]:.2f} of plain), '
+            f'best {best:.3f} s ({best / plain[1]:.2f} of plain)'
+        )
 
 
 if __name__ == '__main__':

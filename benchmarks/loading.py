@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""How long a 124M checkpoint in TensorFlow's format takes to read and to save, against its bare bytes.
+"""How long a 124M checkpoint in TensorFlow's format takes to read and to save, against its bare
+bytes.
 
     pipenv run python benchmarks/loading.py [--repeats 7]
 
-Everything is measured in one run, in turn, on random weights in a temporary directory; what counts are the ratios of
-the medians. The files are in the page cache; "save" ends when they are on the disk.
+Everything is measured in one run, in turn, on random weights in a temporary directory; what counts
+are the ratios of the medians. The files are in the page cache; "save" ends when they are on the
+disk.
 """
+
 import argparse
 import os
 import statistics
@@ -18,24 +21,38 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from lm_human_preferences.language.trained_models import TrainedModel  # noqa: E402
-from lm_human_preferences.utils import checkpoints  # noqa: E402
-from lm_human_preferences.utils.tf_bundle import Bundle  # noqa: E402
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.language.trained_models import TrainedModel
 
 N_VOCAB, N_CTX, N_EMBD, N_HEAD, N_LAYER = 50257, 1024, 768, 12, 12
-MATRICES = {'attn/c_attn': (1, 3), 'attn/c_proj': (1, 1), 'mlp/c_fc': (1, 4), 'mlp/c_proj': (4, 1)}  # of N_EMBD
+MATRICES = {
+    'attn/c_attn': (1, 3),
+    'attn/c_proj': (1, 1),
+    'mlp/c_fc': (1, 4),
+    'mlp/c_proj': (4, 1),
+}  # of N_EMBD
 
 
 def random_weights():
     """The variables of GPT-2 124M, {name: float32 array}."""
-    shapes = {'wte': (N_VOCAB, N_EMBD), 'wpe': (N_CTX, N_EMBD), 'ln_f/g': (N_EMBD,), 'ln_f/b': (N_EMBD,)}
+    shapes = {
+        'wte': (N_VOCAB, N_EMBD),
+        'wpe': (N_CTX, N_EMBD),
+        'ln_f/g': (N_EMBD,),
+        'ln_f/b': (N_EMBD,),
+    }
     for layer in range(N_LAYER):
         for name, (n_in, n_out) in MATRICES.items():
             shapes[f'h{layer}/{name}/w'] = (1, n_in * N_EMBD, n_out * N_EMBD)
             shapes[f'h{layer}/{name}/b'] = (n_out * N_EMBD,)
-        shapes.update({f'h{layer}/{norm}/{part}': (N_EMBD,) for norm in ('ln_1', 'ln_2') for part in 'gb'})
+        shapes.update(
+            {f'h{layer}/{norm}/{part}': (N_EMBD,) for norm in ('ln_1', 'ln_2') for part in 'gb'}
+        )
     rng = np.random.default_rng(0)
-    return {f'model/{name}': rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    return {
+        f'model/{name}': rng.standard_normal(shape, np.float32) for name, shape in shapes.items()
+    }
 
 
 def read_bytes(prefix):
@@ -78,13 +95,25 @@ def main():
     weights = random_weights()
     with tempfile.TemporaryDirectory() as directory:
         prefix = checkpoints.save(directory, 'model.ckpt', weights)
-        checkpoints.write_json(os.path.join(directory, 'hparams.json'), dict(
-            n_vocab=N_VOCAB, n_ctx=N_CTX, n_embd=N_EMBD, n_head=N_HEAD, n_layer=N_LAYER))
-        read = seconds({'its bytes': lambda: read_bytes(prefix),
-                        'tensors, checksums verified': lambda: read_bundle(prefix),
-                        'model': lambda: TrainedModel(directory).build(scope='policy')}, repeats)
-        write = seconds({'its bytes': lambda: write_bytes(os.path.join(directory, 'bytes'), weights),
-                         'checkpoint': lambda: checkpoints.save(directory, 'model.ckpt', weights)}, repeats)
+        checkpoints.write_json(
+            os.path.join(directory, 'hparams.json'),
+            dict(n_vocab=N_VOCAB, n_ctx=N_CTX, n_embd=N_EMBD, n_head=N_HEAD, n_layer=N_LAYER),
+        )
+        read = seconds(
+            {
+                'its bytes': lambda: read_bytes(prefix),
+                'tensors, checksums verified': lambda: read_bundle(prefix),
+                'model': lambda: TrainedModel(directory).build(scope='policy'),
+            },
+            repeats,
+        )
+        write = seconds(
+            {
+                'its bytes': lambda: write_bytes(os.path.join(directory, 'bytes'), weights),
+                'checkpoint': lambda: checkpoints.save(directory, 'model.ckpt', weights),
+            },
+            repeats,
+        )
     print(f'{sum(array.nbytes for array in weights.values()) >> 20} MiB in {len(weights)} tensors')
     for verb, times in (('read', read), ('save', write)):
         for name, duration in times.items():

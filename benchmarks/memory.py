@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""The peak of memory of one training step beside what is expected before it begins, and how long the step takes.
+"""The peak of memory of one training step beside what is expected before it begins, and how long
+the step takes.
 
-    pipenv run python benchmarks/memory.py [--size 124M] [--threads 2]
-    pipenv run python benchmarks/memory.py ppo --batch 512 --micro-batch-size 16 [--checkpointing] [--bf16]
+    pipenv run python benchmarks/memory.py [--size 124M] [--threads 2] pipenv run python
+    benchmarks/memory.py ppo --batch 512 --micro-batch-size 16 [--checkpointing] [--bf16]
 
-The first is a table of kinds of steps, each in a process of its own; the second is one of them. A PPO step here has one
-epoch instead of four, and Adam's moments from the beginning, so that its peak is that of any later one. GB are those
-beyond what the process has before it makes models.
+The first is a table of kinds of steps, each in a process of its own; the second is one of them. A
+PPO step here has one epoch instead of four, and Adam's moments from the beginning, so that its peak
+is that of any later one. GB are those beyond what the process has before it makes models.
 """
+
 import argparse
 import contextlib
 import io
@@ -17,64 +19,97 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 import ppo_update
 import reward_step
+import torch
 import workload
 
 from lm_human_preferences import train_policy, train_reward
+from lm_human_preferences.distributed import comm
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
-from lm_human_preferences.utils import comm, precision
+from lm_human_preferences.training import precision
 
-STEPS = ['ppo --batch 16', 'ppo --batch 16 --checkpointing', 'ppo --batch 16 --bf16',
-         'ppo --batch 64 --micro-batch-size 8', 'ppo --batch 64 --micro-batch-size 8 --checkpointing',
-         'reward --batch 8', 'reward --batch 8 --checkpointing', 'reward --batch 8 --bf16',
-         'reward --batch 32 --micro-batch-size 4']
+STEPS = [
+    'ppo --batch 16',
+    'ppo --batch 16 --checkpointing',
+    'ppo --batch 16 --bf16',
+    'ppo --batch 64 --micro-batch-size 8',
+    'ppo --batch 64 --micro-batch-size 8 --checkpointing',
+    'reward --batch 8',
+    'reward --batch 8 --checkpointing',
+    'reward --batch 8 --bf16',
+    'reward --batch 32 --micro-batch-size 4',
+]
 
 
 def ppo(args, common):
     """(what takes memory, function that makes a trainer and returns it with its step)."""
     hparams = ppo_update.hparams_of(args.batch)
-    hparams.override_from_dict({**common, 'ppo.noptepochs': 1, 'ppo.micro_batch_size': args.micro_batch_size})
+    hparams.override_from_dict(
+        {**common, 'ppo.noptepochs': 1, 'ppo.micro_batch_size': args.micro_batch_size}
+    )
 
     def made():
         run = ppo_update.Ours(args.size, hparams, workload.queries(args.batch), comm.world())
         run.trainer.policy.model.checkpointed = args.checkpointing
         return run.trainer, run.update
+
     return train_policy.work(hparams, workload.RandomModel(args.size).sizes, 1), made
 
 
 def reward(args, common):
     """The same for a reward model and labels of the best of four, without sampling."""
     hparams = train_reward.HParams()
-    hparams.override_from_dict({
-        **common, 'labels.type': 'best_of_4', 'labels.source': 'test', 'batch_size': args.batch,
-        'task.query_length': workload.QUERY_LENGTH, 'task.response_length': workload.RESPONSE_LENGTH,
-        'rollout_batch_size': 1, 'micro_batch_size': args.micro_batch_size, 'run.log_interval': 10 ** 9})
+    hparams.override_from_dict(
+        {
+            **common,
+            'labels.type': 'best_of_4',
+            'labels.source': 'test',
+            'batch_size': args.batch,
+            'task.query_length': workload.QUERY_LENGTH,
+            'task.response_length': workload.RESPONSE_LENGTH,
+            'rollout_batch_size': 1,
+            'micro_batch_size': args.micro_batch_size,
+            'run.log_interval': 10**9,
+        }
+    )
 
     def made():
-        reward_model, policy = (kind(workload.RandomModel(args.size)) for kind in (RewardModel, Policy))
+        reward_model, policy = (
+            kind(workload.RandomModel(args.size)) for kind in (RewardModel, Policy)
+        )
         reward_model.model.checkpointed = args.checkpointing
         trainer = train_reward.RewardModelTrainer(
-            reward_model=reward_model, policy=policy, query_sampler=None, labels=reward_step.labels(args.batch),
-            hparams=hparams, comm=comm.world())
+            reward_model=reward_model,
+            policy=policy,
+            query_sampler=None,
+            labels=reward_step.labels(args.batch),
+            hparams=hparams,
+            comm=comm.world(),
+        )
         trainer.train_step = 1  # step 0 would print
         return trainer, lambda: trainer.train_batch(range(args.batch), lr=5e-5)
+
     return train_reward.work(hparams, workload.RandomModel(args.size).sizes, 1), made
 
 
 def held():
     """Bytes of memory that this process has, and the most that it ever had."""
-    now = int(Path('/proc/self/statm').read_text(encoding='ascii').split()[1]) * resource.getpagesize()
+    now = (
+        int(Path('/proc/self/statm').read_text(encoding='ascii').split()[1])
+        * resource.getpagesize()
+    )
     return now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def measure(args):
     """Print a line about one step."""
     torch.set_num_threads(args.threads)
-    common = {'run.precision': 'bf16' if args.bf16 else 'fp32', 'run.gradient_checkpointing': args.checkpointing}
+    common = {
+        'run.precision': 'bf16' if args.bf16 else 'fp32',
+        'run.gradient_checkpointing': args.checkpointing,
+    }
     training, made = {'ppo': ppo, 'reward': reward}[args.step](args, common)
     precision.prepare(common['run.precision'], torch.device('cpu'))
     before, _ = held()
@@ -85,11 +120,17 @@ def measure(args):
         step()
     seconds, processor = time.perf_counter() - started, time.process_time() - processor
     expected, found = training.peak() / 1e9, (held()[1] - before) / 1e9
-    print(f'{expected:9.2f} {found:9.2f} {expected / found - 1:+9.0%} {seconds:9.1f} {processor:9.1f}', flush=True)
+    print(
+        f'{expected:9.2f} {found:9.2f} {expected / found - 1:+9.0%} {seconds:9.1f}'
+        f' {processor:9.1f}',
+        flush=True,
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('step', nargs='?', choices=('ppo', 'reward'))
     parser.add_argument('--size', choices=workload.SIZES, default='124M')
     parser.add_argument('--threads', type=int, default=2)
@@ -103,8 +144,18 @@ def main():
     print(f'{args.size:52} {"expected":>9} {"GB":>9} {"off by":>9} {"s":>9} {"cpu s":>9}')
     for step in STEPS:
         print(f'{step:52}', end=' ', flush=True)
-        subprocess.run([sys.executable, __file__, *step.split(), '--size', args.size, '--threads', str(args.threads)],
-                       check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                __file__,
+                *step.split(),
+                '--size',
+                args.size,
+                '--threads',
+                str(args.threads),
+            ],
+            check=True,
+        )
 
 
 if __name__ == '__main__':

@@ -1,28 +1,30 @@
 #!/usr/bin/env python3
 """How long a million episodes of the descriptiveness setting take, and what that time is spent on.
 
-    pipenv run python benchmarks/million_episodes.py [--size 124M] [--batch 512] [--micro-batch-size N] [--updates 30]
+    pipenv run python benchmarks/million_episodes.py [--size 124M] [--batch 512] [--micro-batch-size
+    N] [--updates 30]
         [--precision fp32 tf32 bf16]
 
-On the GPU where there is one, else on the CPU, each precision in a process of its own. `min/million` is what a million
-episodes take at the mean of the updates' seconds, without start and checkpoints; `s/update` and the phases are medians.
-GFLOP are those that an update needs at least; `of rate` is their share of what products in this precision reach in the
-same process. The operators that cost most follow, by the time that they themselves take of the device, from further
-updates under PyTorch's profiler.
+On the GPU where there is one, else on the CPU, each precision in a process of its own.
+`min/million` is what a million episodes take at the mean of the updates' seconds, without start and
+checkpoints; `s/update` and the phases are medians. GFLOP are those that an update needs at least;
+`of rate` is their share of what products in this precision reach in the same process. The operators
+that cost most follow, by the time that they themselves take of the device, from further updates
+under PyTorch's profiler.
 """
+
 import argparse
 import operator
 import statistics
 
+import measuring
+import ppo_update
 import torch
+import workload
 from torch.autograd import DeviceType
 from torch.profiler import profile
 
-import measuring
-import ppo_update
-import workload
-
-from lm_human_preferences.utils import comm
+from lm_human_preferences.distributed import comm
 
 EPISODES = 1_000_000
 WARM_UP, PROFILED = 3, 2  # updates
@@ -35,45 +37,64 @@ def measure(args):
     hparams.ppo.micro_batch_size = args.micro_batch_size
     run, clock = ppo_update.Ours(args.size, hparams, queries, comm.world()), measuring.Clock()
     run.time_phases(clock)
-    return {**measuring.repeat(run.update, clock, args.updates, warm_up=WARM_UP), 'operators': costliest(run.update),
-            'flops': ppo_update.flops(args.size, queries, hparams.ppo.noptepochs)}
+    return {
+        **measuring.repeat(run.update, clock, args.updates, warm_up=WARM_UP),
+        'operators': costliest(run.update),
+        'flops': ppo_update.flops(args.size, queries, hparams.ppo.noptepochs),
+    }
 
 
 def costliest(update):
-    """The operators that take most of the device, without those they call: [(name, seconds an update, share)]."""
+    """The operators that take most of the device, without those they call: [(name, seconds an
+    update, share)]."""
     with profile() as profiler:
         for _ in range(PROFILED):
             update()
     own_time = operator.attrgetter(  # in microseconds
-        'self_device_time_total' if torch.cuda.is_available() else 'self_cpu_time_total')
-    # On a GPU, kernels are listed too, as events of the GPU: their time is that of the operators that start them.
+        'self_device_time_total' if torch.cuda.is_available() else 'self_cpu_time_total'
+    )
+    # On a GPU, kernels are listed too, as events of the GPU: their time is that of the operators
+    # that start them.
     found = [event for event in profiler.key_averages() if event.device_type == DeviceType.CPU]
     total = sum(map(own_time, found)) or 1  # where the profiler may not look into the GPU
-    return [(event.key, own_time(event) / 1e6 / PROFILED, own_time(event) / total)
-            for event in sorted(found, key=own_time, reverse=True)[:OPERATORS]]
+    return [
+        (event.key, own_time(event) / 1e6 / PROFILED, own_time(event) / total)
+        for event in sorted(found, key=own_time, reverse=True)[:OPERATORS]
+    ]
 
 
 def table(args):
     """Print what each precision takes, and below it its costliest operators."""
-    print(f'{measuring.machine()}, torch {torch.__version__}, {args.size}, batch {args.batch}, in micro-batches of '
-          f'{args.micro_batch_size or args.batch}, {args.updates} updates after {WARM_UP}')
-    print(f'{"":4} {"s/update":>9} {"least":>7} {"most":>7} {"episodes/s":>11} {"min/million":>12} {"GB":>5} '
-          f'{"GFLOP":>8} {"GFLOP/s":>8} {"of rate":>8}  phases')
+    print(
+        f'{measuring.machine()}, torch {torch.__version__}, {args.size}, batch {args.batch}, in'
+        f' micro-batches of {args.micro_batch_size or args.batch}, {args.updates} updates after'
+        f' {WARM_UP}'
+    )
+    print(
+        f'{"":4} {"s/update":>9} {"least":>7} {"most":>7} {"episodes/s":>11} {"min/million":>12}'
+        f' {"GB":>5} {"GFLOP":>8} {"GFLOP/s":>8} {"of rate":>8}  phases'
+    )
     for precision in args.precision:
         found = measuring.in_own_process(precision, args.threads)
         each, rate = found['each'], found['flops'] / found['seconds']
         minutes = statistics.mean(each) / args.batch * EPISODES / 60
-        print(f'{precision:4} {found["seconds"]:9.3f} {min(each):7.3f} {max(each):7.3f} '
-              f'{args.batch / found["seconds"]:11.1f} {minutes:12.1f} {found["gigabytes"]:5.1f} '
-              f'{found["flops"] / 1e9:8.0f} {rate / 1e9:8.0f} {rate / found["matmul_rate"]:8.0%}  '
-              f'{measuring.by_phase(found, digits=3)}')
+        print(
+            f'{precision:4} {found["seconds"]:9.3f} {min(each):7.3f} {max(each):7.3f} '
+            f'{args.batch / found["seconds"]:11.1f} {minutes:12.1f} {found["gigabytes"]:5.1f} '
+            f'{found["flops"] / 1e9:8.0f} {rate / 1e9:8.0f} {rate / found["matmul_rate"]:8.0%}  '
+            f'{measuring.by_phase(found, digits=3)}'
+        )
         for name, seconds, share in found['operators']:
             print(f'     {share:4.0%} {seconds:9.3f} s/update in {name}', flush=True)
 
 
 def main():
-    precisions = [name for name in measuring.PRECISIONS if name != 'tf32' or torch.cuda.is_available()]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    precisions = [
+        name for name in measuring.PRECISIONS if name != 'tf32' or torch.cuda.is_available()
+    ]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--size', choices=workload.SIZES, default='124M')
     parser.add_argument('--batch', type=int, default=512)
     parser.add_argument('--micro-batch-size', type=int)

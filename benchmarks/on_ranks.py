@@ -1,4 +1,6 @@
-"""Starting a benchmark's measurements in processes of their own, on several ranks of MPI or on none."""
+"""Starting a benchmark's measurements in processes of their own, on several ranks of MPI or on
+none."""
+
 import json
 import os
 import subprocess
@@ -8,16 +10,24 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from lm_human_preferences.utils import ranks  # noqa: E402
+from lm_human_preferences.distributed import ranks
 
 
 def start(size, *command):
-    """Start `python COMMAND...` on `size` ranks, with one thread each unless OMP_NUM_THREADS says otherwise."""
+    """Start `python COMMAND...` on `size` ranks, with one thread each unless OMP_NUM_THREADS says
+    otherwise."""
     mpiexec, is_open_mpi = ranks.find_mpiexec()
-    variables = {'OMP_NUM_THREADS': '1', **ranks.environment(tempfile.gettempdir(), size, is_open_mpi)}
+    variables = {
+        'OMP_NUM_THREADS': '1',
+        **ranks.environment(tempfile.gettempdir(), size, is_open_mpi),
+    }
     launcher = [mpiexec, *ranks.options(is_open_mpi, size, os.cpu_count())] if size > 1 else []
-    return subprocess.Popen([*launcher, sys.executable, *map(str, command)], env=variables, stdout=subprocess.PIPE,
-                            text=True)
+    return subprocess.Popen(
+        [*launcher, sys.executable, *map(str, command)],
+        env=variables,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def result_of(process):

@@ -1,26 +1,29 @@
 #!/usr/bin/env python3
-"""One PPO update (rollout, reference, reward, 4 epochs) against plain PyTorch, on the same work in the same run.
+"""One PPO update (rollout, reference, reward, 4 epochs) against plain PyTorch, on the same work in
+the same run.
 
-    pipenv run python benchmarks/ppo_update.py [--size 124M] [--batch 16] [--repeats 3] [--threads 2]
+    pipenv run python benchmarks/ppo_update.py [--size 124M] [--batch 16] [--repeats 3] [--threads
+    2]
 
-The plain one is what one writes first: transformers' GPT-2, sampling with its cache, logits at every position, and a
-second pass over the rollout for log-probabilities and values. Weights are random. TRL's PPO is compared where that
-package is installed. GFLOP are those that the update needs at least, whoever computes it; `of rate` is their share of
-what this machine's products reach in the same process.
+The plain one is what one writes first: transformers' GPT-2, sampling with its cache, logits at
+every position, and a second pass over the rollout for log-probabilities and values. Weights are
+random. TRL's PPO is compared where that package is installed. GFLOP are those that the update needs
+at least, whoever computes it; `of rate` is their share of what this machine's products reach in the
+same process.
 """
+
 import sys
 
-import torch
-
 import measuring
+import torch
 import trl_ppo
 import workload
 from workload import PADDING, QUERY_LENGTH, RESPONSE_LENGTH, RandomModel
 
 from lm_human_preferences import train_policy
+from lm_human_preferences.distributed import comm
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
-from lm_human_preferences.utils import comm
 
 TEMPERATURE = 0.7
 
@@ -28,10 +31,19 @@ TEMPERATURE = 0.7
 def hparams_of(episodes):
     """The descriptiveness setting at another batch size; nothing printed, nothing saved."""
     hparams = train_policy.HParams()
-    hparams.override_from_dict({
-        'task.query_length': QUERY_LENGTH, 'task.response_length': RESPONSE_LENGTH, 'task.query_dataset': 'test',
-        'task.policy.temperature': TEMPERATURE, 'ppo.batch_size': episodes, 'ppo.lr': 1e-5, 'rewards.kl_coef': 0.15,
-        'rewards.trained_model': 'test', 'run.log_interval': 10 ** 9})
+    hparams.override_from_dict(
+        {
+            'task.query_length': QUERY_LENGTH,
+            'task.response_length': RESPONSE_LENGTH,
+            'task.query_dataset': 'test',
+            'task.policy.temperature': TEMPERATURE,
+            'ppo.batch_size': episodes,
+            'ppo.lr': 1e-5,
+            'rewards.kl_coef': 0.15,
+            'rewards.trained_model': 'test',
+            'run.log_interval': 10**9,
+        }
+    )
     return hparams
 
 
@@ -43,18 +55,27 @@ class Ours:
         scorer = RewardModel(trained_model)
         scorer.score = scorer.get_rewards
         self.trainer = train_policy.PPOTrainer(
-            policy=Policy(trained_model, temperature=TEMPERATURE), score_model=scorer, hparams=hparams, comm=world,
+            policy=Policy(trained_model, temperature=TEMPERATURE),
+            score_model=scorer,
+            hparams=hparams,
+            comm=world,
             ref_policy=Policy(trained_model, scope='ref_policy', temperature=TEMPERATURE),
             query_sampler=lambda: {'tokens': queries},
-            score_fn=train_policy.make_score_fn(hparams.task, scorer))
+            score_fn=train_policy.make_score_fn(hparams.task, scorer),
+        )
         self.trainer.global_step = 1  # step 0 would print
 
     def time_phases(self, clock):
         """Count each phase's seconds."""
         trainer = self.trainer
         trainer.policy.respond = clock.timed('rollout', trainer.policy.respond)
-        trainer.ref_policy.analyze_responses = clock.timed('reference', trainer.ref_policy.analyze_responses)
-        trainer.score_fn, trainer.train = clock.timed('reward', trainer.score_fn), clock.timed('epochs', trainer.train)
+        trainer.ref_policy.analyze_responses = clock.timed(
+            'reference', trainer.ref_policy.analyze_responses
+        )
+        trainer.score_fn, trainer.train = (
+            clock.timed('reward', trainer.score_fn),
+            clock.timed('epochs', trainer.train),
+        )
 
     def update(self):
         self.trainer.step()
@@ -69,7 +90,10 @@ class Plain:
         self.value, self.reward_head = (torch.nn.Linear(width, 1, device=device) for _ in range(2))
         parameters = [*self.policy.parameters(), *self.value.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=1e-5, eps=1e-5)
-        self.ppo, (self.queries, self.query_mask) = hparams.ppo, workload.padded_left(queries.to(device))
+        self.ppo, (self.queries, self.query_mask) = (
+            hparams.ppo,
+            workload.padded_left(queries.to(device)),
+        )
         self.mask = torch.nn.functional.pad(self.query_mask, (0, RESPONSE_LENGTH), value=True)
 
     def time_phases(self, clock):
@@ -78,26 +102,39 @@ class Plain:
             setattr(self, name, clock.timed(name, getattr(self, name)))
 
     def analyze(self, network, tokens):
-        """Log-probabilities (batch, response_length) and last hidden states of the responses in `tokens`."""
-        output = network(tokens, attention_mask=self.mask.long(), position_ids=workload.positions(self.mask),
-                         output_hidden_states=True)
+        """Log-probabilities (batch, response_length) and last hidden states of the responses in
+        `tokens`."""
+        output = network(
+            tokens,
+            attention_mask=self.mask.long(),
+            position_ids=workload.positions(self.mask),
+            output_hidden_states=True,
+        )
         logprobs = (output.logits[:, :-1] / TEMPERATURE).log_softmax(-1)
-        logprobs = logprobs.gather(-1, tokens[:, 1:, None]).squeeze(-1)[:, QUERY_LENGTH - 1:]
+        logprobs = logprobs.gather(-1, tokens[:, 1:, None]).squeeze(-1)[:, QUERY_LENGTH - 1 :]
         return logprobs, output.hidden_states[-1]
 
     def values_of(self, hidden):
-        return self.value(hidden[:, QUERY_LENGTH - 1:-1]).squeeze(-1)
+        return self.value(hidden[:, QUERY_LENGTH - 1 : -1]).squeeze(-1)
 
     @torch.no_grad()
     def rollout(self):
         """Tokens, and the log-probabilities and values of their responses."""
         tokens, mask, new, cache = self.queries, self.query_mask, self.queries, None
         for _ in range(RESPONSE_LENGTH):
-            output = self.policy(new, attention_mask=mask.long(), past_key_values=cache, use_cache=True,
-                                 position_ids=workload.positions(mask)[:, -new.shape[1]:])
+            output = self.policy(
+                new,
+                attention_mask=mask.long(),
+                past_key_values=cache,
+                use_cache=True,
+                position_ids=workload.positions(mask)[:, -new.shape[1] :],
+            )
             cache = output.past_key_values
             new = torch.multinomial((output.logits[:, -1] / TEMPERATURE).softmax(-1), 1)
-            tokens, mask = torch.cat([tokens, new], dim=1), torch.nn.functional.pad(mask, (0, 1), value=True)
+            tokens, mask = (
+                torch.cat([tokens, new], dim=1),
+                torch.nn.functional.pad(mask, (0, 1), value=True),
+            )
         logprobs, hidden = self.analyze(self.policy, tokens)
         return tokens, logprobs, self.values_of(hidden)
 
@@ -118,7 +155,9 @@ class Plain:
             advantage = rewards[:, t] + following - values[:, t] + self.ppo.lam * advantage
             advantages.insert(0, advantage)
         advantages = torch.stack(advantages, 1)
-        return (advantages - advantages.mean()) / (advantages.var() + 1e-8).sqrt(), advantages + values
+        return (advantages - advantages.mean()) / (
+            advantages.var() + 1e-8
+        ).sqrt(), advantages + values
 
     def epochs(self, tokens, old_logprobs, old_values, advantages, returns):
         for _ in range(self.ppo.noptepochs):
@@ -127,7 +166,9 @@ class Plain:
             clipped = old_values + (values - old_values).clamp(-0.2, 0.2)
             value_loss = torch.maximum((values - returns) ** 2, (clipped - returns) ** 2).mean() / 2
             ratio = (logprobs - old_logprobs).exp()
-            policy_loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)).mean()
+            policy_loss = torch.maximum(
+                -advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)
+            ).mean()
             self.optimizer.zero_grad()
             (policy_loss + 0.1 * value_loss).backward()
             self.optimizer.step()
@@ -140,12 +181,15 @@ class Plain:
 
 
 def flops(size, queries, epochs, length=RESPONSE_LENGTH):
-    """Of one update: sampling and scoring once, a forward and a backward pass (twice the work) in each epoch."""
+    """Of one update: sampling and scoring once, a forward and a backward pass (twice the work) in
+    each epoch."""
     total = 0
     for real in (queries != PADDING).sum(1).tolist():
         tokens = real + length - 1
         attention = workload.attention_flops(size, tokens)
-        analyzed = workload.linear_flops(size, tokens=tokens, read=length, logits=length) + attention
+        analyzed = (
+            workload.linear_flops(size, tokens=tokens, read=length, logits=length) + attention
+        )
         scored = workload.linear_flops(size, tokens=tokens + 1, read=1) + attention
         total += (1 + 1 + 3 * epochs) * analyzed + scored
     return total
@@ -154,12 +198,19 @@ def flops(size, queries, epochs, length=RESPONSE_LENGTH):
 def measure(args):
     """One variant's update."""
     hparams, queries = hparams_of(args.batch), workload.queries(args.batch)
-    run = (Plain(args.size, hparams, queries) if args.variant == 'plain'
-           else trl_ppo.Trl(args.size, hparams, queries, TEMPERATURE) if args.variant == 'trl'
-           else Ours(args.size, hparams, queries, comm.world()))
+    run = (
+        Plain(args.size, hparams, queries)
+        if args.variant == 'plain'
+        else trl_ppo.Trl(args.size, hparams, queries, TEMPERATURE)
+        if args.variant == 'trl'
+        else Ours(args.size, hparams, queries, comm.world())
+    )
     clock = measuring.Clock()
     run.time_phases(clock)
-    return {**measuring.repeat(run.update, clock, args.repeats), 'flops': flops(args.size, queries, 4)}
+    return {
+        **measuring.repeat(run.update, clock, args.repeats),
+        'flops': flops(args.size, queries, 4),
+    }
 
 
 def main():

@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
-"""One training step of a reward model on best-of-4 labels against plain PyTorch, on the same work in the same run.
+"""One training step of a reward model on best-of-4 labels against plain PyTorch, on the same work
+in the same run.
 
-    pipenv run python benchmarks/reward_step.py [--size 124M] [--batch 8] [--repeats 3] [--threads 2]
+    pipenv run python benchmarks/reward_step.py [--size 124M] [--batch 8] [--repeats 3] [--threads
+    2]
 
-The plain one passes each query four times through transformers' GPT-2, once with each response. GFLOP are those that
-the step needs at least, whoever computes it; `of rate` is their share of what this machine's products reach.
+The plain one passes each query four times through transformers' GPT-2, once with each response.
+GFLOP are those that the step needs at least, whoever computes it; `of rate` is their share of what
+this machine's products reach.
 """
-import torch
 
 import measuring
+import torch
 import workload
 from workload import PADDING, RESPONSE_LENGTH, VOCABULARY
 
 from lm_human_preferences import train_reward
+from lm_human_preferences.distributed import comm
 from lm_human_preferences.rewards import RewardModel
-from lm_human_preferences.utils import comm
 
 NUM_RESPONSES = 4
 
@@ -22,18 +25,32 @@ NUM_RESPONSES = 4
 def labels(batch):
     """Labels of as many queries: random tokens and choices."""
     samples = torch.randint(VOCABULARY, (NUM_RESPONSES, batch, RESPONSE_LENGTH))
-    return {'query': workload.queries(batch), 'best': torch.randint(NUM_RESPONSES, (batch,)),
-            **{f'sample{i}': sample for i, sample in enumerate(samples)}}
+    return {
+        'query': workload.queries(batch),
+        'best': torch.randint(NUM_RESPONSES, (batch,)),
+        **{f'sample{i}': sample for i, sample in enumerate(samples)},
+    }
 
 
 def ours(args, batch):
     """The step of the trainer that `./launch.py train_reward` uses."""
     hparams = train_reward.HParams()
-    hparams.override_from_dict({'labels.type': f'best_of_{NUM_RESPONSES}', 'labels.source': 'test',
-                                'batch_size': args.batch, 'run.log_interval': 10 ** 9})
+    hparams.override_from_dict(
+        {
+            'labels.type': f'best_of_{NUM_RESPONSES}',
+            'labels.source': 'test',
+            'batch_size': args.batch,
+            'run.log_interval': 10**9,
+        }
+    )
     trainer = train_reward.RewardModelTrainer(
-        reward_model=RewardModel(workload.RandomModel(args.size)), policy=None, query_sampler=None, labels=batch,
-        hparams=hparams, comm=comm.world())
+        reward_model=RewardModel(workload.RandomModel(args.size)),
+        policy=None,
+        query_sampler=None,
+        labels=batch,
+        hparams=hparams,
+        comm=comm.world(),
+    )
     trainer.train_step = 1  # step 0 would print
     return lambda: trainer.train_batch(range(args.batch), lr=5e-5)
 
@@ -48,8 +65,12 @@ def plain(args, batch):
     mask = torch.nn.functional.pad(mask, (0, RESPONSE_LENGTH), value=True)
 
     def reward(sample):
-        output = network(torch.cat([queries, sample], dim=1), attention_mask=mask.long(),
-                         position_ids=workload.positions(mask), output_hidden_states=True)
+        output = network(
+            torch.cat([queries, sample], dim=1),
+            attention_mask=mask.long(),
+            position_ids=workload.positions(mask),
+            output_hidden_states=True,
+        )
         return head(output.hidden_states[-1][:, -1]).squeeze(-1)
 
     def step():
@@ -57,17 +78,25 @@ def plain(args, batch):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(rewards, batch['best']).backward()
         optimizer.step()
+
     return step
 
 
 def flops(size, queries):
-    """Of one step: a forward and a backward pass (twice the work) of each query once and of its responses."""
+    """Of one step: a forward and a backward pass (twice the work) of each query once and of its
+    responses."""
     total = 0
     for real in (queries != PADDING).sum(1).tolist():
-        of_query, of_both = (workload.attention_flops(size, tokens) for tokens in (real, real + RESPONSE_LENGTH))
+        of_query, of_both = (
+            workload.attention_flops(size, tokens) for tokens in (real, real + RESPONSE_LENGTH)
+        )
         attention = of_query + NUM_RESPONSES * (of_both - of_query)
-        total += 3 * (attention + workload.linear_flops(
-            size, tokens=real + NUM_RESPONSES * RESPONSE_LENGTH, read=NUM_RESPONSES))
+        total += 3 * (
+            attention
+            + workload.linear_flops(
+                size, tokens=real + NUM_RESPONSES * RESPONSE_LENGTH, read=NUM_RESPONSES
+            )
+        )
     return total
 
 
@@ -75,7 +104,10 @@ def measure(args):
     """One variant's step."""
     batch = labels(args.batch)
     step = (plain if args.variant == 'plain' else ours)(args, batch)
-    return {**measuring.repeat(step, measuring.Clock(), args.repeats), 'flops': flops(args.size, batch['query'])}
+    return {
+        **measuring.repeat(step, measuring.Clock(), args.repeats),
+        'flops': flops(args.size, batch['query']),
+    }
 
 
 if __name__ == '__main__':

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Tokens per second of sampling as `./sample.py sample` does it against `generate` of transformers, in the same run.
+"""Tokens per second of sampling as `./sample.py sample` does it against `generate` of transformers,
+in the same run.
 
-    pipenv run python benchmarks/sampling.py [--size 124M] [--batches 16,1] [--repeats 5] [--threads 2]
+    pipenv run python benchmarks/sampling.py [--size 124M] [--batches 16,1] [--repeats 5] [--threads
+    2]
 
-Both continue 64 tokens by 24 at temperature 0.7; weights are random. Ours also gives log-probabilities and values.
-bf16 is what the rollouts of `--run.precision bf16` take; sample.py itself computes in fp32.
+Both continue 64 tokens by 24 at temperature 0.7; weights are random. Ours also gives
+log-probabilities and values. bf16 is what the rollouts of `--run.precision bf16` take; sample.py
+itself computes in fp32.
 """
+
 import argparse
 import statistics
 
-import torch
-
 import measuring
+import torch
 import workload
 from workload import QUERY_LENGTH, RESPONSE_LENGTH, SIZES, VOCABULARY
 
@@ -22,19 +25,31 @@ TEMPERATURE = 0.7
 
 def sampled(policy, contexts):
     """Our responses."""
-    assert policy.respond(contexts, length=RESPONSE_LENGTH)['responses'].shape == (len(contexts), RESPONSE_LENGTH)
+    assert policy.respond(contexts, length=RESPONSE_LENGTH)['responses'].shape == (
+        len(contexts),
+        RESPONSE_LENGTH,
+    )
 
 
 def generated(network, contexts):
     """Those of transformers."""
     tokens = network.generate(
-        contexts, attention_mask=torch.ones_like(contexts), do_sample=True, temperature=TEMPERATURE, top_k=0,
-        max_new_tokens=RESPONSE_LENGTH, min_new_tokens=RESPONSE_LENGTH, pad_token_id=0)
+        contexts,
+        attention_mask=torch.ones_like(contexts),
+        do_sample=True,
+        temperature=TEMPERATURE,
+        top_k=0,
+        max_new_tokens=RESPONSE_LENGTH,
+        min_new_tokens=RESPONSE_LENGTH,
+        pad_token_id=0,
+    )
     assert tokens.shape == (len(contexts), QUERY_LENGTH + RESPONSE_LENGTH)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--size', choices=SIZES, default='124M')
     parser.add_argument('--batches', default='16,1')
     parser.add_argument('--repeats', type=int, default=5)
@@ -43,7 +58,10 @@ def main():
     torch.set_num_threads(args.threads)
     policy = Policy(workload.RandomModel(args.size), temperature=TEMPERATURE)
     network = workload.plain_model(args.size).eval()
-    print(f'{measuring.machine()}, torch {torch.__version__}, {args.size}, {args.threads} threads, tokens per second')
+    print(
+        f'{measuring.machine()}, torch {torch.__version__}, {args.size}, {args.threads} threads,'
+        ' tokens per second'
+    )
     print(f'{"batch":>5} {"generate":>9} {"fp32":>7} {"faster":>7} {"bf16":>7} {"faster":>7}')
     for batch in map(int, args.batches.split(',')):
         contexts = torch.randint(VOCABULARY, (batch, QUERY_LENGTH)).to(network.device)
@@ -54,8 +72,14 @@ def main():
                 started = measuring.now()
                 generated(network, contexts) if variant == 'plain' else sampled(policy, contexts)
                 times.append(measuring.now() - started)
-        plain, fp32, bf16 = (batch * RESPONSE_LENGTH / statistics.median(times[1:]) for times in seconds.values())
-        print(f'{batch:5} {plain:9.1f} {fp32:7.1f} {fp32 / plain:7.2f} {bf16:7.1f} {bf16 / plain:7.2f}', flush=True)
+        plain, fp32, bf16 = (
+            batch * RESPONSE_LENGTH / statistics.median(times[1:]) for times in seconds.values()
+        )
+        print(
+            f'{batch:5} {plain:9.1f} {fp32:7.1f} {fp32 / plain:7.2f} {bf16:7.1f}'
+            f' {bf16 / plain:7.2f}',
+            flush=True,
+        )
 
 
 if __name__ == '__main__':

@@ -1,32 +1,35 @@
 #!/usr/bin/env python3
-"""How the cost of a PPO update grows with its batch, the length of responses, the model and the ranks.
+"""How the cost of a PPO update grows with its batch, the length of responses, the model and the
+ranks.
 
     pipenv run python benchmarks/scaling.py [--size 124M] [--batch 8] [--ranks 2] [--repeats 1]
 
-One thing at a time is changed against the same base: a model of --size, --batch episodes, responses of 24 tokens, one
-rank. Each line is measured in a process of its own, with one thread. `work` is how many times the base's operations are
-needed at least, `time` how many times its processor seconds were taken; ranks have --batch episodes each, and of those
-it is rank 0's that counts.
+One thing at a time is changed against the same base: a model of --size, --batch episodes, responses
+of 24 tokens, one rank. Each line is measured in a process of its own, with one thread. `work` is
+how many times the base's operations are needed at least, `time` how many times its processor
+seconds were taken; ranks have --batch episodes each, and of those it is rank 0's that counts.
 """
+
 import argparse
 import json
 import platform
 import statistics
 import time
 
-import torch
-
 import ppo_update
+import torch
 import workload
 from on_ranks import measure
 
-from lm_human_preferences.utils import comm, precision
+from lm_human_preferences.distributed import comm
+from lm_human_preferences.training import precision
 
 LARGER = {'124M': '355M', '355M': '774M', '774M': '1558M'}
 
 
 def measure_here(size, batch, response_length, updates):
-    """Print the medians of seconds and processor seconds of an update of `batch` episodes a rank, as JSON."""
+    """Print the medians of seconds and processor seconds of an update of `batch` episodes a rank,
+    as JSON."""
     world = comm.world()
     precision.prepare('fp32', torch.device('cpu'))
     hparams = ppo_update.hparams_of(batch * world.size)
@@ -45,15 +48,21 @@ def measure_here(size, batch, response_length, updates):
 def variations(args):
     """{what is changed: (size, episodes of a rank, response length, ranks)}, the base first."""
     size, batch, length = args.size, args.batch, workload.RESPONSE_LENGTH
-    found = {'base': (size, batch, length, 1), 'batch x 2': (size, 2 * batch, length, 1),
-             'batch x 4': (size, 4 * batch, length, 1), 'responses x 2': (size, batch, 2 * length, 1)}
+    found = {
+        'base': (size, batch, length, 1),
+        'batch x 2': (size, 2 * batch, length, 1),
+        'batch x 4': (size, 4 * batch, length, 1),
+        'responses x 2': (size, batch, 2 * length, 1),
+    }
     if size in LARGER:
         found[f'model {LARGER[size]}'] = LARGER[size], batch, length, 1
     return {**found, f'{args.ranks} ranks': (size, batch, length, args.ranks)}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--size', choices=workload.SIZES, default='124M')
     parser.add_argument('--batch', type=int, default=8)
     parser.add_argument('--ranks', type=int, default=2)
@@ -66,13 +75,26 @@ def main():
     print(f'{"":16} {"seconds":>8} {"processor":>10} {"work":>6} {"time":>6} {"time / work":>12}')
     base = None
     for what, (size, batch, length, ranks) in variations(args).items():
-        seconds, processor = measure(ranks, __file__, '--size', size, '--batch', batch, '--repeats', args.repeats,
-                                     '--measure', length)
+        seconds, processor = measure(
+            ranks,
+            __file__,
+            '--size',
+            size,
+            '--batch',
+            batch,
+            '--repeats',
+            args.repeats,
+            '--measure',
+            length,
+        )
         flops = ppo_update.flops(size, workload.queries(batch), 4, length)
         base = base or (processor, flops)
         time_ratio, work = processor / base[0], flops / base[1]
-        print(f'{what:16} {seconds:8.2f} {processor:10.2f} {work:6.2f} {time_ratio:6.2f} {time_ratio / work:12.2f}',
-              flush=True)
+        print(
+            f'{what:16} {seconds:8.2f} {processor:10.2f} {work:6.2f} {time_ratio:6.2f}'
+            f' {time_ratio / work:12.2f}',
+            flush=True,
+        )
 
 
 if __name__ == '__main__':

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Time where a person waits: help, mistakes, and the first step of trainings whose model is in the cache.
+"""Time where a person waits: help, mistakes, and the first step of trainings whose model is in the
+cache.
 
     pipenv run python benchmarks/startup.py [--size 124M] [--batch 8] [--repeats 3] [--threads 2]
 
-Seconds, and processor seconds, which a busy machine disturbs less, from the start of a command to its end or to the
-first step's line. Beside them is what cannot be avoided, or what others do: to import torch, to import transformers'
-GPT-2 as well, to read the bytes of the model. Then the processor seconds of each phase of a training. Weights, labels
-and byte pairs are made up in a temporary LMHP_CACHE; nothing is downloaded.
+Seconds, and processor seconds, which a busy machine disturbs less, from the start of a command to
+its end or to the first step's line. Beside them is what cannot be avoided, or what others do: to
+import torch, to import transformers' GPT-2 as well, to read the bytes of the model. Then the
+processor seconds of each phase of a training. Weights, labels and byte pairs are made up in a
+temporary LMHP_CACHE; nothing is downloaded.
 """
+
 import argparse
 import importlib
 import json
@@ -21,19 +24,27 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # nothing heavy is imported here: a child that tells phases times its own imports
+sys.path.insert(
+    0, str(ROOT)
+)  # nothing heavy is imported here: a child that tells phases times its own imports
 
 LABELS, FULL_STOP = 1000, 13
-TRAININGS = {'train_policy': '[ppo_step 0]', 'train_reward': 'k =  loss '}  # and what their first step prints
+TRAININGS = {
+    'train_policy': '[ppo_step 0]',
+    'train_reward': 'k =  loss ',
+}  # and what their first step prints
 
 
 def write_encoding(folder):
     """A byte pair encoding of GPT-2's size: nearly every pair of bytes is a token."""
     from lm_human_preferences.language import encodings
+
     names = [*encodings._byte_of()]
-    pairs = [(a, b) for a in names for b in names][:encodings.Main.n_vocab - len(names) - 1]
+    pairs = [(a, b) for a in names for b in names][: encodings.Main.n_vocab - len(names) - 1]
     tokens = [*names, *(a + b for a, b in pairs), encodings.END_OF_TEXT]
-    (folder / 'encoder.json').write_text(json.dumps({name: i for i, name in enumerate(tokens)}), encoding='utf-8')
+    (folder / 'encoder.json').write_text(
+        json.dumps({name: i for i, name in enumerate(tokens)}), encoding='utf-8'
+    )
     lines = ['#version: 0.2', *(' '.join(pair) for pair in pairs), '']
     (folder / 'vocab.bpe').write_text('\n'.join(lines), encoding='utf-8')
 
@@ -41,8 +52,10 @@ def write_encoding(folder):
 def write_model(folder, size, is_reward_model=False):
     """A model of random weights as it was released, or as train_reward saves one."""
     import workload
+
     from lm_human_preferences import rewards, train_reward
-    from lm_human_preferences.utils import checkpoints
+    from lm_human_preferences.checkpointing import checkpoints
+
     model = workload.RandomModel(size)
     network = rewards.RewardModel(model) if is_reward_model else model.build(scope='model')
     checkpoints.write_json(str(folder / 'hparams.json'), model.hparams().to_nested_dict())
@@ -50,45 +63,104 @@ def write_model(folder, size, is_reward_model=False):
 
 
 def write_labels(path):
-    """As many queries as a training of the first step could want, each of 64 tokens and ending with a full stop."""
+    """As many queries as a training of the first step could want, each of 64 tokens and ending with
+    a full stop."""
     import numpy as np
+
     rng = np.random.default_rng(0)
-    path.write_text(json.dumps([
-        {'query': [*rng.integers(50257, size=63).tolist(), FULL_STOP], 'best': int(rng.integers(4)),
-         **{f'sample{i}': rng.integers(50257, size=24).tolist() for i in range(4)}} for _ in range(LABELS)]))
+    path.write_text(
+        json.dumps(
+            [
+                {
+                    'query': [*rng.integers(50257, size=63).tolist(), FULL_STOP],
+                    'best': int(rng.integers(4)),
+                    **{f'sample{i}': rng.integers(50257, size=24).tolist() for i in range(4)},
+                }
+                for _ in range(LABELS)
+            ]
+        )
+    )
 
 
 def prepare(folder, size):
     """Fill `folder` with a cache, a reward model and labels."""
-    for name, write in {'cache/openaipublic/gpt-2/encodings/main': write_encoding,
-                        'cache/openaipublic/gpt-2/models/124M': lambda path: write_model(path, size),
-                        'reward': lambda path: write_model(path, size, is_reward_model=True)}.items():
+    for name, write in {
+        'cache/openaipublic/gpt-2/encodings/main': write_encoding,
+        'cache/openaipublic/gpt-2/models/124M': lambda path: write_model(path, size),
+        'reward': lambda path: write_model(path, size, is_reward_model=True),
+    }.items():
         (folder / name).mkdir(parents=True)
         write(folder / name)
     write_labels(folder / 'labels.json')
 
 
 def training(command, folder, batch, name='first'):
-    """The words of a command that trains as run `name`; sizes are such that its first step comes soon."""
-    words = [command, 'descriptiveness', name, '--mpi', '1', '--save_dir', f'{folder}/save', '--overwrite',
-             '--run.console', 'original']
+    """The words of a command that trains as run `name`; sizes are such that its first step comes
+    soon."""
+    words = [
+        command,
+        'descriptiveness',
+        name,
+        '--mpi',
+        '1',
+        '--save_dir',
+        f'{folder}/save',
+        '--overwrite',
+        '--run.console',
+        'original',
+    ]
     if command == 'train_reward':
-        return [*words, '--labels.source', f'{folder}/labels.json', '--labels.num_train', f'{LABELS // batch * batch}',
-                '--batch_size', f'{batch}', '--rollout_batch_size', f'{batch}', '--normalize_samples', f'{batch}']
-    (folder / 'train_reward_hparams.json').write_text(json.dumps({'labels': {'source': f'{folder}/labels.json'}}))
-    return [*words, '--ppo.batch_size', f'{batch}', '--ppo.total_episodes', f'{100 * batch}',
-            '--rewards.train_new_model', 'off', '--rewards.trained_model', f'{folder}/reward']
+        return [
+            *words,
+            '--labels.source',
+            f'{folder}/labels.json',
+            '--labels.num_train',
+            f'{LABELS // batch * batch}',
+            '--batch_size',
+            f'{batch}',
+            '--rollout_batch_size',
+            f'{batch}',
+            '--normalize_samples',
+            f'{batch}',
+        ]
+    (folder / 'train_reward_hparams.json').write_text(
+        json.dumps({'labels': {'source': f'{folder}/labels.json'}})
+    )
+    return [
+        *words,
+        '--ppo.batch_size',
+        f'{batch}',
+        '--ppo.total_episodes',
+        f'{100 * batch}',
+        '--rewards.train_new_model',
+        'off',
+        '--rewards.trained_model',
+        f'{folder}/reward',
+    ]
 
 
 def run(words, variables, until=None):
-    """(seconds, processor seconds) until `python WORDS` ends, or prints a line that begins with `until`."""
+    """(seconds, processor seconds) until `python WORDS` ends, or prints a line that begins with
+    `until`."""
     started = time.perf_counter()
-    process = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=variables, stdout=subprocess.PIPE,
-                               stderr=subprocess.DEVNULL, text=True)
-    if not any(line.startswith(until) for line in process.stdout) if until else process.stdout.read() is None:
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    if (
+        not any(line.startswith(until) for line in process.stdout)
+        if until
+        else process.stdout.read() is None
+    ):
         sys.exit(f'{" ".join(words)} did not come to its first step')
     seconds = time.perf_counter() - started
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)  # a process counts once it has been waited for
+    before = resource.getrusage(
+        resource.RUSAGE_CHILDREN
+    )  # a process counts once it has been waited for
     process.kill()
     process.wait()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -102,7 +174,9 @@ class Phases:
         self.seconds, self.is_running = {}, False
 
     def timed(self, phase, function, is_last=False):
-        """`function`, whose time counts as that of `phase`; after the last, all are printed and the process ends."""
+        """`function`, whose time counts as that of `phase`; after the last, all are printed and the
+        process ends."""
+
         def wrapped(*args, **kwargs):
             if self.is_running:
                 return function(*args, **kwargs)
@@ -115,46 +189,74 @@ class Phases:
                 print(json.dumps(self.seconds), flush=True)
                 os._exit(0)  # before anything is saved
             return result
+
         return wrapped
 
 
 def tell_phases(words):
-    """Print the processor seconds of each phase of `launch.py WORDS` up to the end of its first step, as JSON."""
+    """Print the processor seconds of each phase of `launch.py WORDS` up to the end of its first
+    step, as JSON."""
     phases = Phases()
     phases.timed('imports', importlib.import_module)(f'lm_human_preferences.{words[0]}')
     import launch
-    from lm_human_preferences import label_files, lm_tasks, rewards, train_policy, train_reward
+    from lm_human_preferences import lm_tasks, rewards, train_policy, train_reward
+    from lm_human_preferences.labels import files as label_files
     from lm_human_preferences.language import encodings, trained_models
+
     ppo, reward = train_policy.PPOTrainer, train_reward.RewardModelTrainer
     for place, name, phase in (
-            (encodings.Encoding, 'get_encoder', 'encoder'), (trained_models.TrainedModel, 'build', 'networks'),
-            (rewards.TrainedRewardModel, '__init__', 'networks'), (label_files, 'load_labels', 'labels'),
-            (lm_tasks.QuerySampler, '__call__', 'queries'), (reward, 'sampled_mean_std', 'normalising'),
-            (ppo, 'sample', 'step'), (ppo, 'train', 'step'), (reward, 'train_batch', 'step')):
+        (encodings.Encoding, 'get_encoder', 'encoder'),
+        (trained_models.TrainedModel, 'build', 'networks'),
+        (rewards.TrainedRewardModel, '__init__', 'networks'),
+        (label_files, 'load_labels', 'labels'),
+        (lm_tasks.QuerySampler, '__call__', 'queries'),
+        (reward, 'sampled_mean_std', 'normalising'),
+        (ppo, 'sample', 'step'),
+        (ppo, 'train', 'step'),
+        (reward, 'train_batch', 'step'),
+    ):
         function = getattr(place, name)
-        setattr(place, name, phases.timed(phase, function, is_last=name in ('train', 'train_batch')))
+        setattr(
+            place, name, phases.timed(phase, function, is_last=name in ('train', 'train_batch'))
+        )
     launch.cli(words)
 
 
 def commands(folder, batch):
     """{what is measured: (words after `python`, start of the line to wait for)}."""
     launch, data = str(ROOT / 'launch.py'), next(map(str, folder.glob('cache/**/*.data*')))
-    found = {'import torch': ['-c', 'import torch'],
-             'and GPT-2 of transformers': ['-c', 'import torch, transformers; transformers.GPT2LMHeadModel'],
-             'and the bytes of the model': ['-c', 'import sys, torch, transformers; transformers.GPT2LMHeadModel; '
-                                            'open(sys.argv[1], "rb").read()', data],
-             'launch.py --help': [launch, '--help'], 'train_policy --help': [launch, 'train_policy', '--help'],
-             'train_reward --help': [launch, 'train_reward', '--help'],
-             'sample.py sample --help': [str(ROOT / 'sample.py'), 'sample', '--help'],
-             'an unknown option': [launch, 'train_policy', 'test', 'first', '--ppo.bach_size', '8'],
-             'a wrong value': [launch, 'train_policy', 'test', 'first', '--ppo.batch_size', 'many']}
-    return {**{name: (words, None) for name, words in found.items()},
-            **{f'{name}, first step': ([launch, *training(name, folder, batch)], until)
-               for name, until in TRAININGS.items()}}
+    found = {
+        'import torch': ['-c', 'import torch'],
+        'and GPT-2 of transformers': [
+            '-c',
+            'import torch, transformers; transformers.GPT2LMHeadModel',
+        ],
+        'and the bytes of the model': [
+            '-c',
+            'import sys, torch, transformers; transformers.GPT2LMHeadModel; '
+            'open(sys.argv[1], "rb").read()',
+            data,
+        ],
+        'launch.py --help': [launch, '--help'],
+        'train_policy --help': [launch, 'train_policy', '--help'],
+        'train_reward --help': [launch, 'train_reward', '--help'],
+        'sample.py sample --help': [str(ROOT / 'sample.py'), 'sample', '--help'],
+        'an unknown option': [launch, 'train_policy', 'test', 'first', '--ppo.bach_size', '8'],
+        'a wrong value': [launch, 'train_policy', 'test', 'first', '--ppo.batch_size', 'many'],
+    }
+    return {
+        **{name: (words, None) for name, words in found.items()},
+        **{
+            f'{name}, first step': ([launch, *training(name, folder, batch)], until)
+            for name, until in TRAININGS.items()
+        },
+    }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--size', choices=['test', '124M', '355M', '774M'], default='124M')
     parser.add_argument('--batch', type=int, default=8)
     parser.add_argument('--repeats', type=int, default=3)
@@ -166,19 +268,36 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, args.size)
-        variables = {**os.environ, 'LMHP_CACHE': f'{folder}/cache', 'LMHP_OFFLINE': '1',
-                     'OMP_NUM_THREADS': str(args.threads)}
+        variables = {
+            **os.environ,
+            'LMHP_CACHE': f'{folder}/cache',
+            'LMHP_OFFLINE': '1',
+            'OMP_NUM_THREADS': str(args.threads),
+        }
         variables.pop('LMHP_GPT2_ENCODINGS', None)
-        print(f'{args.size}, batch {args.batch}, {args.threads} threads   seconds  processor seconds')
+        print(
+            f'{args.size}, batch {args.batch}, {args.threads} threads   seconds  processor seconds'
+        )
         for what, (words, until) in commands(folder, args.batch).items():
-            seconds, used = map(statistics.median, zip(*(run(words, variables, until) for _ in range(args.repeats))))
+            seconds, used = map(
+                statistics.median, zip(*(run(words, variables, until) for _ in range(args.repeats)))
+            )
             print(f'{what:36} {seconds:7.2f}  {used:7.2f}', flush=True)
         for command in TRAININGS:
             words = training(command, folder, args.batch, name=f'{command}-phases')
-            output = subprocess.run([sys.executable, __file__, '--phases', *words], env=variables,
-                                    stdout=subprocess.PIPE, text=True, check=True).stdout
+            output = subprocess.run(
+                [sys.executable, __file__, '--phases', *words],
+                env=variables,
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            ).stdout
             phases = json.loads(output.splitlines()[-1])
-            print(f'{command}: ' + ', '.join(f'{phase} {seconds:.2f}' for phase, seconds in phases.items()), flush=True)
+            print(
+                f'{command}: '
+                + ', '.join(f'{phase} {seconds:.2f}' for phase, seconds in phases.items()),
+                flush=True,
+            )
 
 
 if __name__ == '__main__':

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""How fast text becomes tokens, against transformers' GPT-2 tokeniser on the same files; how fast labels are read.
+"""How fast text becomes tokens, against transformers' GPT-2 tokeniser on the same files; how fast
+labels are read.
 
     pipenv run python benchmarks/tokenise.py [--size full] [--repeats 3]
 
-The text is that of Python's own help. GPT-2's encoder.json and vocab.bpe have to be in the cache, or in the folder that
-LMHP_GPT2_ENCODINGS names; they are not downloaded here. The labels are made up: 46,000 of them, of 800 tokens each, are
-a file of `cnndm`. They are read as training reads them, and by json.loads alone.
+The text is that of Python's own help. GPT-2's encoder.json and vocab.bpe have to be in the cache,
+or in the folder that LMHP_GPT2_ENCODINGS names; they are not downloaded here. The labels are made
+up: 46,000 of them, of 800 tokens each, are a file of `cnndm`. They are read as training reads them,
+and by json.loads alone.
 """
+
 import argparse
 import functools
 import json
@@ -23,10 +26,10 @@ from transformers import GPT2TokenizerFast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from lm_human_preferences import label_files  # noqa: E402
-from lm_human_preferences.hparams.train_reward import HParams  # noqa: E402
-from lm_human_preferences.language import encodings  # noqa: E402
-from lm_human_preferences.utils import storage  # noqa: E402
+from lm_human_preferences import storage
+from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.language import encodings
 
 SIZES = {'test': (1, 500), 'full': (10, 46_000)}  # times the text, labels
 QUERY_LENGTH, RESPONSE_LENGTH, SAMPLES = 500, 75, 4
@@ -49,24 +52,44 @@ def show(what, times, amount, unit):
     *_, (_, reference) = times.values()
     print(f'{what:44} {"seconds":>8} {"processor":>10} {unit:>8} {"faster":>7}')
     for name, (clock, processor) in times.items():
-        print(f'  {name:42} {clock:8.3f} {processor:10.3f} {amount / processor:8.2f} {reference / processor:7.2f}')
+        print(
+            f'  {name:42} {clock:8.3f} {processor:10.3f} {amount / processor:8.2f}'
+            f' {reference / processor:7.2f}'
+        )
 
 
 def encoding(copies, repeats):
-    """Both encoders on the same passages; ours takes them one by one, as it does those of a data set."""
+    """Both encoders on the same passages; ours takes them one by one, as it does those of a data
+    set."""
     os.environ['LMHP_OFFLINE'] = '1'
     try:
-        vocab, merges = (storage.local_copy(encodings.Main.path(name)) for name in ('encoder.json', 'vocab.bpe'))
+        vocab, merges = (
+            storage.local_copy(encodings.Main.path(name)) for name in ('encoder.json', 'vocab.bpe')
+        )
     except storage.StorageError as e:
         return print(f"encoding: left out, as GPT-2's encoding is not at hand ({e})")
-    passages = [passage for text in pydoc_data.topics.topics.values() for passage in text.split('\n\n')] * copies
+    passages = [
+        passage for text in pydoc_data.topics.topics.values() for passage in text.split('\n\n')
+    ] * copies
     ours, theirs = encodings.Main.get_encoder(), GPT2TokenizerFast(vocab=vocab, merges=merges)
-    assert [ours.encode(passage) for passage in passages[:2000]] == theirs(passages[:2000])['input_ids']
-    show('encoding', seconds({
-        'ours, one by one': lambda: [ours.encode(passage) for passage in passages],
-        'transformers, one by one': lambda: [theirs.encode(passage) for passage in passages],
-        'transformers, all at once': lambda: theirs(passages),
-    }, repeats), sum(len(passage.encode()) for passage in passages) / 1e6, 'MB/s')
+    assert [ours.encode(passage) for passage in passages[:2000]] == theirs(passages[:2000])[
+        'input_ids'
+    ]
+    show(
+        'encoding',
+        seconds(
+            {
+                'ours, one by one': lambda: [ours.encode(passage) for passage in passages],
+                'transformers, one by one': lambda: [
+                    theirs.encode(passage) for passage in passages
+                ],
+                'transformers, all at once': lambda: theirs(passages),
+            },
+            repeats,
+        ),
+        sum(len(passage.encode()) for passage in passages) / 1e6,
+        'MB/s',
+    )
 
 
 def made_up_labels(count):
@@ -75,30 +98,61 @@ def made_up_labels(count):
 
     def row(length):
         real = int(rng.integers(length // 2, length + 1))
-        return [*(rng.zipf(1.3, real) % encodings.Main.n_vocab).tolist(), *[PADDING] * (length - real)]
-    return [{'query': row(QUERY_LENGTH), **{f'sample{i}': row(RESPONSE_LENGTH) for i in range(SAMPLES)},
-             'best': int(rng.integers(SAMPLES))} for _ in range(count)]
+        return [
+            *(rng.zipf(1.3, real) % encodings.Main.n_vocab).tolist(),
+            *[PADDING] * (length - real),
+        ]
+
+    return [
+        {
+            'query': row(QUERY_LENGTH),
+            **{f'sample{i}': row(RESPONSE_LENGTH) for i in range(SAMPLES)},
+            'best': int(rng.integers(SAMPLES)),
+        }
+        for _ in range(count)
+    ]
 
 
 def labels(count, repeats):
-    """What train_reward does with a label file, beside reading the same JSON into Python's objects."""
+    """What train_reward does with a label file, beside reading the same JSON into Python's
+    objects."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, 'labels.json')
         path.write_text(json.dumps(made_up_labels(count)))
         hparams = HParams()
-        hparams.override_from_dict({
-            'labels.source': str(path), 'labels.type': f'best_of_{SAMPLES}', 'labels.num_train': count,
-            'task.query_length': QUERY_LENGTH, 'task.response_length': RESPONSE_LENGTH})
-        main = argparse.Namespace(n_vocab=encodings.Main.n_vocab,
-                                  get_encoder=lambda: argparse.Namespace(padding_token=PADDING))
-        show(f'{count} labels of {QUERY_LENGTH + SAMPLES * RESPONSE_LENGTH} tokens', seconds({
-            'as tensors, checked': functools.partial(label_files.load_labels, hparams, main),
-            'json.loads': lambda: json.loads(path.read_text()),
-        }, repeats), path.stat().st_size / 1e6, 'MB/s')
+        hparams.override_from_dict(
+            {
+                'labels.source': str(path),
+                'labels.type': f'best_of_{SAMPLES}',
+                'labels.num_train': count,
+                'task.query_length': QUERY_LENGTH,
+                'task.response_length': RESPONSE_LENGTH,
+            }
+        )
+        main = argparse.Namespace(
+            n_vocab=encodings.Main.n_vocab,
+            get_encoder=lambda: argparse.Namespace(padding_token=PADDING),
+        )
+        show(
+            f'{count} labels of {QUERY_LENGTH + SAMPLES * RESPONSE_LENGTH} tokens',
+            seconds(
+                {
+                    'as tensors, checked': functools.partial(
+                        label_files.load_labels, hparams, main
+                    ),
+                    'json.loads': lambda: json.loads(path.read_text()),
+                },
+                repeats,
+            ),
+            path.stat().st_size / 1e6,
+            'MB/s',
+        )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--size', choices=SIZES, default='full')
     parser.add_argument('--repeats', type=int, default=3)
     args = parser.parse_args()

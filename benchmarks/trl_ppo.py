@@ -1,11 +1,12 @@
-"""TRL's PPO on the work of ppo_update.py, where that package is installed; it is not among those of this project."""
+"""TRL's PPO on the work of ppo_update.py, where that package is installed; it is not among those of
+this project."""
+
 import argparse
 import importlib.util
 import os
 import tempfile
 
 import torch
-
 import workload
 from workload import RESPONSE_LENGTH, VOCABULARY
 
@@ -19,10 +20,20 @@ def is_installed():
 def scorer(size):
     """GPT-2 of random weights with a scalar head, for values or rewards."""
     from transformers import GPT2Config, GPT2ForSequenceClassification
+
     n_embd, n_head, n_layer = workload.SIZES[size]
-    return GPT2ForSequenceClassification(GPT2Config(
-        n_embd=n_embd, n_head=n_head, n_layer=n_layer, num_labels=1, pad_token_id=END_OF_TEXT, embd_pdrop=0,
-        attn_pdrop=0, resid_pdrop=0))
+    return GPT2ForSequenceClassification(
+        GPT2Config(
+            n_embd=n_embd,
+            n_head=n_head,
+            n_layer=n_layer,
+            num_labels=1,
+            pad_token_id=END_OF_TEXT,
+            embd_pdrop=0,
+            attn_pdrop=0,
+            resid_pdrop=0,
+        )
+    )
 
 
 class Trl:
@@ -34,21 +45,41 @@ class Trl:
     def __init__(self, size, hparams, queries, temperature):
         os.environ['TRL_EXPERIMENTAL_SILENCE'] = '1'
         from trl.experimental.ppo import PPOConfig, PPOTrainer
+
         tokens, mask = workload.padded_left(queries.masked_fill(queries == END_OF_TEXT, 0))
         dataset = list(tokens.masked_fill(~mask, END_OF_TEXT))
         self.folder = tempfile.TemporaryDirectory()
         self.trainer = PPOTrainer(
             PPOConfig(
-                output_dir=self.folder.name, per_device_train_batch_size=len(queries), gradient_accumulation_steps=1,
-                total_episodes=len(queries), num_mini_batches=1, num_ppo_epochs=hparams.ppo.noptepochs,
-                local_rollout_forward_batch_size=len(queries), response_length=RESPONSE_LENGTH,
-                temperature=temperature, whiten_rewards=True, kl_coef=hparams.rewards.kl_coef,
-                learning_rate=hparams.ppo.lr, num_sample_generations=0, save_strategy='no', report_to='none',
-                disable_tqdm=True, use_cpu=not torch.cuda.is_available(), bf16=False, gradient_checkpointing=False),
+                output_dir=self.folder.name,
+                per_device_train_batch_size=len(queries),
+                gradient_accumulation_steps=1,
+                total_episodes=len(queries),
+                num_mini_batches=1,
+                num_ppo_epochs=hparams.ppo.noptepochs,
+                local_rollout_forward_batch_size=len(queries),
+                response_length=RESPONSE_LENGTH,
+                temperature=temperature,
+                whiten_rewards=True,
+                kl_coef=hparams.rewards.kl_coef,
+                learning_rate=hparams.ppo.lr,
+                num_sample_generations=0,
+                save_strategy='no',
+                report_to='none',
+                disable_tqdm=True,
+                use_cpu=not torch.cuda.is_available(),
+                bf16=False,
+                gradient_checkpointing=False,
+            ),
             argparse.Namespace(pad_token_id=END_OF_TEXT, eos_token_id=END_OF_TEXT),
-            model=workload.plain_model(size), ref_model=workload.plain_model(size), reward_model=scorer(size),
-            value_model=scorer(size), train_dataset=dataset, eval_dataset=dataset,
-            data_collator=lambda rows: {'input_ids': torch.stack(rows)})
+            model=workload.plain_model(size),
+            ref_model=workload.plain_model(size),
+            reward_model=scorer(size),
+            value_model=scorer(size),
+            train_dataset=dataset,
+            eval_dataset=dataset,
+            data_collator=lambda rows: {'input_ids': torch.stack(rows)},
+        )
 
     def time_phases(self, clock):
         """Its training is one function: there are no phases."""

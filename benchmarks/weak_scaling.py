@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """One PPO update on 1 rank against N ranks that do as much each: what ranks cost one another.
 
-    pipenv run python benchmarks/weak_scaling.py [--size 124M] [--episodes 16] [--ranks 2] [--rounds 3]
+    pipenv run python benchmarks/weak_scaling.py [--size 124M] [--episodes 16] [--ranks 2] [--rounds
+    3]
 
-Efficiency is the seconds of 1 rank alone over those of N ranks. `apart` are N processes that do the same side by side
-and never talk: what they lose is lost to the machine, not to averaging.
+Efficiency is the seconds of 1 rank alone over those of N ranks. `apart` are N processes that do the
+same side by side and never talk: what they lose is lost to the machine, not to averaging.
 """
+
 import argparse
 import json
 import statistics
@@ -13,12 +15,12 @@ import sys
 import time
 
 import torch
-
 from on_ranks import measure, result_of, start
-
-from lm_human_preferences.utils import comm, precision
 from ppo_update import Ours, hparams_of
 from workload import QUERY_LENGTH, SIZES, VOCABULARY
+
+from lm_human_preferences.distributed import comm
+from lm_human_preferences.training import precision
 
 ENGINES = ('horovod', 'torch', 'mpi')
 
@@ -28,7 +30,12 @@ def measure_here(engine, size, episodes, updates):
     world = comm.world(engine)
     precision.prepare('fp32', torch.device('cpu'))
     torch.manual_seed(world.rank)
-    run = Ours(size, hparams_of(episodes * world.size), torch.randint(VOCABULARY, (episodes, QUERY_LENGTH)), world)
+    run = Ours(
+        size,
+        hparams_of(episodes * world.size),
+        torch.randint(VOCABULARY, (episodes, QUERY_LENGTH)),
+        world,
+    )
     seconds = []
     for _ in range(updates + 1):
         world.barrier()
@@ -40,7 +47,9 @@ def measure_here(engine, size, episodes, updates):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--size', choices=SIZES, default='124M')
     parser.add_argument('--episodes', type=int, default=16, help='of each rank')
     parser.add_argument('--ranks', type=int, default=2)
@@ -51,7 +60,16 @@ def main():
     args = parser.parse_args()
     if args.measure:
         return measure_here(args.measure, args.size, args.episodes, args.updates)
-    command = [__file__, '--size', args.size, '--episodes', args.episodes, '--updates', args.updates, '--measure']
+    command = [
+        __file__,
+        '--size',
+        args.size,
+        '--episodes',
+        args.episodes,
+        '--updates',
+        args.updates,
+        '--measure',
+    ]
     seconds = {name: [] for name in ('alone', 'apart', *args.engines)}
     for _ in range(args.rounds):
         seconds['alone'] += measure(1, *command, 'auto')
@@ -62,8 +80,10 @@ def main():
     alone = statistics.median(seconds['alone']), min(seconds['alone'])
     for name, found in seconds.items():
         median, best = statistics.median(found), min(found)
-        print(f'{name:8} median {median:.2f} s (efficiency {alone[0] / median:.2f}), '
-              f'best {best:.2f} s (efficiency {alone[1] / best:.2f})')
+        print(
+            f'{name:8} median {median:.2f} s (efficiency {alone[0] / median:.2f}), '
+            f'best {best:.2f} s (efficiency {alone[1] / best:.2f})'
+        )
 
 
 if __name__ == '__main__':

@@ -1,4 +1,6 @@
-"""What the speed benchmarks work on: models of random weights, queries, and the FLOPs that these need."""
+"""What the speed benchmarks work on: models of random weights, queries, and the FLOPs that these
+need."""
+
 import argparse
 import sys
 from pathlib import Path
@@ -7,16 +9,22 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from lm_human_preferences.language import encodings, model  # noqa: E402
-from lm_human_preferences.utils.core import default_device  # noqa: E402
+from lm_human_preferences.language import encodings, model
+from lm_human_preferences.utils.core import default_device
 
-SIZES = {'test': (64, 2, 2), '124M': (768, 12, 12), '355M': (1024, 16, 24), '774M': (1280, 20, 36),
-         '1558M': (1600, 25, 48)}
+SIZES = {
+    'test': (64, 2, 2),
+    '124M': (768, 12, 12),
+    '355M': (1024, 16, 24),
+    '774M': (1280, 20, 36),
+    '1558M': (1600, 25, 48),
+}
 QUERY_LENGTH, RESPONSE_LENGTH, VOCABULARY, PADDING = 64, 24, encodings.Main.n_vocab, 50259
 
 
 class RandomModel:
     """Stands in for TrainedModel: random weights of a size, without the files of the encoding."""
+
     is_random = True
 
     class encoding:
@@ -28,7 +36,9 @@ class RandomModel:
 
     def __init__(self, size):
         n_embd, n_head, n_layer = SIZES[size]
-        self.sizes = model.HParams(n_vocab=VOCABULARY, n_ctx=1024, n_embd=n_embd, n_head=n_head, n_layer=n_layer)
+        self.sizes = model.HParams(
+            n_vocab=VOCABULARY, n_ctx=1024, n_embd=n_embd, n_head=n_head, n_layer=n_layer
+        )
 
     def hparams(self):
         return self.sizes
@@ -40,18 +50,32 @@ class RandomModel:
 
 def plain_model(size):
     """GPT-2 as `transformers` makes it, of random weights and without dropout."""
-    from transformers import GPT2Config, GPT2LMHeadModel  # takes seconds, which the others need not wait
+    from transformers import (  # takes seconds, which the others need not wait
+        GPT2Config,
+        GPT2LMHeadModel,
+    )
+
     n_embd, n_head, n_layer = SIZES[size]
-    network = GPT2LMHeadModel(GPT2Config(n_embd=n_embd, n_head=n_head, n_layer=n_layer, embd_pdrop=0, attn_pdrop=0,
-                                         resid_pdrop=0))
+    network = GPT2LMHeadModel(
+        GPT2Config(
+            n_embd=n_embd, n_head=n_head, n_layer=n_layer, embd_pdrop=0, attn_pdrop=0, resid_pdrop=0
+        )
+    )
     return network.to(default_device())
 
 
 def queries(batch):
-    """`(batch, QUERY_LENGTH)` random tokens; of them 48 to 64 are real, as of passages of a book cut at a full stop."""
-    tokens = torch.randint(VOCABULARY, (batch, QUERY_LENGTH), generator=torch.Generator().manual_seed(1))
-    lengths = torch.randint(3 * QUERY_LENGTH // 4, QUERY_LENGTH + 1, (batch, 1),
-                            generator=torch.Generator().manual_seed(2))
+    """`(batch, QUERY_LENGTH)` random tokens; of them 48 to 64 are real, as of passages of a book
+    cut at a full stop."""
+    tokens = torch.randint(
+        VOCABULARY, (batch, QUERY_LENGTH), generator=torch.Generator().manual_seed(1)
+    )
+    lengths = torch.randint(
+        3 * QUERY_LENGTH // 4,
+        QUERY_LENGTH + 1,
+        (batch, 1),
+        generator=torch.Generator().manual_seed(2),
+    )
     return tokens.masked_fill(torch.arange(QUERY_LENGTH) >= lengths, PADDING)
 
 
@@ -68,15 +92,22 @@ def positions(mask):
 
 
 def linear_flops(size, *, tokens, read, logits=0):
-    """Floating-point operations of the linear layers on so many tokens; the last block counts where it is `read`.
+    """Floating-point operations of the linear layers on so many tokens; the last block counts where
+    it is `read`.
 
     logits: positions whose logits are needed.
     """
     d, _, n_layer = SIZES[size]
-    return tokens * 24 * d * d * (n_layer - 1) + tokens * 4 * d * d + read * 20 * d * d + logits * 2 * d * VOCABULARY
+    return (
+        tokens * 24 * d * d * (n_layer - 1)
+        + tokens * 4 * d * d
+        + read * 20 * d * d
+        + logits * 2 * d * VOCABULARY
+    )
 
 
 def attention_flops(size, tokens):
-    """Of causal attention over so many tokens; in the last block, where few are read, it is not worth counting."""
+    """Of causal attention over so many tokens; in the last block, where few are read, it is not
+    worth counting."""
     d, _, n_layer = SIZES[size]
     return 2 * tokens * tokens * d * (n_layer - 1)

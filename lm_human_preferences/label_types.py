@@ -1,4 +1,6 @@
-"""What people were asked and what they answered: the label types of a reward model (the original's label_types.py)."""
+"""What people were asked and what they answered: the label types of a reward model (the original's
+label_types.py)."""
+
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -6,8 +8,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils.core import Schema, pearson_r
-from lm_human_preferences.utils.errors import UserError
 
 MAX_RESPONSES = 1000  # of one label
 NUMBER = Schema(torch.float32, ())
@@ -18,13 +20,17 @@ def _tokens(length: int) -> Schema:
 
 
 class LabelType(ABC):
-    """A question about responses and the loss that its answers give; `labels` is a dict of batched tensors."""
+    """A question about responses and the loss that its answers give; `labels` is a dict of batched
+    tensors."""
 
     samples: tuple[str, ...]  # names of the fields that hold the responses
 
     def question_schemas(self, *, query_length: int, response_length: int) -> dict[str, Schema]:
         """Schemas of the query and of the responses that were shown."""
-        return {'query': _tokens(query_length), **{sample: _tokens(response_length) for sample in self.samples}}
+        return {
+            'query': _tokens(query_length),
+            **{sample: _tokens(response_length) for sample in self.samples},
+        }
 
     @abstractmethod
     def label_schemas(self) -> dict[str, Schema]:
@@ -36,22 +42,28 @@ class LabelType(ABC):
         rewards: torch.Tensor,
         labels: dict[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """Statistics of a batch, scalars, of which 'loss' is to be minimised; `rewards (batch, n)` of its n samples."""
+        """Statistics of a batch, scalars, of which 'loss' is to be minimised; `rewards (batch, n)`
+        of its n samples."""
 
     def loss(
         self,
         reward_model: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         labels: dict[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """The same with the rewards that `reward_model`, a function of (queries, responses), gives: (batch,) each."""
-        return self.loss_of(torch.stack([reward_model(labels['query'], labels[s]) for s in self.samples], 1), labels)
+        """The same with the rewards that `reward_model`, a function of (queries, responses), gives:
+        (batch,) each."""
+        return self.loss_of(
+            torch.stack([reward_model(labels['query'], labels[s]) for s in self.samples], 1), labels
+        )
 
     @abstractmethod
     def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """How far `rewards (batch, samples)` order as the labels do: 1 always, 0 as chance would, -1 never."""
+        """How far `rewards (batch, samples)` order as the labels do: 1 always, 0 as chance would,
+        -1 never."""
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        """Numbers (batch,) on the scale that rewards should have, or None where labels tell nothing of it."""
+        """Numbers (batch,) on the scale that rewards should have, or None where labels tell nothing
+        of it."""
         return None
 
     @abstractmethod
@@ -60,7 +72,8 @@ class LabelType(ABC):
 
 
 class PickBest(LabelType):
-    """The best of N responses: cross entropy of a softmax over their rewards (paper, equation 1)."""
+    """The best of N responses: cross entropy of a softmax over their rewards (paper, equation
+    1)."""
 
     def __init__(self, num_responses: int) -> None:
         self.samples = tuple(f'sample{i}' for i in range(num_responses))
@@ -81,7 +94,6 @@ class PickBest(LabelType):
         ahead = (rewards.gather(1, labels['best'][:, None]) - rewards).sign()
         return ahead.sum() / (ahead.numel() - len(ahead)) if ahead.shape[1] > 1 else torch.zeros(())
 
-
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
         """ln N: every response is equally likely to be the best."""
         return math.log(len(self.samples))
@@ -89,6 +101,7 @@ class PickBest(LabelType):
 
 class ScalarRating(LabelType):
     """One response with a score: squared error."""
+
     samples = ('sample',)
 
     def label_schemas(self) -> dict[str, Schema]:
@@ -119,7 +132,9 @@ class ScalarRating(LabelType):
 
 
 class ScalarComparison(LabelType):
-    """How much better the second of two responses is: squared error of the difference of rewards."""
+    """How much better the second of two responses is: squared error of the difference of
+    rewards."""
+
     samples = ('sample0', 'sample1')
 
     def label_schemas(self) -> dict[str, Schema]:
@@ -158,5 +173,7 @@ def get(name: str) -> LabelType:
                 return PickBest(count)
         except ValueError:
             pass
-    raise UserError(f'--labels.type {name!r:.80} is none of best_of_N (as in best_of_4, up to {MAX_RESPONSES}), '
-                    'scalar_rating, scalar_compare')
+    raise UserError(
+        f'--labels.type {name!r:.80} is none of best_of_N (as in best_of_4, up to {MAX_RESPONSES}),'
+        ' scalar_rating, scalar_compare'
+    )

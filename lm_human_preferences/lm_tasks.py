@@ -1,18 +1,28 @@
-"""What a task asks of a language model: its queries, and which responses are valid (the original's lm_tasks.py)."""
+"""What a task asks of a language model: its queries, and which responses are valid (the original's
+lm_tasks.py)."""
+
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task import PolicyHParams, TaskHParams
 from lm_human_preferences.language import datasets
 from lm_human_preferences.language.encodings import Encoder, Encoding
-from lm_human_preferences.utils.comm import Comm
-from lm_human_preferences.utils.errors import UserError
 
-__all__ = ['PolicyHParams', 'TaskHParams', 'check_lengths', 'check_task', 'filter_fn_from_hparams',
-           'make_query_sampler', 'postprocess_fn_from_hparams', 'query_formatter']
+__all__ = [
+    'PolicyHParams',
+    'TaskHParams',
+    'check_lengths',
+    'check_task',
+    'filter_fn_from_hparams',
+    'make_query_sampler',
+    'postprocess_fn_from_hparams',
+    'query_formatter',
+]
 
 
 def postprocess_fn_from_hparams(
@@ -23,25 +33,30 @@ def postprocess_fn_from_hparams(
 
     It pads what follows the first truncate token at or after position `truncate_after`.
     """
+
     def truncate(responses: torch.Tensor) -> torch.Tensor:
         """`responses`, or a copy of them in which what follows is padding."""
         if hparams.truncate_token is None:
             return responses
         found = (responses == hparams.truncate_token).long()
-        found[:, :hparams.truncate_after] = 0
+        found[:, : hparams.truncate_after] = 0
         after_first = found.cumsum(1) - found > 0
         return responses.masked_fill(after_first, padding_token)
+
     return truncate
 
 
 def filter_fn_from_hparams(
     hparams: TaskHParams,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Function of responses (batch, response_length) -> bool (batch,): is there a truncate token where one counts?"""
+    """Function of responses (batch, response_length) -> bool (batch,): is there a truncate token
+    where one counts?"""
+
     def is_valid(responses: torch.Tensor) -> torch.Tensor:
         if hparams.truncate_token is None:
             return torch.ones(len(responses), dtype=torch.bool, device=responses.device)
-        return (responses[:, hparams.truncate_after:] == hparams.truncate_token).any(-1)
+        return (responses[:, hparams.truncate_after :] == hparams.truncate_token).any(-1)
+
     return is_valid
 
 
@@ -49,23 +64,33 @@ def query_formatter(
     hparams: TaskHParams,
     encoder: Encoder,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Function of queries (batch, query_length) -> contexts (batch, context_length): prefix and suffix put around."""
-    prefix, suffix = (torch.tensor(encoder.encode(text), dtype=torch.int64)
-                      for text in (hparams.query_prefix, hparams.query_suffix))
+    """Function of queries (batch, query_length) -> contexts (batch, context_length): prefix and
+    suffix put around."""
+    prefix, suffix = (
+        torch.tensor(encoder.encode(text), dtype=torch.int64)
+        for text in (hparams.query_prefix, hparams.query_suffix)
+    )
 
     def embed_queries(queries: torch.Tensor) -> torch.Tensor:
-        parts = (prefix.to(queries).expand(len(queries), -1), queries, suffix.to(queries).expand(len(queries), -1))
+        parts = (
+            prefix.to(queries).expand(len(queries), -1),
+            queries,
+            suffix.to(queries).expand(len(queries), -1),
+        )
         return torch.cat(parts, dim=1)
+
     return embed_queries
 
 
 def check_task(hparams: TaskHParams, encoding: Encoding, n_ctx: int) -> None:
-    """Raise UserError where the task does not suit the model: its vocabulary, or its context of `n_ctx` tokens."""
+    """Raise UserError where the task does not suit the model: its vocabulary, or its context of
+    `n_ctx` tokens."""
     token = hparams.truncate_token
     if token is not None and token >= encoding.n_vocab:
         raise UserError(
-            f'--task.truncate_token {token} is not in the vocabulary: encoding {encoding.name!r} has the tokens 0 to '
-            f'{encoding.n_vocab - 1}')
+            f'--task.truncate_token {token} is not in the vocabulary: encoding {encoding.name!r}'
+            f' has the tokens 0 to {encoding.n_vocab - 1}'
+        )
     encoder = encoding.get_encoder()
     _single_token(encoder, 'start_text', hparams.start_text)
     _single_token(encoder, 'end_text', hparams.end_text)
@@ -73,14 +98,16 @@ def check_task(hparams: TaskHParams, encoding: Encoding, n_ctx: int) -> None:
 
 
 def check_lengths(hparams: TaskHParams, encoder: Encoder, n_ctx: int) -> None:
-    """Raise UserError where prefix, query, suffix and response do not fit the model's context of `n_ctx` tokens."""
+    """Raise UserError where prefix, query, suffix and response do not fit the model's context of
+    `n_ctx` tokens."""
     affixes = len(encoder.encode(hparams.query_prefix)) + len(encoder.encode(hparams.query_suffix))
     total = affixes + hparams.query_length + hparams.response_length
     if total > n_ctx:
         raise UserError(
-            f'--task.query_length {hparams.query_length} + --task.response_length {hparams.response_length} + '
-            f'{affixes} tokens of prefix and suffix are {total}, more than the {n_ctx} of '
-            f'--task.policy.initial_model {hparams.policy.initial_model}')
+            f'--task.query_length {hparams.query_length} + --task.response_length'
+            f' {hparams.response_length} + {affixes} tokens of prefix and suffix are {total}, more'
+            f' than the {n_ctx} of --task.policy.initial_model {hparams.policy.initial_model}'
+        )
 
 
 def _single_token(encoder: Encoder, option: str, text: str | None) -> int | None:
@@ -94,10 +121,12 @@ def _single_token(encoder: Encoder, option: str, text: str | None) -> int | None
 
 
 class QuerySampler:
-    """Called, gives the next {'tokens': queries (batch_size, query_length)}; see make_query_sampler.
+    """Called, gives the next {'tokens': queries (batch_size, query_length)}; see
+    make_query_sampler.
 
-    position: where in the stream of queries all ranks are, as rank 0 tells it, who is the first to take one of the
-    next: (texts of the epoch that it has read, sequences after them that the other ranks take).
+    position: where in the stream of queries all ranks are, as rank 0 tells it, who is the first to
+    take one of the next: (texts of the epoch that it has read, sequences after them that the other
+    ranks take).
     """
 
     def __init__(
@@ -118,13 +147,16 @@ class QuerySampler:
         batch = list(itertools.islice(self.sequences, self.batch_size))
         if len(batch) < self.batch_size:
             task = self.hparams
-            raise UserError(f'--task.query_dataset {task.query_dataset} has no usable text: none contains '
-                            f'--task.start_text {task.start_text!r} and --task.end_text {task.end_text!r}')
+            raise UserError(
+                f'--task.query_dataset {task.query_dataset} has no usable text: none contains '
+                f'--task.start_text {task.start_text!r} and --task.end_text {task.end_text!r}'
+            )
         self.position = self.dataset.texts_read, self.taken_by_others
         return {'tokens': torch.tensor(batch, dtype=torch.int64)}
 
     def go_on(self, position: tuple[int, int]) -> None:
-        """Go on where rank 0 of as many ranks, or of another number, was; texts before it are not encoded again."""
+        """Go on where rank 0 of as many ranks, or of another number, was; texts before it are not
+        encoded again."""
         self.position = position
         self.sequences = self.dataset.sequences(**self.options, skip=position)
 
@@ -138,20 +170,29 @@ def make_query_sampler(
     comm: Comm | None = None,
     labels: str | None = None,
 ) -> QuerySampler:
-    """Function without arguments giving the next {'tokens': queries (batch_size, query_length)}, a QuerySampler.
+    """Function without arguments giving the next {'tokens': queries (batch_size, query_length)}, a
+    QuerySampler.
 
-    mode: 'train', 'valid' or 'test', the part of the data set. With `comm`, each rank gets its own share.
-    labels: source of the labels, whose queries stand in where the `books` passages cannot be had.
+    mode: 'train', 'valid' or 'test', the part of the data set. With `comm`, each rank gets its own
+    share. labels: source of the labels, whose queries stand in where the `books` passages cannot be
+    had.
     """
     seed = 0  # as in the original, files are read in the same order in every run
     if hparams.query_dataset == 'test':
-        drawn = torch.randint(2 ** 31, ()).item()
+        drawn = torch.randint(2**31, ()).item()
         seed = comm.gather(drawn)[0] if comm else drawn  # ranks take turns in one stream
     return QuerySampler(
-        hparams, batch_size, comm,
+        hparams,
+        batch_size,
+        comm,
         datasets.get_dataset(hparams.query_dataset, labels=None if labels == 'test' else labels),
-        sequence_length=hparams.query_length, mode=mode, encoder=encoder, seed=seed,
+        sequence_length=hparams.query_length,
+        mode=mode,
+        encoder=encoder,
+        seed=seed,
         start_token=_single_token(encoder, 'start_text', hparams.start_text),
         end_token=_single_token(encoder, 'end_text', hparams.end_text),
-        # A model cannot continue nothing, which is what an empty text without start_text and end_text gives.
-        allow_empty=bool(hparams.query_prefix or hparams.query_suffix))
+        # A model cannot continue nothing, which is what an empty text without start_text and
+        # end_text gives.
+        allow_empty=bool(hparams.query_prefix or hparams.query_suffix),
+    )

@@ -1,4 +1,5 @@
 """A language model with a value head that answers queries (the original's policy.py)."""
+
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import nn
 from lm_human_preferences.language.model import Cache
 from lm_human_preferences.language.sample import sample_sequence
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.utils import precision
+from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import MIN_TEMPERATURE, default_device, logprobs_and_entropies
 
 
@@ -48,43 +49,64 @@ class Policy:
         past: Cache | None,
         past_tokens: torch.Tensor,
     ) -> dict[str, Any]:
-        """A step of `sample_sequence`: logits and value at the last of `tokens (batch, n)`, and the extended cache."""
+        """A step of `sample_sequence`: logits and value at the last of `tokens (batch, n)`, and the
+        extended cache."""
         all_tokens = torch.cat([past_tokens, tokens], dim=1)
         _, mask = self.model.mask_padding(all_tokens, self.padding_token)
         cache, length = Cache() if past is None else past, tokens.shape[1]
         last = torch.tensor([length - 1], device=tokens.device)
         h = self.model.hidden(tokens * mask[:, -length:], mask, cache, last)[:, 0]
-        return {'logits': self.model.logits(h), 'values': self.model.heads['value'](h), 'past': cache}
+        return {
+            'logits': self.model.logits(h),
+            'values': self.model.heads['value'](h),
+            'past': cache,
+        }
 
     @torch.no_grad()
     def respond(self, queries: torch.Tensor, length: int) -> dict[str, torch.Tensor]:
         """Sample `length` tokens after each of `queries (batch, query_length)`.
 
-        Returns responses, logprobs and values, each (batch, length); a value belongs to the moment before its token.
+        Returns responses, logprobs and values, each (batch, length); a value belongs to the moment
+        before its token.
         """
         contexts = self.embed_queries(queries.to(self.device))
         with precision.computing(self.device):
-            result = sample_sequence(step=self._step, context=contexts, length=length, temperature=self.temperature,
-                                     extra_outputs=('values',))
-        return dict(responses=result['tokens'][:, contexts.shape[1]:], logprobs=result['logprobs'],
-                    values=result['values'])
+            result = sample_sequence(
+                step=self._step,
+                context=contexts,
+                length=length,
+                temperature=self.temperature,
+                extra_outputs=('values',),
+            )
+        return dict(
+            responses=result['tokens'][:, contexts.shape[1] :],
+            logprobs=result['logprobs'],
+            values=result['values'],
+        )
 
     def analyze_responses_op(
         self,
         queries: torch.Tensor,
         responses: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
-        """Differentiable log-probabilities, entropies and values of `responses (batch, response_length)`.
+        """Differentiable log-probabilities, entropies and values of `responses (batch,
+        response_length)`.
 
-        Each result is (batch, response_length); logits are computed only where a response token is predicted.
+        Each result is (batch, response_length); logits are computed only where a response token is
+        predicted.
         """
         contexts, responses = self.embed_queries(queries.to(self.device)), responses.to(self.device)
-        tokens, mask = self.model.mask_padding(torch.cat([contexts, responses], dim=1), self.padding_token)
+        tokens, mask = self.model.mask_padding(
+            torch.cat([contexts, responses], dim=1), self.padding_token
+        )
         columns = torch.arange(contexts.shape[1] - 1, tokens.shape[1] - 1, device=tokens.device)
         h = self.model.hidden(tokens[:, :-1], mask[:, :-1], read=columns)
         logprobs, entropies = logprobs_and_entropies(
-            h / max(self.temperature, MIN_TEMPERATURE), self.model.transformer.wte.weight, responses,
-            gradient_type=precision.computing_type(h.dtype))
+            h / max(self.temperature, MIN_TEMPERATURE),
+            self.model.transformer.wte.weight,
+            responses,
+            gradient_type=precision.computing_type(h.dtype),
+        )
         return dict(logprobs=logprobs, entropies=entropies, values=self.model.heads['value'](h))
 
     @torch.no_grad()

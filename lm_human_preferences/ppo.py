@@ -1,4 +1,6 @@
-"""Proximal policy optimisation as pure functions on tensors (the original's PPOTrainer.loss; paper, section 2.2)."""
+"""Proximal policy optimisation as pure functions on tensors (the original's PPOTrainer.loss; paper,
+section 2.2)."""
+
 import torch
 
 from lm_human_preferences.hparams.train_policy import PpoHParams
@@ -29,7 +31,8 @@ def advantages_and_returns(
     gamma: float,
     lam: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generalised advantage estimation; `values`, `rewards` and both results are (batch, response_length)."""
+    """Generalised advantage estimation; `values`, `rewards` and both results are (batch,
+    response_length)."""
     length = rewards.shape[1]
     advantage, advantages = 0.0, []
     for t in reversed(range(length)):
@@ -47,13 +50,15 @@ def with_targets(
 ) -> dict[str, torch.Tensor]:
     """A minibatch together with what it is trained towards: 'advantages', whitened, and 'returns'.
 
-    rollouts: 'values' and 'rewards', (batch, response_length) like the results, and more that is kept. Whitening is
-    over this rank's whole minibatch. hparams: PpoHParams.
+    rollouts: 'values' and 'rewards', (batch, response_length) like the results, and more that is
+    kept. Whitening is over this rank's whole minibatch. hparams: PpoHParams.
     """
     values, rewards = rollouts['values'], rollouts['rewards']
     if hparams.whiten_rewards:
         rewards = whiten(rewards, shift_mean=False)
-    advantages, returns = advantages_and_returns(values, rewards, gamma=hparams.gamma, lam=hparams.lam)
+    advantages, returns = advantages_and_returns(
+        values, rewards, gamma=hparams.gamma, lam=hparams.lam
+    )
     return {**rollouts, 'advantages': whiten(advantages), 'returns': returns}
 
 
@@ -70,16 +75,22 @@ def loss(
     outputs: dict[str, torch.Tensor],
     hparams: PpoHParams,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The clipped loss of a minibatch, and statistics; all are means, so parts of a minibatch can be averaged.
+    """The clipped loss of a minibatch, and statistics; all are means, so parts of a minibatch can
+    be averaged.
 
-    rollouts: 'logprobs' and 'values' when the responses were sampled, 'advantages', 'returns'; outputs: 'logprobs',
-    'values' and 'entropies' now; each (batch, response_length). hparams: PpoHParams.
-    Returns (scalar, {name: scalar}).
+    rollouts: 'logprobs' and 'values' when the responses were sampled, 'advantages', 'returns';
+    outputs: 'logprobs', 'values' and 'entropies' now; each (batch, response_length). hparams:
+    PpoHParams. Returns (scalar, {name: scalar}).
     """
     advantages, returns = rollouts['advantages'], rollouts['returns']
     old_values, values = rollouts['values'], outputs['values']
-    values_clipped = values.clamp(old_values - hparams.cliprange_value, old_values + hparams.cliprange_value)
-    value_losses, value_losses_clipped = (values - returns).square(), (values_clipped - returns).square()
+    values_clipped = values.clamp(
+        old_values - hparams.cliprange_value, old_values + hparams.cliprange_value
+    )
+    value_losses, value_losses_clipped = (
+        (values - returns).square(),
+        (values_clipped - returns).square(),
+    )
     value_loss = 0.5 * torch.maximum(value_losses, value_losses_clipped).mean()
 
     log_ratio = outputs['logprobs'] - rollouts['logprobs']
@@ -90,9 +101,14 @@ def loss(
 
     total = policy_loss + hparams.vf_coef * value_loss
     stats = {
-        'loss/policy': policy_loss, 'loss/value': value_loss, 'loss/total': total,
-        'policy/entropy': outputs['entropies'].mean(), 'policy/approxkl': 0.5 * log_ratio.square().mean(),
+        'loss/policy': policy_loss,
+        'loss/value': value_loss,
+        'loss/total': total,
+        'policy/entropy': outputs['entropies'].mean(),
+        'policy/approxkl': 0.5 * log_ratio.square().mean(),
         'policy/clipfrac': (policy_losses_clipped > policy_losses).float().mean(),
-        'val/vpred': values.mean(), 'val/error': value_losses.mean(),
-        'val/clipfrac': (value_losses_clipped > value_losses).float().mean()}
+        'val/vpred': values.mean(),
+        'val/error': value_losses.mean(),
+        'val/clipfrac': (value_losses_clipped > value_losses).float().mean(),
+    }
     return total, {name: stat.detach() for name, stat in stats.items()}

@@ -1,4 +1,6 @@
-"""Fine-tuning a language model against a reward model by PPO (the original's train_policy.py; paper, section 2.2)."""
+"""Fine-tuning a language model against a reward model by PPO (the original's train_policy.py;
+paper, section 2.2)."""
+
 import shlex
 import tempfile
 import time
@@ -7,35 +9,70 @@ from typing import Any
 import numpy as np
 import torch
 
-from lm_human_preferences import andon, evaluate, label_types, lm_tasks, ppo, train_reward
+from lm_human_preferences import label_types, lm_tasks, ppo, storage, train_reward
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.checkpointer import Keeper
+from lm_human_preferences.checkpointing.checkpoints import COUNT
+from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.hparams.model import HParams as Sizes
-from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams, PpoHParams, RewardHParams
+from lm_human_preferences.hparams.train_policy import (
+    AdaptiveKLParams,
+    HParams,
+    PpoHParams,
+    RewardHParams,
+)
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.model import in_tf_shapes
-from lm_human_preferences.mock_rewards import MockRewardModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import (
-    ScoreFn, TrainedRewardModel, get_reward_model, label_source, make_score_fn)
-from lm_human_preferences.training import console
+    ScoreFn,
+    TrainedRewardModel,
+    get_reward_model,
+    label_source,
+    make_score_fn,
+)
+from lm_human_preferences.runs import run_dir
+from lm_human_preferences.synthetic.known_reward import MockRewardModel
+from lm_human_preferences.training import console, health, memory, precision
+from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.training.time_left import TimeLeft, as_text
-from lm_human_preferences.utils import checkpoints, hyperparams, memory, precision, runs, storage
-from lm_human_preferences.utils import comm as comms
-from lm_human_preferences.utils.comm import Comm
-from lm_human_preferences.utils.checkpoints import COUNT
+from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import ceil_div, default_device, exact_div
-from lm_human_preferences.utils.errors import UserError
-from lm_human_preferences.utils.keeper import Keeper
 from lm_human_preferences.utils.logging import (
-    Logger, announce, configure_console, console_is, progress, say_as_recorded)
-from lm_human_preferences.utils.optimizer import Adam
+    Logger,
+    announce,
+    configure_console,
+    console_is,
+    progress,
+    say_as_recorded,
+)
 
-__all__ = ['AdaptiveKLController', 'AdaptiveKLParams', 'FixedKLController', 'HParams', 'PPOTrainer', 'PpoHParams',
-           'RewardHParams', 'make_score_fn', 'nupdates', 'train']
+__all__ = [
+    'AdaptiveKLController',
+    'AdaptiveKLParams',
+    'FixedKLController',
+    'HParams',
+    'PPOTrainer',
+    'PpoHParams',
+    'RewardHParams',
+    'make_score_fn',
+    'nupdates',
+    'train',
+]
 
 SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
 UNKNOWN_LABELS = 5000  # for the time left, where all labels of a file are trained on
-STATE = {'step': COUNT, 'kl_coef': float | int, 'optimizer_steps': COUNT, 'elapsed': float, 'queries': (COUNT, COUNT),
-         'initial_kl_coef': float | int}
+STATE = {
+    'step': COUNT,
+    'kl_coef': float | int,
+    'optimizer_steps': COUNT,
+    'elapsed': float,
+    'queries': (COUNT, COUNT),
+    'initial_kl_coef': float | int,
+}
 
 
 def nupdates(hparams: HParams) -> int:
@@ -68,8 +105,8 @@ class AdaptiveKLController:
 class PPOTrainer:
     """Takes PPO steps: sample, score, reward, learn, log.
 
-    query_sampler: see lm_tasks.make_query_sampler; score_fn: see make_score_fn; hparams: HParams of this module.
-    score_model: what is saved with the policy.
+    query_sampler: see lm_tasks.make_query_sampler; score_fn: see make_score_fn; hparams: HParams of
+    this module. score_model: what is saved with the policy.
     """
 
     def __init__(
@@ -90,32 +127,58 @@ class PPOTrainer:
         self.penalized: float | None = None
         self.start_time = self.last_time = time.time()
         kl_coef, adaptive = hparams.rewards.kl_coef, hparams.rewards.adaptive_kl
-        self.kl_ctl = FixedKLController(kl_coef) if adaptive is None else AdaptiveKLController(kl_coef, adaptive)
+        self.kl_ctl = (
+            FixedKLController(kl_coef)
+            if adaptive is None
+            else AdaptiveKLController(kl_coef, adaptive)
+        )
         self.optimizer = Adam(policy.tf_parameters(), comm=comm)
-        self.logger = Logger(hparams.run.directory, 'ppo', log_interval=hparams.run.log_interval, comm=comm)
+        self.logger = Logger(
+            hparams.run.directory, 'ppo', log_interval=hparams.run.log_interval, comm=comm
+        )
 
     def step(self) -> dict[str, float]:
-        """One step of Algorithm 1's inner loop on ppo.batch_size episodes; returns the logged statistics."""
+        """One step of Algorithm 1's inner loop on ppo.batch_size episodes; returns the logged
+        statistics."""
         started = time.time()
         queries = self.query_sampler()['tokens'].to(self.policy.device)
-        parts = [self.sample(part) for part in queries.split(self.hparams.ppo.micro_batch_size or len(queries))]
-        rollouts, sampled, score_stats = ({name: torch.cat([part[name] for part in kind]) for name in kind[0]}
-                                          for kind in zip(*parts))
-        logprobs, ref_logprobs, scores = rollouts['logprobs'], sampled['ref_logprobs'], sampled['scores']
+        parts = [
+            self.sample(part)
+            for part in queries.split(self.hparams.ppo.micro_batch_size or len(queries))
+        ]
+        rollouts, sampled, score_stats = (
+            {name: torch.cat([part[name] for part in kind]) for name in kind[0]}
+            for kind in zip(*parts)
+        )
+        logprobs, ref_logprobs, scores = (
+            rollouts['logprobs'],
+            sampled['ref_logprobs'],
+            sampled['scores'],
+        )
         rewards, non_score_reward, kl_coef = self.compute_rewards(scores, logprobs, ref_logprobs)
 
         train_stats = self.train({**rollouts, 'rewards': rewards})
 
         stats = self.record_step_stats(
-            kl_coef=kl_coef, logprobs=logprobs, ref_logprobs=ref_logprobs, scores=scores,
-            non_score_reward=non_score_reward, score_stats=score_stats, train_stats=train_stats)
+            kl_coef=kl_coef,
+            logprobs=logprobs,
+            ref_logprobs=ref_logprobs,
+            scores=scores,
+            non_score_reward=non_score_reward,
+            score_stats=score_stats,
+            train_stats=train_stats,
+        )
         self.kl_ctl.update(stats['objective/kl'], self.hparams.ppo.batch_size)
         self.penalized = self.penalized_share(rollouts['responses'])
-        self.print_samples(queries, sampled['postprocessed'], scores, logprobs - ref_logprobs, kl_coef)
+        self.print_samples(
+            queries, sampled['postprocessed'], scores, logprobs - ref_logprobs, kl_coef
+        )
         if self.comm.rank == 0:
             step_time = time.time() - started
-            say_as_recorded(f'[ppo_step {self.global_step}] step_time={step_time:.2f}s, '
-                            f'eps/s={self.hparams.ppo.batch_size / step_time:.2f}')
+            say_as_recorded(
+                f'[ppo_step {self.global_step}] step_time={step_time:.2f}s, '
+                f'eps/s={self.hparams.ppo.batch_size / step_time:.2f}'
+            )
         self.global_step += 1
         return stats
 
@@ -125,14 +188,18 @@ class PPOTrainer:
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Answers to `queries (batch, query_length)` and what is thought of them.
 
-        Returns three dicts of tensors of `batch` rows: the rollouts but for their rewards; log-probabilities of the
-        reference, scores and what was scored; what the score function wants logged.
+        Returns three dicts of tensors of `batch` rows: the rollouts but for their rewards;
+        log-probabilities of the reference, scores and what was scored; what the score function
+        wants logged.
         """
         rollouts = self.policy.respond(queries, length=self.hparams.task.response_length)
         ref_logprobs = self.ref_policy.analyze_responses(queries, rollouts['responses'])['logprobs']
         scores, postprocessed, score_stats = self.score_fn(queries, rollouts['responses'])
-        return ({**rollouts, 'queries': queries},
-                {'ref_logprobs': ref_logprobs, 'scores': scores, 'postprocessed': postprocessed}, score_stats)
+        return (
+            {**rollouts, 'queries': queries},
+            {'ref_logprobs': ref_logprobs, 'scores': scores, 'postprocessed': postprocessed},
+            score_stats,
+        )
 
     def compute_rewards(
         self,
@@ -141,13 +208,16 @@ class PPOTrainer:
         ref_logprobs: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, float]:
         """(rewards, KL penalty, coefficient used), see ppo.compute_rewards."""
-        return *ppo.compute_rewards(scores, logprobs, ref_logprobs, self.kl_ctl.value), self.kl_ctl.value
+        return (
+            *ppo.compute_rewards(scores, logprobs, ref_logprobs, self.kl_ctl.value),
+            self.kl_ctl.value,
+        )
 
     def train(self, rollouts: dict[str, torch.Tensor]) -> dict[str, list[torch.Tensor]]:
         """`noptepochs` passes over this rank's rollouts in minibatches, freshly shuffled each time.
 
-        rollouts: queries (batch, query_length), responses, values, logprobs, rewards (batch, response_length).
-        Returns {statistic: [one scalar tensor per minibatch]}.
+        rollouts: queries (batch, query_length), responses, values, logprobs, rewards (batch,
+        response_length). Returns {statistic: [one scalar tensor per minibatch]}.
         """
         batch = len(rollouts['queries'])
         minibatch = exact_div(batch, self.hparams.ppo.nminibatches)
@@ -155,22 +225,29 @@ class PPOTrainer:
         for _ in range(self.hparams.ppo.noptepochs):
             order = torch.from_numpy(np.random.permutation(batch))
             for rows in order.split(minibatch):
-                stats.append(self.train_minibatch({name: values[rows] for name, values in rollouts.items()}))
+                stats.append(
+                    self.train_minibatch({name: values[rows] for name, values in rollouts.items()})
+                )
         return {name: [s[name] for s in stats] for name in stats[0]}
 
     def train_minibatch(self, rollouts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """One update of the policy; returns the statistics before it. Micro-batches only save memory."""
+        """One update of the policy; returns the statistics before it. Micro-batches only save
+        memory."""
         rollouts = ppo.with_targets(rollouts, self.hparams.ppo)
         stats, batch = ppo.target_stats(rollouts), len(rollouts['queries'])
         parts = torch.arange(batch).split(self.hparams.ppo.micro_batch_size or batch)
         self.optimizer.gradients.clear()
         for rows in parts:
             share = len(rows) / batch
-            loss, part_stats = self._loss_towards_targets({name: values[rows] for name, values in rollouts.items()})
+            loss, part_stats = self._loss_towards_targets(
+                {name: values[rows] for name, values in rollouts.items()}
+            )
             self.optimizer.backward(share * loss, last=rows is parts[-1])
             for name, value in part_stats.items():
                 stats[name] = stats.get(name, 0) + share * value
-        self.optimizer.update(lr=self.hparams.ppo.lr * (1 - self.global_step / nupdates(self.hparams)))
+        self.optimizer.update(
+            lr=self.hparams.ppo.lr * (1 - self.global_step / nupdates(self.hparams))
+        )
         return stats
 
     def loss(
@@ -204,13 +281,21 @@ class PPOTrainer:
         stats = {
             'objective/kl': (logprobs - ref_logprobs).sum(1).mean(),
             'objective/kl_coef': torch.tensor(kl_coef),
-            'objective/entropy': -logprobs.sum(1).mean()}
-        stats.update({f'ppo/{name}': torch.stack(tuple(values)).mean() for name, values in train_stats.items()})
+            'objective/entropy': -logprobs.sum(1).mean(),
+        }
+        stats.update(
+            {
+                f'ppo/{name}': torch.stack(tuple(values)).mean()
+                for name, values in train_stats.items()
+            }
+        )
         for name, values in score_stats.items():
             stats[f'objective/{name}'] = values.mean()
             stats[f'objective/{name}_total'] = values.mean() + non_score_reward.sum(1).mean()
         names = sorted(stats)
-        values = torch.stack([stats[name].to(logprobs.device) for name in names]).tolist()  # one wait for the device
+        values = torch.stack(
+            [stats[name].to(logprobs.device) for name in names]
+        ).tolist()  # one wait for the device
         stats = self.comm.mean(dict(zip(names, values, strict=True)))
         stats['ppo/val/var_explained'] = 1 - stats['ppo/val/error'] / stats['ppo/returns/var']
         stats.update(self._progress())
@@ -219,12 +304,21 @@ class PPOTrainer:
 
     def _progress(self) -> dict[str, float]:
         """How far the run is and how fast, in the original's units."""
-        length, batch_size, steps = self.hparams.task.response_length, self.hparams.ppo.batch_size, self.global_step + 1
+        length, batch_size, steps = (
+            self.hparams.task.response_length,
+            self.hparams.ppo.batch_size,
+            self.global_step + 1,
+        )
         now = time.time()
         delta, self.last_time = max(now - self.last_time, 1e-9), now
-        return {'elapsed/updates': steps, 'elapsed/steps/serial': steps * length,
-                'elapsed/steps/total': steps * batch_size * length, 'elapsed/episodes': steps * batch_size,
-                'elapsed/fps': int(batch_size * length / delta), 'elapsed/time': now - self.start_time}
+        return {
+            'elapsed/updates': steps,
+            'elapsed/steps/serial': steps * length,
+            'elapsed/steps/total': steps * batch_size * length,
+            'elapsed/episodes': steps * batch_size,
+            'elapsed/fps': int(batch_size * length / delta),
+            'elapsed/time': now - self.start_time,
+        }
 
     def penalized_share(self, responses: torch.Tensor) -> float:
         """Share over all ranks of `responses (batch, response_length)` that score the penalty."""
@@ -241,8 +335,8 @@ class PPOTrainer:
     ) -> None:
         """Show the first few episodes; in the summary, those of the first step and of the last.
 
-        queries: (batch, query_length); responses, kl per token: (batch, response_length); scores: (batch,);
-        kl_coef: the one that was in force.
+        queries: (batch, query_length); responses, kl per token: (batch, response_length); scores:
+        (batch,); kl_coef: the one that was in force.
         """
         first_or_last = self.global_step in (0, nupdates(self.hparams) - 1)
         in_summary = self.logger.active and first_or_last and console_is('summary')
@@ -254,32 +348,51 @@ class PPOTrainer:
         count = SAMPLES_IN_SUMMARY if in_summary else SAMPLES_SHOWN
         shown = [values[:count].tolist() for values in (queries, responses, scores, kl.sum(1))]
         for query, response, score, sample_kl in zip(*shown, strict=True):
-            texts = [self.policy.encoder.decode(tokens).replace('\n', '⏎') for tokens in (query, response)]
+            texts = [
+                self.policy.encoder.decode(tokens).replace('\n', '⏎')
+                for tokens in (query, response)
+            ]
             if in_summary:
                 announce(f'  {" | ".join(texts)}   (score {score:.2f}, KL {sample_kl:.2f})')
             else:
-                announce(*texts, f'  score = {score:+.2f}', f'  kl = {sample_kl:+.2f}',
-                         f'  total = {score - kl_coef * sample_kl:+.2f}')
+                announce(
+                    *texts,
+                    f'  score = {score:+.2f}',
+                    f'  kl = {sample_kl:+.2f}',
+                    f'  total = {score - kl_coef * sample_kl:+.2f}',
+                )
 
     def tf_variables(self) -> dict[str, torch.Tensor]:
         """Everything that the original's checkpoint of this run holds, tensors by variable name."""
         assert self.score_model is not None
-        return in_tf_shapes({
-            **self.policy.tf_parameters(), **self.ref_policy.tf_parameters(), **self.score_model.tf_parameters(),
-            **self.optimizer.tf_slots('ppo_opt'), 'global_step': torch.tensor(self.global_step),
-            'start_time': torch.tensor(self.start_time, dtype=torch.float64),
-            'last_time': torch.tensor(self.last_time, dtype=torch.float64)})
+        return in_tf_shapes(
+            {
+                **self.policy.tf_parameters(),
+                **self.ref_policy.tf_parameters(),
+                **self.score_model.tf_parameters(),
+                **self.optimizer.tf_slots('ppo_opt'),
+                'global_step': torch.tensor(self.global_step),
+                'start_time': torch.tensor(self.start_time, dtype=torch.float64),
+                'last_time': torch.tensor(self.last_time, dtype=torch.float64),
+            }
+        )
 
     def state(self) -> dict[str, Any]:
         """What else has to be kept to go on from here, as JSON."""
-        return {'step': self.global_step, 'kl_coef': self.kl_ctl.value, 'optimizer_steps': self.optimizer.steps,
-                'elapsed': self.last_time - self.start_time, 'queries': self.query_sampler.position,
-                'initial_kl_coef': self.hparams.rewards.kl_coef}
+        return {
+            'step': self.global_step,
+            'kl_coef': self.kl_ctl.value,
+            'optimizer_steps': self.optimizer.steps,
+            'elapsed': self.last_time - self.start_time,
+            'queries': self.query_sampler.position,
+            'initial_kl_coef': self.hparams.rewards.kl_coef,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what `state` returned; the variables are filled in afterwards.
 
-        The KL coefficient goes on from where it was, unless the settings name another one than the run began with.
+        The KL coefficient goes on from where it was, unless the settings name another one than the
+        run began with.
         """
         self.global_step = state['step']
         if self.hparams.rewards.kl_coef == state['initial_kl_coef']:
@@ -290,7 +403,8 @@ class PPOTrainer:
 
 
 def train_reward_model(hparams: HParams, comm: Comm, directory: str, clock: TimeLeft) -> None:
-    """The first of both steps at once: train the reward model of `rewards.train_new_model` into `directory`.
+    """The first of both steps at once: train the reward model of `rewards.train_new_model` into
+    `directory`.
 
     clock: of the whole command.
     """
@@ -298,10 +412,18 @@ def train_reward_model(hparams: HParams, comm: Comm, directory: str, clock: Time
     assert new_model is not None
     for name, value in vars(hparams.task).items():
         if value != getattr(new_model.task, name):
-            raise UserError(f'--task.{name} and --rewards.train_new_model.task.{name} must be the same: '
-                            f'{value} != {getattr(new_model.task, name)}')
-    new_model.run.save_dir, hparams.rewards.trained_model = directory, storage.join(directory, 'reward_model')
-    records = {'train_policy_hparams.json': runs.record(hparams), 'train_reward_hparams.json': runs.record(new_model)}
+            raise UserError(
+                f'--task.{name} and --rewards.train_new_model.task.{name} must be the same: '
+                f'{value} != {getattr(new_model.task, name)}'
+            )
+    new_model.run.save_dir, hparams.rewards.trained_model = (
+        directory,
+        storage.join(directory, 'reward_model'),
+    )
+    records = {
+        'train_policy_hparams.json': run_dir.record(hparams),
+        'train_reward_hparams.json': run_dir.record(new_model),
+    }
     train_reward.train_in_run(new_model, comm, hparams.run, records, clock)
     comm.barrier()
 
@@ -314,8 +436,10 @@ def build_trainer(
     """The models and the trainer of a run: PPOTrainer."""
     encoder = trained_model.encoding.get_encoder()
     lm_tasks.check_task(hparams.task, trained_model.encoding, trained_model.hparams().n_ctx)
-    settings: dict[str, Any] = dict(embed_queries=lm_tasks.query_formatter(hparams.task, encoder),
-                                    temperature=hparams.task.policy.temperature)
+    settings: dict[str, Any] = dict(
+        embed_queries=lm_tasks.query_formatter(hparams.task, encoder),
+        temperature=hparams.task.policy.temperature,
+    )
     ref_policy = Policy(trained_model, scope='ref_policy', **settings)
     policy = Policy(trained_model, scope='policy', **settings)
     policy.model.checkpointed = hparams.run.gradient_checkpointing
@@ -326,26 +450,43 @@ def build_trainer(
     score_model = get_reward_model(place, trained_model.encoding)
     comm.broadcast_(score_model.get_params() + ref_policy.get_params() + policy.get_params())
     query_sampler = lm_tasks.make_query_sampler(
-        hparams=hparams.task, encoder=encoder, comm=comm, labels=label_source(hparams),
-        batch_size=exact_div(hparams.ppo.batch_size, comm.size))
-    return PPOTrainer(policy=policy, ref_policy=ref_policy, query_sampler=query_sampler, hparams=hparams, comm=comm,
-                      score_model=score_model, score_fn=make_score_fn(hparams.task, score_model))
+        hparams=hparams.task,
+        encoder=encoder,
+        comm=comm,
+        labels=label_source(hparams),
+        batch_size=exact_div(hparams.ppo.batch_size, comm.size),
+    )
+    return PPOTrainer(
+        policy=policy,
+        ref_policy=ref_policy,
+        query_sampler=query_sampler,
+        hparams=hparams,
+        comm=comm,
+        score_model=score_model,
+        score_fn=make_score_fn(hparams.task, score_model),
+    )
 
 
 def train(hparams: HParams, comm: Comm | None = None) -> None:
-    """Fine-tune a policy and save it to SAVE_DIR/policy; the whole of `./launch.py train_policy`."""
+    """Fine-tune a policy and save it to SAVE_DIR/policy; the whole of `./launch.py
+    train_policy`."""
     comm = comm or comms.world(hparams.run.allreduce)
     configure_console(hparams.run.console)
     hparams.check_ranks(comm.size)
     save_dir, directory = hparams.run.save_dir, hparams.run.directory
     saved = directory and storage.join(directory, 'policy', 'checkpoints')
     wants_evaluation = bool(hparams.run.evaluate and save_dir)
-    with runs.held(hparams, comm), memory.ways_out('--ppo.micro_batch_size'):
-        with Keeper(saved, comm, resume=hparams.run.resume, form=STATE, fixed=['ref_policy', 'reward_model']) as keeper:
+    with run_dir.held(hparams, comm), memory.ways_out('--ppo.micro_batch_size'):
+        with Keeper(
+            saved, comm, resume=hparams.run.resume, form=STATE, fixed=['ref_policy', 'reward_model']
+        ) as keeper:
             if keeper.state and keeper.state['trainer']['step'] >= nupdates(hparams):
                 keeper.make_latest()
                 if comm.rank == 0:
-                    announce(f'The policy in {save_dir} is finished: {nupdates(hparams)} of {nupdates(hparams)} steps.')
+                    announce(
+                        f'The policy in {save_dir} is finished: {nupdates(hparams)} of'
+                        f' {nupdates(hparams)} steps.'
+                    )
                 if wants_evaluation:
                     assert directory is not None
                     wants_evaluation = not evaluate.is_done(directory)
@@ -369,13 +510,16 @@ def _train_both(hparams: HParams, keeper: Keeper, comm: Comm) -> None:
     clock = TimeLeft(work_left(hparams, n_vocab))
     with tempfile.TemporaryDirectory() as scratch:
         if hparams.rewards.train_new_model is not None:  # in scratch for a run that is not saved
-            train_reward_model(hparams, comm, hparams.run.save_dir or comm.gather(scratch)[0], clock)
+            train_reward_model(
+                hparams, comm, hparams.run.save_dir or comm.gather(scratch)[0], clock
+            )
         trainer = start(hparams, keeper, comm)
     run_updates(trainer, keeper, comm, clock)
 
 
 def check(hparams: HParams, comm: Comm) -> None:
-    """UserError where the policy could not be trained: found before hours go into its reward model."""
+    """UserError where the policy could not be trained: found before hours go into its reward
+    model."""
     device = default_device()
     precision.check(hparams.run.precision, device)
     trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
@@ -385,7 +529,8 @@ def check(hparams: HParams, comm: Comm) -> None:
 
 
 def work_left(hparams: HParams, n_vocab: int) -> dict[str, float]:
-    """How much each phase of the command computes, in tokens that pass through a network once; see TimeLeft.
+    """How much each phase of the command computes, in tokens that pass through a network once; see
+    TimeLeft.
 
     A backward pass counts as two.
     """
@@ -396,7 +541,9 @@ def work_left(hparams: HParams, n_vocab: int) -> dict[str, float]:
         responses = len(label_types.get(new_model.labels.type).samples)
         row = task.query_length + responses * task.response_length
         phases['reward model'] = 3 * row * (new_model.labels.num_train or UNKNOWN_LABELS)
-    passes = 3 + 3 * hparams.ppo.noptepochs  # the policy's sampling, the reference, the reward; the epochs
+    passes = (
+        3 + 3 * hparams.ppo.noptepochs
+    )  # the policy's sampling, the reference, the reward; the epochs
     phases['policy'] = passes * tokens * nupdates(hparams) * hparams.ppo.batch_size
     if hparams.run.evaluate and hparams.run.save_dir:
         phases['evaluation'] = evaluate.tokens_to_compute(task, n_vocab)
@@ -413,12 +560,15 @@ def _announce_end(hparams: HParams) -> None:
     commands = {'sample_from_it': f'./sample.py sample --save_dir {path} --nsamples 8'}
     if not hparams.run.evaluate:
         commands['evaluate_it'] = f'./launch.py evaluate {path}'
-    commands['look_at_its_curves'] = f'tensorboard --logdir {shlex.quote(storage.join(save_dir, "tb"))}'
+    commands['look_at_its_curves'] = (
+        f'tensorboard --logdir {shlex.quote(storage.join(save_dir, "tb"))}'
+    )
     console.announce_next(f'The policy is in {storage.join(save_dir, "policy")}', **commands)
 
 
 def start(hparams: HParams, keeper: Keeper, comm: Comm) -> PPOTrainer:
-    """The PPOTrainer of a run, where the run begins or goes on; writes what is known of the run by then."""
+    """The PPOTrainer of a run, where the run begins or goes on; writes what is known of the run by
+    then."""
     if console_is('original'):
         hyperparams.dump(hparams)
     precision.prepare(hparams.run.precision, default_device())
@@ -432,7 +582,9 @@ def start(hparams: HParams, keeper: Keeper, comm: Comm) -> PPOTrainer:
     directory = hparams.run.directory
     if directory and comm.rank == 0:
         say_as_recorded(f'Will save to {hparams.run.save_dir}')
-        checkpoints.write_json(storage.join(directory, 'train_policy_hparams.json'), runs.record(hparams))
+        checkpoints.write_json(
+            storage.join(directory, 'train_policy_hparams.json'), run_dir.record(hparams)
+        )
         trained_model.write_files(storage.join(directory, 'policy'))
     return trainer
 
@@ -442,40 +594,70 @@ def work(hparams: HParams, sizes: Sizes, ranks: int) -> memory.Training:
     task, rows = hparams.task, exact_div(hparams.ppo.batch_size, ranks)
     tokens = task.query_length + task.response_length
     return memory.Training(
-        sizes, networks=2 if hparams.rewards.trained_model == 'mock' else 3, rows=rows // hparams.ppo.nminibatches,
-        tokens=tokens, predicted=task.response_length, sampled_rows=rows, sampled_tokens=tokens,
-        micro_batch_size=hparams.ppo.micro_batch_size, option='--ppo.micro_batch_size',
-        checkpointed=hparams.run.gradient_checkpointing, reduced=hparams.run.precision == 'bf16',
-        batch_options=('--ppo.batch_size', '--ppo.batch_size'))
+        sizes,
+        networks=2 if hparams.rewards.trained_model == 'mock' else 3,
+        rows=rows // hparams.ppo.nminibatches,
+        tokens=tokens,
+        predicted=task.response_length,
+        sampled_rows=rows,
+        sampled_tokens=tokens,
+        micro_batch_size=hparams.ppo.micro_batch_size,
+        option='--ppo.micro_batch_size',
+        checkpointed=hparams.run.gradient_checkpointing,
+        reduced=hparams.run.precision == 'bf16',
+        batch_options=('--ppo.batch_size', '--ppo.batch_size'),
+    )
 
 
-def run_updates(trainer: PPOTrainer, keeper: Keeper, comm: Comm, clock: TimeLeft | None = None) -> None:
-    """Take all steps that are left, saving every `save_interval` of them and at the end, also if that is an error.
+def run_updates(
+    trainer: PPOTrainer, keeper: Keeper, comm: Comm, clock: TimeLeft | None = None
+) -> None:
+    """Take all steps that are left, saving every `save_interval` of them and at the end, also if
+    that is an error.
 
     clock: of the whole command, which has a phase 'policy'.
     """
-    hparams, steps, batch_size = trainer.hparams, nupdates(trainer.hparams), trainer.hparams.ppo.batch_size
+    hparams, steps, batch_size = (
+        trainer.hparams,
+        nupdates(trainer.hparams),
+        trainer.hparams.ppo.batch_size,
+    )
     clock = clock or TimeLeft({'policy': 1})
     clock.begin('policy', trainer.global_step / steps)
     table = console.policy_table()
-    bar = progress(total=steps * batch_size, initial=trainer.global_step * batch_size, comm=comm, desc='policy',
-                   unit='episode')
-    cord = andon.Andon(hparams.run.andon, comm)
+    bar = progress(
+        total=steps * batch_size,
+        initial=trainer.global_step * batch_size,
+        comm=comm,
+        desc='policy',
+        unit='episode',
+    )
+    cord = health.Andon(hparams.run.andon, comm)
     try:
         with keeper.ending_between_steps():
             while trainer.global_step < steps:
                 stats = trainer.step()
-                bar.set_postfix(score=f'{stats["objective/score"]:.2f}', kl=f'{stats["objective/kl"]:.2f}',
-                                refresh=False)
+                bar.set_postfix(
+                    score=f'{stats["objective/score"]:.2f}',
+                    kl=f'{stats["objective/kl"]:.2f}',
+                    refresh=False,
+                )
                 bar.update(batch_size)
-                if comm.rank == 0 and console.is_due(trainer.global_step, steps, hparams.run.log_interval):
+                if comm.rank == 0 and console.is_due(
+                    trainer.global_step, steps, hparams.run.log_interval
+                ):
                     _add_line(table, trainer.global_step, stats, clock, hparams)
                 cord.first = cord.first or stats
                 assert trainer.penalized is not None
-                alarms = andon.policy_alarms({**stats, andon.PENALIZED: trainer.penalized}, cord.first, hparams)
+                alarms = health.policy_alarms(
+                    {**stats, health.PENALIZED: trainer.penalized}, cord.first, hparams
+                )
                 cord.pull(alarms, trainer, keeper)
                 keeper.step_done(trainer)
-                if trainer.global_step % hparams.run.save_interval == 0 or trainer.global_step == steps:
+                if (
+                    trainer.global_step % hparams.run.save_interval == 0
+                    or trainer.global_step == steps
+                ):
                     keeper.save(trainer)
     except BaseException:
         keeper.save_at_error(trainer)
@@ -485,11 +667,19 @@ def run_updates(trainer: PPOTrainer, keeper: Keeper, comm: Comm, clock: TimeLeft
         trainer.logger.close()
 
 
-def _add_line(table: console.Table, step: int, stats: dict[str, float], clock: TimeLeft, hparams: HParams) -> None:
+def _add_line(
+    table: console.Table, step: int, stats: dict[str, float], clock: TimeLeft, hparams: HParams
+) -> None:
     """Add what is known after `step` steps to the table; stats: of the last one."""
     steps, batch_size = nupdates(hparams), hparams.ppo.batch_size
     share = step / steps
     table.add(
-        step=f'{step}/{steps}', episodes=step * batch_size, score=stats['objective/score'], KL=stats['objective/kl'],
-        KL_coef=stats['objective/kl_coef'], loss=stats['ppo/loss/total'],
-        episodes_per_second=clock.per_second(share, steps * batch_size), time_left=as_text(clock.seconds(share)))
+        step=f'{step}/{steps}',
+        episodes=step * batch_size,
+        score=stats['objective/score'],
+        KL=stats['objective/kl'],
+        KL_coef=stats['objective/kl_coef'],
+        loss=stats['ppo/loss/total'],
+        episodes_per_second=clock.per_second(share, steps * batch_size),
+        time_left=as_text(clock.seconds(share)),
+    )

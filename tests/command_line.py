@@ -1,4 +1,5 @@
 """Running the command line inside a test, without starting a job."""
+
 import io
 
 from click.testing import CliRunner
@@ -14,7 +15,9 @@ PUBLISHED = 'az://openaipublic/lm-human-preferences/runs/{}/reward_model'
 def caught_jobs(monkeypatch):
     """A list that will hold (job, arguments, mpi) of every job that a command would start."""
     found = []
-    monkeypatch.setattr(jobs, 'run', lambda job, arguments, mpi: found.append((job, arguments, mpi)))
+    monkeypatch.setattr(
+        jobs, 'run', lambda job, arguments, mpi: found.append((job, arguments, mpi))
+    )
     return found
 
 
@@ -25,13 +28,13 @@ def invoke(argv, cli=launch.cli):
 def error_of(result):
     """The one line of a user's mistake."""
     assert (result.exit_code, result.stdout) == (2, ''), result.output
-    line, = result.stderr.splitlines()
+    (line,) = result.stderr.splitlines()
     assert line.startswith('error: ')
     return line.removeprefix('error: ')
 
 
 def hparams_of(started):
-    (_, job_arguments, _), = started
+    ((_, job_arguments, _),) = started
     return job_arguments['hparams']
 
 
@@ -44,5 +47,7 @@ def dumped(hparams):
 def flat(nested, prefix=''):
     found = {}
     for key, value in nested.items():
-        found |= flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {f'{prefix}{key}': value}
+        found |= (
+            flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {f'{prefix}{key}': value}
+        )
     return found

@@ -1,8 +1,10 @@
 """Comparing what the port computes with what was recorded."""
+
 import numpy as np
 import torch
 
-SUM_ATOL = 2e-6  # two units in the last place of a log-probability of -10: all there is to the KL of a first step
+# Two units in the last place of a log-probability of -10: all there is to the KL of a first step.
+SUM_ATOL = 2e-6
 
 
 def array(value):
@@ -11,7 +13,8 @@ def array(value):
 
 
 def assert_close(ours, recorded, *, rtol=1e-4, atol=0.0, name=''):
-    """Every element within rtol * |recorded| + atol, nan where nan was recorded, and the same shape."""
+    """Every element within rtol * |recorded| + atol, nan where nan was recorded, and the same
+    shape."""
     ours, recorded = array(ours), np.asarray(recorded)
     assert ours.shape == recorded.shape, f'{name}: shape {ours.shape}, recorded {recorded.shape}'
     np.testing.assert_allclose(ours, recorded, rtol=rtol, atol=atol, err_msg=name)
@@ -34,12 +37,19 @@ def assert_equal(ours, recorded, *, name=''):
 def assert_stats(ours, recorded, *, rtol=1e-4, atol=2e-7, elements=None):
     """Each recorded statistic, a number or one number per step, against ours of the same name.
 
-    elements: how many elements the 'clipfrac' statistics count; one of them may fall on the other side.
+    elements: how many elements the 'clipfrac' statistics count; one of them may fall on the other
+    side.
     """
     assert set(ours) == set(recorded)
     for name in sorted(recorded):
         may_flip = 1.01 / elements if elements and name.endswith('clipfrac') else 0
-        assert_close(np.asarray(ours[name], np.float64), recorded[name], rtol=rtol, atol=atol + may_flip, name=name)
+        assert_close(
+            np.asarray(ours[name], np.float64),
+            recorded[name],
+            rtol=rtol,
+            atol=atol + may_flip,
+            name=name,
+        )
 
 
 def tokens(recorded):

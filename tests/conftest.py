@@ -1,4 +1,6 @@
-"""Settings for all tests: few threads, nothing new by chance, GPT-2's BPE files where they are at hand, no forks."""
+"""Settings for all tests: few threads, nothing new by chance, GPT-2's BPE files where they are at
+hand, no forks."""
+
 import os
 import signal
 import sys
@@ -7,31 +9,36 @@ import traceback
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 
-import hypothesis  # noqa: E402
-import pytest  # noqa: E402
-import torch  # noqa: E402
-
-from golden_data import bpe_directory  # noqa: E402
+import hypothesis
+import pytest
+import torch
+from golden_data import bpe_directory
 
 pytest_plugins = ['limits']
 
 torch.set_num_threads(1)
-hypothesis.settings.load_profile('ci')  # the same inputs each time; `--hypothesis-profile default` draws new ones
+hypothesis.settings.load_profile(
+    'ci'
+)  # the same inputs each time; `--hypothesis-profile default` draws new ones
 
-_cache = tempfile.TemporaryDirectory()  # for the language model of the reviews, which is trained once for all tests
+_cache = (
+    tempfile.TemporaryDirectory()
+)  # for the language model of the reviews, which is trained once for all tests
 os.environ['LMHP_CACHE'] = _cache.name
 
 if bpe_directory() is not None:
     os.environ['LMHP_GPT2_ENCODINGS'] = str(bpe_directory())
 
-# Shells let jobs in the background ignore SIGINT, and nohup SIGHUP. Children would inherit that, but not a handler.
+# Shells let jobs in the background ignore SIGINT, and nohup SIGHUP. Children would inherit that,
+# but not a handler.
 for _number in signal.SIGINT, signal.SIGHUP:
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
 
 
 def pytest_collection_modifyitems(items):
-    """Slow tests first, so that none is begun last, when one of two workers has nothing else to do."""
+    """Slow tests first, so that none is begun last, when one of two workers has nothing else to
+    do."""
     items.sort(key=lambda item: item.get_closest_marker('slow') is None)
 
 
@@ -39,16 +46,22 @@ _forks = []
 
 
 def _refuse_to_fork():
-    raise RuntimeError('a fork of pytest has the locks of threads that it has not: use interrupted.start or subprocess')
+    raise RuntimeError(
+        'a fork of pytest has the locks of threads that it has not: use interrupted.start or'
+        ' subprocess'
+    )
 
 
 os.fork = os.forkpty = _refuse_to_fork
-os.register_at_fork(before=lambda: _forks.append(''.join(traceback.format_stack())))  # preexec_fn comes here as well
+os.register_at_fork(
+    before=lambda: _forks.append(''.join(traceback.format_stack()))
+)  # preexec_fn comes here as well
 
 
 @pytest.fixture(autouse=True)
 def no_forks_and_no_children_left():
-    """Whatever started them, forks of this process fail the test; trainings that it has left running are ended."""
+    """Whatever started them, forks of this process fail the test; trainings that it has left
+    running are ended."""
     yield
     if interrupted := sys.modules.get('interrupted'):
         interrupted.kill_children()

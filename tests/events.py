@@ -1,23 +1,30 @@
 """Reading TensorBoard files back."""
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from compare import SUM_ATOL, assert_close
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 CLOCK = ('elapsed/fps', 'elapsed/time')
 
 
 def events_of(directory):
     """{tag: [(step, value), ...]} of all event files in `directory`."""
-    accumulator = EventAccumulator(str(directory), size_guidance={'scalars': 0, 'tensors': 0}).Reload()
-    return {tag: [(event.step, event.value) for event in accumulator.Scalars(tag)]
-            for tag in accumulator.Tags()['scalars']}
+    accumulator = EventAccumulator(
+        str(directory), size_guidance={'scalars': 0, 'tensors': 0}
+    ).Reload()
+    return {
+        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)]
+        for tag in accumulator.Tags()['scalars']
+    }
 
 
 def assert_events(directory, recorded, *, rtol):
-    """Every recorded event is in `directory`/FOLDER: {folder: [[tag, step, value], ...]}; the last ones were lost."""
+    """Every recorded event is in `directory`/FOLDER: {folder: [[tag, step, value], ...]}; the last
+    ones were lost."""
     for folder, expected in recorded.items():
         ours = events_of(directory / folder)
         for tag, step, value in expected:
             assert step in dict(ours[tag]), (tag, step)
             if tag not in CLOCK:
-                assert_close(dict(ours[tag])[step], value, rtol=rtol, atol=SUM_ATOL, name=f'{tag} {step}')
+                assert_close(
+                    dict(ours[tag])[step], value, rtol=rtol, atol=SUM_ATOL, name=f'{tag} {step}'
+                )

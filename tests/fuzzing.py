@@ -1,4 +1,6 @@
-"""Hostile input, and what no input may do: hang, allocate beyond measure, write outside its place, execute anything."""
+"""Hostile input, and what no input may do: hang, allocate beyond measure, write outside its place,
+execute anything."""
+
 import contextlib
 import json
 import os
@@ -8,27 +10,100 @@ import sys
 
 PATIENCE = 60  # seconds for one input
 ALLOWANCE = 1 << 30  # bytes of address space beyond what the process has; an input has a few KiB
-FORBIDDEN = {'pickle.find_class', 'os.system', 'os.exec', 'os.fork', 'os.posix_spawn', 'os.spawn', 'subprocess.Popen',
-             'socket.connect', 'ctypes.dlopen', 'os.symlink', 'os.link', 'os.chmod', 'shutil.rmtree'}
+FORBIDDEN = {
+    'pickle.find_class',
+    'os.system',
+    'os.exec',
+    'os.fork',
+    'os.posix_spawn',
+    'os.spawn',
+    'subprocess.Popen',
+    'socket.connect',
+    'ctypes.dlopen',
+    'os.symlink',
+    'os.link',
+    'os.chmod',
+    'shutil.rmtree',
+}
 CHANGING = {'os.remove', 'os.rename', 'os.rmdir', 'os.mkdir', 'os.truncate'}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _place = None  # the only folder that may be written to while inputs are judged, else None
 
 NASTY = [
-    None, True, False, 0, -1, 1, 27, 1 << 31, 1 << 63, -(1 << 64), 10 ** 30, 1.5, -0.0, 1e308, float('nan'),
-    float('inf'), '', 'a', '\0', '\n', '\ud800', 'on', 'off', 'None', '../../x', '/etc/passwd', '/dev/zero', 'x' * 1000,
-    [], {}, [[]], [1, [2, [3]]], {'a': {'b': {}}}, {'': None}, [0] * 300, {'__class__': 'os.system'}]
-SNIPPETS = [b'', b'\0', b'\xff' * 9, b'{', b'}', b'[' * 3000, b'"', b'\\u', b'\\ud800', b'9' * 5000, b'-', b'1e999',
-            b'NaN', b'\n', b'\r\n', b'\xef\xbb\xbf', b'\xed\xa0\x80', b'\x80\x80\x80\x80\x01', b'null', b'../',
-            b'"model"', b' ', b':']
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    27,
+    1 << 31,
+    1 << 63,
+    -(1 << 64),
+    10**30,
+    1.5,
+    -0.0,
+    1e308,
+    float('nan'),
+    float('inf'),
+    '',
+    'a',
+    '\0',
+    '\n',
+    '\ud800',
+    'on',
+    'off',
+    'None',
+    '../../x',
+    '/etc/passwd',
+    '/dev/zero',
+    'x' * 1000,
+    [],
+    {},
+    [[]],
+    [1, [2, [3]]],
+    {'a': {'b': {}}},
+    {'': None},
+    [0] * 300,
+    {'__class__': 'os.system'},
+]
+SNIPPETS = [
+    b'',
+    b'\0',
+    b'\xff' * 9,
+    b'{',
+    b'}',
+    b'[' * 3000,
+    b'"',
+    b'\\u',
+    b'\\ud800',
+    b'9' * 5000,
+    b'-',
+    b'1e999',
+    b'NaN',
+    b'\n',
+    b'\r\n',
+    b'\xef\xbb\xbf',
+    b'\xed\xa0\x80',
+    b'\x80\x80\x80\x80\x01',
+    b'null',
+    b'../',
+    b'"model"',
+    b' ',
+    b':',
+]
 
 
 def _judge(event, arguments):
     """An audit hook, which Python cannot take back: it acts while inputs are judged only."""
     if _place is None:
         return
-    wrote = event in CHANGING or event == 'open' and isinstance(arguments[2], int) and arguments[2] & WRITING
-    if event in FORBIDDEN or wrote and not os.path.realpath(os.fsdecode(arguments[0])).startswith(_place):
+    wrote = event in CHANGING or (
+        event == 'open' and isinstance(arguments[2], int) and arguments[2] & WRITING
+    )
+    if event in FORBIDDEN or (
+        wrote and not os.path.realpath(os.fsdecode(arguments[0])).startswith(_place)
+    ):
         os.write(2, f'forbidden: {event} {arguments!r}\n'.encode(errors='replace'))
         raise AssertionError(f'{event} {arguments}')
 
@@ -54,7 +129,8 @@ def _give_up(number, frame):
 
 
 def confined(place, call, *arguments):
-    """What `call` returns, within PATIENCE; meanwhile nothing is executed, and nothing written but in `place`."""
+    """What `call` returns, within PATIENCE; meanwhile nothing is executed, and nothing written but
+    in `place`."""
     global _place
     handler = signal.signal(signal.SIGALRM, _give_up)
     signal.setitimer(signal.ITIMER_REAL, PATIENCE)
@@ -81,8 +157,10 @@ def damaged(random, data):
         elif kind == 2:
             data[start:end] = random.randbytes(end - start)
         else:
-            data[start:start] = data[random.randrange(len(data) + 1):][:random.choice([1, 8, 100])]
-    return bytes(data[:1 << 20])
+            data[start:start] = data[random.randrange(len(data) + 1) :][
+                : random.choice([1, 8, 100])
+            ]
+    return bytes(data[: 1 << 20])
 
 
 def changed(random, value):

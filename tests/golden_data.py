@@ -1,9 +1,10 @@
 """Where the recordings of the original program are, and how to read them.
 
-The set at hand is one directory: $LMHP_GOLDEN, else ../shared/golden beside the repository, else the
-small set in tests/golden. Files of different sets belong to different runs, so they are never mixed;
-a test whose file the set lacks is skipped with that reason.
+The set at hand is one directory: $LMHP_GOLDEN, else ../shared/golden beside the repository, else
+the small set in tests/golden. Files of different sets belong to different runs, so they are never
+mixed; a test whose file the set lacks is skipped with that reason.
 """
+
 import functools
 import json
 import os
@@ -34,7 +35,8 @@ def golden(*parts):
 
 
 def require(*parts):
-    """Path in the set at hand; skips the running test (or module, at import) where the set lacks it."""
+    """Path in the set at hand; skips the running test (or module, at import) where the set lacks
+    it."""
     path = golden(*parts)
     if not path.exists():
         pytest.skip(f'{"/".join(parts)} is not in the golden set {ROOT}', allow_module_level=True)
@@ -67,21 +69,25 @@ def load_json(*parts):
 
 
 def json_if_there(*parts, default=()):
-    """Contents of a JSON file of the set, or `default` where it is missing; for parametrising tests."""
+    """Contents of a JSON file of the set, or `default` where it is missing; for parametrising
+    tests."""
     path = golden(*parts)
     return json.loads(path.read_text(encoding='utf-8')) if path.exists() else default
 
 
 def under(arrays, prefix):
     """The entries whose key starts with `prefix`, which is taken off."""
-    return {key[len(prefix):]: array for key, array in arrays.items() if key.startswith(prefix)}
+    return {key[len(prefix) :]: array for key, array in arrays.items() if key.startswith(prefix)}
 
 
 def bpe_directory():
-    """Folder with encoder.json and vocab.bpe of GPT-2, or None. They are not part of any golden set."""
+    """Folder with encoder.json and vocab.bpe of GPT-2, or None. They are not part of any golden
+    set."""
     given = os.environ.get('LMHP_GPT2_ENCODINGS')
     folder = Path(given) if given else OUTSIDE / 'gpt-2' / 'encodings' / 'main'
-    return folder if (folder / 'encoder.json').exists() and (folder / 'vocab.bpe').exists() else None
+    return (
+        folder if (folder / 'encoder.json').exists() and (folder / 'vocab.bpe').exists() else None
+    )
 
 
 def require_bpe():

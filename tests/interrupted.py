@@ -1,4 +1,6 @@
-"""Trainings in processes of their own that are killed at a certain moment, and what they leave behind."""
+"""Trainings in processes of their own that are killed at a certain moment, and what they leave
+behind."""
+
 import atexit
 import contextlib
 import functools
@@ -15,23 +17,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from events import CLOCK, events_of
 from launched import PATIENCE, REPOSITORY, with_console
-from lm_human_preferences.utils import checkpoints
-from lm_human_preferences.utils.tf_bundle import Bundle
+
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
 
 PACKAGE = 'lm_human_preferences'
 TRAIN_BATCH = f'{PACKAGE}.train_reward:RewardModelTrainer.train_batch'
 TRAIN_MINIBATCH = f'{PACKAGE}.train_policy:PPOTrainer.train_minibatch'
 STEP = f'{PACKAGE}.train_policy:PPOTrainer.step'
 RECORD_STEP_STATS = f'{PACKAGE}.train_policy:PPOTrainer.record_step_stats'
-MOMENTS = ('os:replace', 'os:fsync', 'os:remove', TRAIN_BATCH,
-           f'{PACKAGE}.train_reward:RewardModelTrainer.sampled_rewards', TRAIN_MINIBATCH, RECORD_STEP_STATS)
+MOMENTS = (
+    'os:replace',
+    'os:fsync',
+    'os:remove',
+    TRAIN_BATCH,
+    f'{PACKAGE}.train_reward:RewardModelTrainer.sampled_rewards',
+    TRAIN_MINIBATCH,
+    RECORD_STEP_STATS,
+)
 
 
 class Zygote:
-    """This side of tests/zygote.py, a process that forks a child for each training; it ends when pytest does."""
+    """This side of tests/zygote.py, a process that forks a child for each training; it ends when
+    pytest does."""
 
     def __init__(self) -> None:
         self.connection, theirs = multiprocessing.Pipe()
@@ -39,12 +49,18 @@ class Zygote:
         self.requests = 0
         self.running: dict[int, Child] = {}
         with theirs:
-            # One thread: torch and OpenBLAS would start others, which a fork leaves behind with their locks.
+            # One thread: torch and OpenBLAS would start others, which a fork leaves behind with
+            # their locks.
             one = dict.fromkeys(('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS'), '1')
             self.process = subprocess.Popen(
-                [sys.executable, REPOSITORY / 'tests/zygote.py', str(theirs.fileno())], env={**os.environ, **one},
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self.said, stderr=self.said,
-                start_new_session=True)  # Ctrl-C is for pytest
+                [sys.executable, REPOSITORY / 'tests/zygote.py', str(theirs.fileno())],
+                env={**os.environ, **one},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self.said,
+                stderr=self.said,
+                start_new_session=True,
+            )  # Ctrl-C is for pytest
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -61,7 +77,9 @@ class Zygote:
         except OSError as e:
             raise self.failed() from e
         answer = None
-        while answer is None or answer.get('number') != self.requests:  # a test that was stopped may have left one
+        while (
+            answer is None or answer.get('number') != self.requests
+        ):  # a test that was stopped may have left one
             answer = self.receive(PATIENCE)
             assert answer, f'tests/zygote.py did not answer within {PATIENCE} seconds'
         return answer
@@ -82,8 +100,10 @@ class Zygote:
         self.process.wait(PATIENCE)
         self.said.seek(0)
         zygote.cache_clear()  # the next test gets another
-        return RuntimeError(f'tests/zygote.py ended with status {self.process.returncode}:\n'
-                            f'{self.said.read().decode()}')
+        return RuntimeError(
+            f'tests/zygote.py ended with status {self.process.returncode}:\n'
+            f'{self.said.read().decode()}'
+        )
 
 
 @functools.cache
@@ -103,11 +123,13 @@ class Child:
         self.zygote.running[self.process] = self
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal, unless the process has ended; whoever else has its id by now does not get it."""
+        """Send a signal, unless the process has ended; whoever else has its id by now does not get
+        it."""
         self.zygote.request(kill=self.process, signal=number)
 
     def wait(self, seconds: float = PATIENCE) -> int:
-        """The exit status, or minus the number of the signal that ended it; a hang shows all its threads."""
+        """The exit status, or minus the number of the signal that ended it; a hang shows all its
+        threads."""
         until = time.monotonic() + seconds
         while self.status is None and time.monotonic() < until:
             self.zygote.receive(until - time.monotonic())
@@ -115,7 +137,9 @@ class Child:
             self.kill(signal.SIGABRT)
             self.zygote.receive(10)
             self.kill()
-            raise AssertionError(f'not ended within {seconds} seconds:\n{self.output.read_text()[-10_000:]}')
+            raise AssertionError(
+                f'not ended within {seconds} seconds:\n{self.output.read_text()[-10_000:]}'
+            )
         return self.status
 
 
@@ -127,19 +151,40 @@ def kill_children() -> None:
             child.wait()
 
 
-def start(words, output, kill_at=None, counter=None, moments=MOMENTS, number=signal.SIGKILL, patches=None,
-          calls=()) -> Child:
-    """`./launch.py WORDS` in a Child, which sends itself signal `number` at the `kill_at`-th of the `moments`.
+def start(
+    words,
+    output,
+    kill_at=None,
+    counter=None,
+    moments=MOMENTS,
+    number=signal.SIGKILL,
+    patches=None,
+    calls=(),
+) -> Child:
+    """`./launch.py WORDS` in a Child, which sends itself signal `number` at the `kill_at`-th of the
+    `moments`.
 
-    It has the environment and the directory of this process as they are now. What else a test wants to be different
-    there is given as data: patches {'module:NAME': value}; calls, each {'moment': ..., 'count': n, 'call':
-    'module:function', 'arguments': [...]}, of functions to be called as soon as a moment has come and gone n times.
-    A moment is the call of a function, 'module:Class.method'. The file `counter` gets how many `moments` there were.
+    It has the environment and the directory of this process as they are now. What else a test wants
+    to be different there is given as data: patches {'module:NAME': value}; calls, each {'moment':
+    ..., 'count': n, 'call': 'module:function', 'arguments': [...]}, of functions to be called as
+    soon as a moment has come and gone n times. A moment is the call of a function,
+    'module:Class.method'. The file `counter` gets how many `moments` there were.
     """
-    return Child(Path(output), {
-        'words': with_console(words), 'output': str(Path(output).resolve()), 'counter': counter and str(counter),
-        'kill_at': kill_at, 'moments': list(moments), 'number': int(number), 'patches': patches or {},
-        'calls': list(calls), 'environment': dict(os.environ), 'directory': os.getcwd()})
+    return Child(
+        Path(output),
+        {
+            'words': with_console(words),
+            'output': str(Path(output).resolve()),
+            'counter': counter and str(counter),
+            'kill_at': kill_at,
+            'moments': list(moments),
+            'number': int(number),
+            'patches': patches or {},
+            'calls': list(calls),
+            'environment': dict(os.environ),
+            'directory': os.getcwd(),
+        },
+    )
 
 
 def run(words, output, **settings) -> int:
@@ -154,8 +199,13 @@ def result_of(directory):
         name = str(path.relative_to(directory))
         if path.suffix == '.index':
             bundle = Bundle(str(path.with_suffix('')))
-            found.update({(name, variable): np.array(bundle[variable]).tobytes() for variable in bundle
-                          if variable not in ('start_time', 'last_time')})
+            found.update(
+                {
+                    (name, variable): np.array(bundle[variable]).tobytes()
+                    for variable in bundle
+                    if variable not in ('start_time', 'last_time')
+                }
+            )
             state = checkpoints.restore_state(str(path.with_suffix('')))
             if state:
                 state['trainer'].pop('elapsed', None)
@@ -163,15 +213,21 @@ def result_of(directory):
         elif path.is_file() and not re.search(r'tfevents|model\.ckpt', name):
             found[name] = path.read_bytes()
     for folder in sorted(Path(directory).glob('tb/*')):
-        found.update({(folder.name, tag): events if tag not in CLOCK else [step for step, _ in events]
-                      for tag, events in events_of(folder).items()})
+        found.update(
+            {
+                (folder.name, tag): events if tag not in CLOCK else [step for step, _ in events]
+                for tag, events in events_of(folder).items()
+            }
+        )
     return found
 
 
 def result_anywhere(directory):
     """The result of the run in `directory`, where that is not told."""
-    return {key: value.replace(os.fsencode(directory), b'DIR') if isinstance(key, str) else value
-            for key, value in result_of(directory / 'run').items()}
+    return {
+        key: value.replace(os.fsencode(directory), b'DIR') if isinstance(key, str) else value
+        for key, value in result_of(directory / 'run').items()
+    }
 
 
 def assert_same(ours, reference):

@@ -1,4 +1,6 @@
-"""Jobs of several ranks, started by the command line in processes of their own and watched from outside."""
+"""Jobs of several ranks, started by the command line in processes of their own and watched from
+outside."""
+
 import contextlib
 import os
 import re
@@ -10,10 +12,18 @@ import uuid
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PATIENCE = 300  # seconds for what has to happen at some time, on a machine that has much else to do, too
+PATIENCE = (
+    300  # seconds for what has to happen at some time, on a machine that has much else to do, too
+)
 FAULTS = int(os.environ.get('LMHP_FAULTS', 8))  # how often a test that interrupts at random does so
-ROOT_MAY = {'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'}  # Open MPI's mpiexec, too
-FOREVER = ('--ppo.total_episodes=64_000_000', '--run.save_interval=1')  # a checkpoint after every step
+ROOT_MAY = {
+    'OMPI_ALLOW_RUN_AS_ROOT': '1',
+    'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
+}  # Open MPI's mpiexec, too
+FOREVER = (
+    '--ppo.total_episodes=64_000_000',
+    '--run.save_interval=1',
+)  # a checkpoint after every step
 
 _started = []  # by the present test
 
@@ -22,13 +32,15 @@ TRAININGS = {'train_policy', 'train_reward', 'resume'}
 
 
 def with_console(words) -> list[str]:
-    """The words of a command line, with CONSOLE if it is a training; all that tests start go through here."""
+    """The words of a command line, with CONSOLE if it is a training; all that tests start go
+    through here."""
     words = list(map(str, words))
     return [*words, *CONSOLE] if TRAININGS & set(words[:2]) else words
 
 
 def eventually(found, seconds=PATIENCE):
-    """What `found()` returns as soon as it is true; AssertionError when it stays false for so many seconds."""
+    """What `found()` returns as soon as it is true; AssertionError when it stays false for so many
+    seconds."""
     until = time.monotonic() + seconds
     while not (result := found()):
         assert time.monotonic() < until, f'not within {seconds} seconds: {found}'
@@ -48,13 +60,23 @@ def end_what_was_started():
 
 
 class Launch:
-    """`./launch.py train_policy test run WORDS`, or another command, whose files are all in `directory`.
+    """`./launch.py train_policy test run WORDS`, or another command, whose files are all in
+    `directory`.
 
-    Every process that it starts inherits a mark in its environment, and is found by it wherever its parents go.
+    Every process that it starts inherits a mark in its environment, and is found by it wherever its
+    parents go.
     """
 
-    def __init__(self, directory, *words, command=('launch.py', 'train_policy', 'test', 'run'), started_by=(),
-                 stdout=None, stderr=None, **env):
+    def __init__(
+        self,
+        directory,
+        *words,
+        command=('launch.py', 'train_policy', 'test', 'run'),
+        started_by=(),
+        stdout=None,
+        stderr=None,
+        **env,
+    ):
         self.run = directory / 'run'
         self.temporary = directory / 'tmp'
         self.temporary.mkdir(parents=True)
@@ -62,12 +84,28 @@ class Launch:
         self.mark = f'LAUNCHED_BY_TEST={uuid.uuid4()}'
         save_dir = [f'--save_dir={directory}'] if 'train_policy' in command else []
         # COLUMNS and PYTHONWARNINGS: what a tester has set would be seen in what is printed.
-        environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'COLUMNS': '', 'PYTHONWARNINGS': '',
-                       'TMPDIR': str(self.temporary), **ROOT_MAY, **env, **dict([self.mark.split('=')])}
+        environment = {
+            **os.environ,
+            'OMP_NUM_THREADS': '1',
+            'COLUMNS': '',
+            'PYTHONWARNINGS': '',
+            'TMPDIR': str(self.temporary),
+            **ROOT_MAY,
+            **env,
+            **dict([self.mark.split('=')]),
+        }
         self.process = subprocess.Popen(
-            [*started_by, sys.executable, REPOSITORY / command[0], *with_console([*command[1:], *save_dir, *words])],
-            env=environment, stdout=stdout or self.stdout.open('wb'), stderr=stderr or self.stderr.open('wb'),
-            cwd=directory)
+            [
+                *started_by,
+                sys.executable,
+                REPOSITORY / command[0],
+                *with_console([*command[1:], *save_dir, *words]),
+            ],
+            env=environment,
+            stdout=stdout or self.stdout.open('wb'),
+            stderr=stderr or self.stderr.open('wb'),
+            cwd=directory,
+        )
         _started.append(self)
 
     def output(self):
@@ -79,7 +117,10 @@ class Launch:
 
     def saved_step(self):
         """A regular expression for what is said when a training of a policy is asked to end."""
-        return rf'Step \d+ of the policy is saved; to go on from there: \./launch\.py resume {re.escape(str(self.run))}'
+        return (
+            r'Step \d+ of the policy is saved; to go on from there: \./launch\.py resume'
+            rf' {re.escape(str(self.run))}'
+        )
 
     def wait(self, seconds=PATIENCE):
         """The exit status."""
@@ -104,8 +145,10 @@ class Launch:
 
     def ranks(self):
         """The processes of the ranks, in their order."""
-        numbered = {env.get('PMI_RANK', env.get('OMPI_COMM_WORLD_RANK')): process
-                    for process, env in self.processes().items()}
+        numbered = {
+            env.get('PMI_RANK', env.get('OMPI_COMM_WORLD_RANK')): process
+            for process, env in self.processes().items()
+        }
         return [numbered[rank] for rank in sorted(numbered.keys() - {None})]
 
     def assert_shared_memory_is_nameless(self):
@@ -131,5 +174,9 @@ def job(directory, name, **settings):
 
 def start_job(directory, name, **settings):
     """A Launch of one of rank_jobs."""
-    return Launch(directory, command=('tests/rank_jobs.py', name), PYTHONPATH=f'{REPOSITORY}:{REPOSITORY}/tests',
-                  **settings)
+    return Launch(
+        directory,
+        command=('tests/rank_jobs.py', name),
+        PYTHONPATH=f'{REPOSITORY}:{REPOSITORY}/tests',
+        **settings,
+    )

@@ -1,13 +1,16 @@
-"""Limits of time for each test and for the whole run, so that a hang is a failure that says where it hangs.
+"""Limits of time for each test and for the whole run, so that a hang is a failure that says where
+it hangs.
 
-pytest-timeout decides how long a test may take: by `timeout` and `session_timeout` in pyproject.toml, and the mark
-`timeout`. Its own way to strike needs SIGALRM, which trainings use and reset, so it would be lost here. Instead, a
-thread sends SIGUSR2, whose handler fails the test with the stacks of all threads, wherever Python waits for a lock, a
-process or a socket; and once more after a while, in case tidying up hangs as well. A call into C that does not return
-to Python, such as one of MPI, does not notice. GRACE seconds after the limit all stacks go to standard error and the
-process ends. With `-n` that is a worker: its test has failed, another worker takes its place, and the run goes on.
-Without, the run ends with status 1.
+pytest-timeout decides how long a test may take: by `timeout` and `session_timeout` in
+pyproject.toml, and the mark `timeout`. Its own way to strike needs SIGALRM, which trainings use and
+reset, so it would be lost here. Instead, a thread sends SIGUSR2, whose handler fails the test with
+the stacks of all threads, wherever Python waits for a lock, a process or a socket; and once more
+after a while, in case tidying up hangs as well. A call into C that does not return to Python, such
+as one of MPI, does not notice. GRACE seconds after the limit all stacks go to standard error and
+the process ends. With `-n` that is a worker: its test has failed, another worker takes its place,
+and the run goes on. Without, the run ends with status 1.
 """
+
 import faulthandler
 import os
 import signal
@@ -22,7 +25,9 @@ from pytest_timeout import SESSION_TIMEOUT_KEY, Settings, is_debugging
 SLOW = 1200  # seconds for a test that is marked as slow
 AGAIN = 20  # seconds between two signals
 GRACE = 60  # seconds from the limit to the end of the process
-LAST = 900  # seconds from the limit of the run, after which no test begins, to the end of the process
+LAST = (
+    900  # seconds from the limit of the run, after which no test begins, to the end of the process
+)
 
 _stderr = pytest.StashKey[int]()
 _current = 'collecting tests'
@@ -34,7 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_stderr] = os.dup(2)
     seconds = config.stash[SESSION_TIMEOUT_KEY]
     if seconds:
-        threading.Thread(target=_end_run, args=(config, seconds + LAST), name='limit of the run', daemon=True).start()
+        threading.Thread(
+            target=_end_run, args=(config, seconds + LAST), name='limit of the run', daemon=True
+        ).start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,7 +65,9 @@ class Limit:
         self.cancelled = threading.Event()
         self.main = threading.get_ident()
         self.before = signal.signal(signal.SIGUSR2, self.strike)
-        faulthandler.dump_traceback_later(settings.timeout + GRACE, exit=True, file=item.config.stash[_stderr])
+        faulthandler.dump_traceback_later(
+            settings.timeout + GRACE, exit=True, file=item.config.stash[_stderr]
+        )
         self.thread = threading.Thread(target=self.watch, name=f'limit of {item.name}', daemon=True)
         self.thread.start()
 
@@ -83,14 +92,20 @@ class Limit:
         """What the signal does."""
         if self.cancelled.is_set() or is_debugging():
             return
-        pytest.fail(f'Timeout: more than {self.settings.timeout:g} s; what the threads were doing:\n{stacks()}')
+        pytest.fail(
+            f'Timeout: more than {self.settings.timeout:g} s; what the threads were'
+            f' doing:\n{stacks()}'
+        )
 
 
 def stacks() -> str:
     """Where each thread is."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return '\n'.join(f'--- {names.get(thread, "a thread that Python has not started")} ---\n'
-                     + ''.join(traceback.format_stack(frame)) for thread, frame in sys._current_frames().items())
+    return '\n'.join(
+        f'--- {names.get(thread, "a thread that Python has not started")} ---\n'
+        + ''.join(traceback.format_stack(frame))
+        for thread, frame in sys._current_frames().items()
+    )
 
 
 def pytest_timeout_set_timer(item: pytest.Item, settings: Settings) -> bool | None:
@@ -99,13 +114,16 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Settings) -> bool | No
         return None  # such as `--timeout-method thread`: theirs
     limit = Limit(item, settings)
     item.cancel_timeout = limit.cancel
-    item.renew_timeout = lambda: pytest_timeout_set_timer(item, settings) if limit.cancelled.is_set() else None
+    item.renew_timeout = lambda: (
+        pytest_timeout_set_timer(item, settings) if limit.cancelled.is_set() else None
+    )
     return True
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item):
-    """pytest-timeout cancels the limit when a test has failed; what it leaves to be torn down may hang, too."""
+    """pytest-timeout cancels the limit when a test has failed; what it leaves to be torn down may
+    hang, too."""
     if hasattr(item, 'renew_timeout'):
         item.renew_timeout()
     yield
@@ -123,6 +141,9 @@ def pytest_runtest_protocol(item: pytest.Item):
 def _end_run(config: pytest.Config, seconds: float) -> None:
     """End this process, in which even the limits of tests have not helped."""
     time.sleep(seconds)
-    os.write(config.stash[_stderr], f'\nThe run has taken more than {seconds:g} s; it was at: {_current}\n'.encode())
+    os.write(
+        config.stash[_stderr],
+        f'\nThe run has taken more than {seconds:g} s; it was at: {_current}\n'.encode(),
+    )
     faulthandler.dump_traceback(config.stash[_stderr], all_threads=True)
     os._exit(1)

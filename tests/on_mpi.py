@@ -1,9 +1,11 @@
-"""pytest on the ranks of MPI: `mpiexec -n 2 python tests/on_mpi.py ENGINE,... TEST...`, with tests that use
-ranks.on_ranks, once for each engine: starting ranks takes longer than most of these tests.
+"""pytest on the ranks of MPI: `mpiexec -n 2 python tests/on_mpi.py ENGINE,... TEST...`, with tests
+that use ranks.on_ranks, once for each engine: starting ranks takes longer than most of these tests.
 
-After every update of the parameters, all ranks must have the same ones, to the bit. For each engine, rank 0 prints how
-many tests of which functions passed on each rank; a rank where one failed prints what pytest said.
+After every update of the parameters, all ranks must have the same ones, to the bit. For each
+engine, rank 0 prints how many tests of which functions passed on each rank; a rank where one failed
+prints what pytest said.
 """
+
 import collections
 import contextlib
 import hashlib
@@ -16,9 +18,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import ranks  # noqa: E402
-from lm_human_preferences.utils import comm  # noqa: E402
-from lm_human_preferences.utils.optimizer import Adam  # noqa: E402
+import ranks
+
+from lm_human_preferences.distributed import comm
+from lm_human_preferences.training.optimizer import Adam
 
 
 class Passed:
@@ -42,6 +45,7 @@ def compare_parameters_after_updates():
         for parameter in adam.parameters.values():
             digest.update(parameter.detach().contiguous().numpy())
         assert len(set(ranks.WORLD.gather(digest.digest()))) == 1, 'parameters differ between ranks'
+
     Adam.update = compared
 
 
@@ -55,7 +59,9 @@ def run_tests(engine, tests):
     ranks.WORLD = comm.world(engine)
     passed, said = Passed(), io.StringIO()
     with contextlib.redirect_stdout(said):
-        status = pytest.main(['-x', '-q', '-n0', '-p', 'no:cacheprovider', *tests], plugins=[passed])
+        status = pytest.main(
+            ['-x', '-q', '-n0', '-p', 'no:cacheprovider', *tests], plugins=[passed]
+        )
     if status:
         print(f'rank {ranks.WORLD.rank}:\n{said.getvalue()}', flush=True)
         os._exit(1)  # the others may wait for this rank: without MPI's farewell, mpiexec ends them

@@ -1,9 +1,12 @@
-"""A GPU that is not there: tensors that claim to be on cuda:0, fail where CUDA's do, and are computed on the CPU.
+"""A GPU that is not there: tensors that claim to be on cuda:0, fail where CUDA's do, and are
+computed on the CPU.
 
-To PyTorch's C++ they are on `meta`, which the rest of this project does not use: so what is made from them is known to
-be on the GPU as well, and backward passes need no driver. What it cannot find: what single kernels of CUDA do not
-support or compute otherwise, asynchronous errors, and NCCL.
+To PyTorch's C++ they are on `meta`, which the rest of this project does not use: so what is made
+from them is known to be on the GPU as well, and backward passes need no driver. What it cannot
+find: what single kernels of CUDA do not support or compute otherwise, asynchronous errors, and
+NCCL.
 """
+
 import contextlib
 from unittest import mock
 
@@ -13,22 +16,39 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lm_human_preferences.utils import precision
+from lm_human_preferences.training import precision
 
 aten, CUDA = torch.ops.aten, torch.device('cuda:0')
 MEMORY = 40 << 30  # bytes that it has
 
-HALVED = {torch.addmm, torch.baddbmm, torch.bmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__,
-          F.linear, F.scaled_dot_product_attention}  # by autocast, of what networks here are made of
-WHOLE = {F.layer_norm, torch.softmax, torch.Tensor.softmax, torch.Tensor.log_softmax, torch.Tensor.sum,
-         torch.Tensor.cumsum, torch.Tensor.exp}
+HALVED = {
+    torch.addmm,
+    torch.baddbmm,
+    torch.bmm,
+    torch.matmul,
+    torch.Tensor.matmul,
+    torch.Tensor.__matmul__,
+    F.linear,
+    F.scaled_dot_product_attention,
+}  # by autocast, of what networks here are made of
+WHOLE = {
+    F.layer_norm,
+    torch.softmax,
+    torch.Tensor.softmax,
+    torch.Tensor.log_softmax,
+    torch.Tensor.sum,
+    torch.Tensor.cumsum,
+    torch.Tensor.exp,
+}
 
 
 class Tensor(torch.Tensor):
     """A tensor on the GPU. `host` holds its values."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
-    device, is_cuda, is_meta = (property(lambda self, value=value: value) for value in (CUDA, True, False))
+    device, is_cuda, is_meta = (
+        property(lambda self, value=value: value) for value in (CUDA, True, False)
+    )
 
     @staticmethod
     def __new__(cls, host):
@@ -38,8 +58,10 @@ class Tensor(torch.Tensor):
         return self
 
     def numpy(self, *, force=False):
-        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
-                        'memory first.')
+        raise TypeError(
+            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor"
+            ' to host memory first.'
+        )
 
     def tolist(self):
         return self.cpu().tolist()
@@ -53,7 +75,8 @@ class Tensor(torch.Tensor):
 
 
 def _compute(func, args, kwargs):
-    """The result of an operator: on the GPU if it is told to be, or if an argument is and nothing is told."""
+    """The result of an operator: on the GPU if it is told to be, or if an argument is and nothing
+    is told."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     there = {id(tensor.host): tensor for tensor in tensors if isinstance(tensor, Tensor)}
     if there:
@@ -62,29 +85,58 @@ def _compute(func, args, kwargs):
     if kwargs.get('device') is not None:
         on_gpu = torch.device(kwargs['device']).type != 'cpu'
         kwargs = {**kwargs, 'device': 'cpu'}
-    args, kwargs = tree_map(lambda leaf: leaf.host if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    args, kwargs = tree_map(
+        lambda leaf: leaf.host if isinstance(leaf, Tensor) else leaf, (args, kwargs)
+    )
     with GPU.current.drawing(func, kwargs) if on_gpu else contextlib.nullcontext():
         results = func(*args, **kwargs)
-    return tree_map(lambda leaf: there[id(leaf)] if id(leaf) in there  # by an operation in place
-                    else Tensor(leaf) if on_gpu and isinstance(leaf, torch.Tensor) else leaf, results)
+    return tree_map(
+        lambda leaf: (
+            there[id(leaf)]
+            if id(leaf) in there  # by an operation in place
+            else Tensor(leaf)
+            if on_gpu and isinstance(leaf, torch.Tensor)
+            else leaf
+        ),
+        results,
+    )
 
 
 def _refuse(func, args, tensors):
-    """RuntimeError where CUDA's operators take no such `tensors`, of which at least one is on the GPU."""
-    strangers, packet = [tensor for tensor in tensors if not isinstance(tensor, Tensor)], func.overloadpacket
-    if packet in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_) and isinstance(args[0], Tensor):
+    """RuntimeError where CUDA's operators take no such `tensors`, of which at least one is on the
+    GPU."""
+    strangers, packet = (
+        [tensor for tensor in tensors if not isinstance(tensor, Tensor)],
+        func.overloadpacket,
+    )
+    if packet in (
+        aten.index,
+        aten.index_put,
+        aten.index_put_,
+        aten._index_put_impl_,
+    ) and isinstance(args[0], Tensor):
         indices = tree_leaves(args[1])  # may be on the CPU
-        strangers = [tensor for tensor in strangers if tensor.dim() and not any(tensor is index for index in indices)]
+        strangers = [
+            tensor
+            for tensor in strangers
+            if tensor.dim() and not any(tensor is index for index in indices)
+        ]
     elif packet is aten.copy_:
         strangers = []
-    elif torch.Tag.pointwise in func.tags and not (func._schema.is_mutable and not isinstance(args[0], Tensor)):
+    elif torch.Tag.pointwise in func.tags and not (
+        func._schema.is_mutable and not isinstance(args[0], Tensor)
+    ):
         strangers = [tensor for tensor in strangers if tensor.dim()]
     if strangers:
-        raise RuntimeError('Expected all tensors to be on the same device, but found at least two devices, cuda:0 and '
-                           f'cpu! ({func})')
+        raise RuntimeError(
+            'Expected all tensors to be on the same device, but found at least two devices, cuda:0'
+            f' and cpu! ({func})'
+        )
     if packet is aten._fused_adam_:
         for alike in zip(*args[:4], strict=True):
-            assert len({(tensor.dtype, tensor.shape, tensor.stride()) for tensor in alike}) == 1, 'not alike'
+            assert len({(tensor.dtype, tensor.shape, tensor.stride()) for tensor in alike}) == 1, (
+                'not alike'
+            )
 
 
 class _Operators(TorchDispatchMode):
@@ -93,30 +145,47 @@ class _Operators(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """Gives the device 'cuda' its number, which only a driver knows, and does for it what autocast and tensor() do."""
+    """Gives the device 'cuda' its number, which only a driver knows, and does for it what autocast
+    and tensor() do."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        args, kwargs = tree_map(lambda leaf: CUDA if isinstance(leaf, (str, torch.device)) and str(leaf) == 'cuda'
-                                else leaf, (args, kwargs or {}))
-        if func is torch.tensor and kwargs.pop('device', 'cpu') == CUDA:  # which asks a driver for memory
+        args, kwargs = tree_map(
+            lambda leaf: (
+                CUDA if isinstance(leaf, (str, torch.device)) and str(leaf) == 'cuda' else leaf
+            ),
+            (args, kwargs or {}),
+        )
+        if (
+            func is torch.tensor and kwargs.pop('device', 'cpu') == CUDA
+        ):  # which asks a driver for memory
             return func(*args, **kwargs).to(CUDA)
         if torch.is_autocast_enabled('cuda') and func in HALVED | WHOLE:
             dtype = torch.get_autocast_dtype('cuda') if func in HALVED else torch.float32
-            args, kwargs = tree_map(lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point()
-                                    and leaf.dtype != torch.float64 else leaf, (args, kwargs))
+            args, kwargs = tree_map(
+                lambda leaf: (
+                    leaf.to(dtype)
+                    if isinstance(leaf, Tensor)
+                    and leaf.is_floating_point()
+                    and leaf.dtype != torch.float64
+                    else leaf
+                ),
+                (args, kwargs),
+            )
             with torch.autocast('cuda', enabled=False):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
 def _run_backward(*args, run=torch.autograd._engine_run_backward, **kwargs):
-    """A backward pass may compute blocks anew, but is itself a function within which the mode does not hold."""
+    """A backward pass may compute blocks anew, but is itself a function within which the mode does
+    not hold."""
     with _Functions():
         return run(*args, **kwargs)
 
 
 class GPU:
     """The GPU's memory and its random generator, its own unless it is `shared` with the CPU."""
+
     current = None
 
     def __init__(self, shared):
@@ -149,22 +218,37 @@ class GPU:
     def patches(self):
         """What torch.cuda tells and does."""
         return dict(
-            _lazy_init=lambda: None, _initialized=True, is_available=lambda: True, is_bf16_supported=lambda *_: True,
-            device_count=lambda: 1, current_device=lambda: 0, set_device=lambda device: None,
+            _lazy_init=lambda: None,
+            _initialized=True,
+            is_available=lambda: True,
+            is_bf16_supported=lambda *_: True,
+            device_count=lambda: 1,
+            current_device=lambda: 0,
+            set_device=lambda device: None,
             get_device_name=lambda device=None: 'NVIDIA Pretence',
-            mem_get_info=lambda device=None: (MEMORY - self.cached, MEMORY), empty_cache=self.empty_cache,
-            get_rng_state=lambda device='cuda': self.state.clone(), set_rng_state=self.set_state,
-            manual_seed_all=self.seed)
+            mem_get_info=lambda device=None: (MEMORY - self.cached, MEMORY),
+            empty_cache=self.empty_cache,
+            get_rng_state=lambda device='cuda': self.state.clone(),
+            set_rng_state=self.set_state,
+            manual_seed_all=self.seed,
+        )
 
 
 @contextlib.contextmanager
 def pretended(shared=False):
-    """Within the block this thread has a GPU. Its numbers are drawn from the CPU's generator if `shared`."""
+    """Within the block this thread has a GPU. Its numbers are drawn from the CPU's generator if
+    `shared`."""
     GPU.current = GPU(shared)
-    torch.__future__.set_swap_module_params_on_conversion(True)  # else Module.to keeps the tensor, on other memory
+    torch.__future__.set_swap_module_params_on_conversion(
+        True
+    )  # else Module.to keeps the tensor, on other memory
     try:
-        with (mock.patch.multiple(torch.cuda, **GPU.current.patches()), _Functions(), _Operators(),
-              mock.patch.object(torch.autograd, '_engine_run_backward', _run_backward)):
+        with (
+            mock.patch.multiple(torch.cuda, **GPU.current.patches()),
+            _Functions(),
+            _Operators(),
+            mock.patch.object(torch.autograd, '_engine_run_backward', _run_backward),
+        ):
             yield GPU.current
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)

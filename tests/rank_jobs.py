@@ -1,9 +1,11 @@
-"""Small jobs of several ranks, on which launching is tested: `python tests/rank_jobs.py JOB`, which starts two."""
+"""Small jobs of several ranks, on which launching is tested: `python tests/rank_jobs.py JOB`, which
+starts two."""
+
 import time
 import warnings
 
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils import launch, logging
-from lm_human_preferences.utils.errors import UserError
 
 
 def wait(comm):
@@ -53,8 +55,11 @@ JOBS = wait, fail, fail_all, run_out_of_memory, find_a_mistake, talk, draw
 
 
 def command(name):
-    return launch.Command(name, lambda settings: launch.run(f'rank_jobs:{name}', {}, settings.get('mpi', 2)),
-                          launch.hyperparams.fields(launch.RankHParams))
+    return launch.Command(
+        name,
+        lambda settings: launch.run(f'rank_jobs:{name}', {}, settings.get('mpi', 2)),
+        launch.hyperparams.fields(launch.RankHParams),
+    )
 
 
 if __name__ == '__main__':

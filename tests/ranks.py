@@ -1,21 +1,24 @@
-"""Several ranks as threads of one process: what each rank computes, without the machinery that starts ranks.
+"""Several ranks as threads of one process: what each rank computes, without the machinery that
+starts ranks.
 
 Under `mpiexec`, tests/on_mpi.py sets WORLD, and the same tests run on the ranks of MPI.
 """
+
 import threading
 
 import numpy as np
 import pytest
 
-from lm_human_preferences.utils import comm as comms
-from lm_human_preferences.utils.gradients import OverlappedGradients
+from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.distributed.gradients import OverlappedGradients
 
 PATIENCE = 300  # seconds until a rank that waits for the others gives up
 WORLD = None
 
 
 class ThreadComm(comms.SingleProcess):
-    """The interface of utils.comm for rank `rank` of the threads that share `slots` and `barrier_`."""
+    """The interface of utils.comm for rank `rank` of the threads that share `slots` and
+    `barrier_`."""
 
     def __init__(self, rank, slots, barrier_):
         self.rank = self.local_rank = rank
@@ -45,7 +48,9 @@ class ThreadComm(comms.SingleProcess):
         """The sum is there already."""
 
     def broadcast_(self, tensors):
-        for tensor, first in zip(tensors, self.gather([t.detach().clone() for t in tensors])[0], strict=True):
+        for tensor, first in zip(
+            tensors, self.gather([t.detach().clone() for t in tensors])[0], strict=True
+        ):
             tensor.data.copy_(first)
 
     def barrier(self):
@@ -53,7 +58,8 @@ class ThreadComm(comms.SingleProcess):
 
 
 def on_ranks(size, work):
-    """[work(comm) of every rank that is in this process]; the first error of any of them is raised here."""
+    """[work(comm) of every rank that is in this process]; the first error of any of them is raised
+    here."""
     if WORLD:
         need(size)
         return [work(WORLD)]
@@ -75,7 +81,9 @@ def on_ranks(size, work):
     for thread in threads:
         thread.join()
     if errors:
-        raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+        raise next(
+            (e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0]
+        )
     return results
 
 

@@ -1,9 +1,12 @@
-"""What children of tests/zygote.py do in the midst of a training whose run is kept in a remote directory."""
+"""What children of tests/zygote.py do in the midst of a training whose run is kept in a remote
+directory."""
+
 import os
 import signal
 
 from launched import eventually
-from lm_human_preferences.utils import storage
+
+from lm_human_preferences import storage
 
 
 def die_when_listed(path: str, text: str) -> None:

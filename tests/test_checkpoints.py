@@ -1,4 +1,5 @@
 """Saving: the original's files, twenty of them, and nothing lost whatever interrupts."""
+
 import contextlib
 import json
 import os
@@ -13,12 +14,18 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-
 from golden_data import found, golden
-from lm_human_preferences.utils import checkpoints
-from lm_human_preferences.utils.checkpoints import latest, parse_checkpoint_file, restore_state, save, write_json
-from lm_human_preferences.utils.errors import UserError
-from lm_human_preferences.utils.tf_bundle import Bundle
+
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.checkpoints import (
+    latest,
+    parse_checkpoint_file,
+    restore_state,
+    save,
+    write_json,
+)
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA, INDEX = '.data-00000-of-00001', '.index'
@@ -36,11 +43,14 @@ def files(directory):
 def step_of(prefix):
     """The step that a checkpoint holds, every checksum verified."""
     read = {name: np.array(value) for name, value in Bundle(prefix).items()}
-    assert set(read) == {'model/w', 'global_step'} and (read['model/w'] == read['global_step']).all()
+    assert (
+        set(read) == {'model/w', 'global_step'} and (read['model/w'] == read['global_step']).all()
+    )
     return int(read['global_step'])
 
 
 # The `checkpoint` file
+
 
 @pytest.mark.parametrize('name', found('**/checkpoint'))
 def test_golden_checkpoint_file(tmp_path, name):
@@ -56,28 +66,55 @@ def test_golden_checkpoint_file(tmp_path, name):
 def test_text_of_two_checkpoints(tmp_path):
     save(tmp_path, 'model.ckpt-2', tensors(2))
     save(tmp_path, 'model.ckpt-4', tensors(4))
-    assert (tmp_path / 'checkpoint').read_text() == (
-        'model_checkpoint_path: "model.ckpt-4"\n'
-        'all_model_checkpoint_paths: "model.ckpt-2"\nall_model_checkpoint_paths: "model.ckpt-4"\n')
+    assert (tmp_path / 'checkpoint').read_text().splitlines() == [
+        'model_checkpoint_path: "model.ckpt-4"',
+        'all_model_checkpoint_paths: "model.ckpt-2"',
+        'all_model_checkpoint_paths: "model.ckpt-4"',
+    ]
 
 
-@pytest.mark.parametrize('text, names', [
-    ('', []), ('rubbish', []), ('<html>\n"model.ckpt"', []),
-    ('model_checkpoint_path: "model.ckpt"\n', ['model.ckpt']),
-    ('model_checkpoint_path: "model.ckpt"\r\nall_model_checkpoint_paths: "model.ckpt"\r\n', ['model.ckpt']),
-    ('all_model_checkpoint_paths: "a"\nall_model_checkpoint_paths: "b"\n', ['a', 'b']),
-    ('model_checkpoint_path: "a"\nall_model_checkpoint_paths: "a"\nall_model_checkpoint_paths: "b"\n', ['b', 'a']),
-    ('model_checkpoint_path: "/home/x/run/model.ckpt-9"\nall_model_checkpoint_paths: "/home/x/run/model.ckpt-7"\n',
-     ['model.ckpt-7', 'model.ckpt-9']),
-    (r'model_checkpoint_path: "C:\\models\\124M\\model.ckpt"', ['model.ckpt']),
-    ('model_checkpoint_path: "../../etc/passwd"\n', ['passwd']),
-    ('model_checkpoint_path: ".."\n', []), ('model_checkpoint_path: "/"\n', []),
-    ('model_checkpoint_path: "a/.."\n', []), ('model_checkpoint_path: ".hidden"\n', []),
-    ('model_checkpoint_path: ""\n', []),
-    ('model_checkpoint_path: "a\0b"\n', []), ('model_checkpoint_path: "a%2fb"\n', []),
-    ('model_checkpoint_path: "' + 'a' * 300 + '"\n', []),
-    ('other: "x"\nmodel_checkpoint_path: "model.ckpt"\nlast_preserved_timestamp: 1.5\n', ['model.ckpt']),
-])
+@pytest.mark.parametrize(
+    'text, names',
+    [
+        ('', []),
+        ('rubbish', []),
+        ('<html>\n"model.ckpt"', []),
+        ('model_checkpoint_path: "model.ckpt"\n', ['model.ckpt']),
+        (
+            'model_checkpoint_path: "model.ckpt"\r\nall_model_checkpoint_paths: "model.ckpt"\r\n',
+            ['model.ckpt'],
+        ),
+        ('all_model_checkpoint_paths: "a"\nall_model_checkpoint_paths: "b"\n', ['a', 'b']),
+        (
+            (
+                'model_checkpoint_path: "a"\nall_model_checkpoint_paths:'
+                ' "a"\nall_model_checkpoint_paths: "b"\n'
+            ),
+            ['b', 'a'],
+        ),
+        (
+            (
+                'model_checkpoint_path: "/home/x/run/model.ckpt-9"\nall_model_checkpoint_paths:'
+                ' "/home/x/run/model.ckpt-7"\n'
+            ),
+            ['model.ckpt-7', 'model.ckpt-9'],
+        ),
+        (r'model_checkpoint_path: "C:\\models\\124M\\model.ckpt"', ['model.ckpt']),
+        ('model_checkpoint_path: "../../etc/passwd"\n', ['passwd']),
+        ('model_checkpoint_path: ".."\n', []),
+        ('model_checkpoint_path: "/"\n', []),
+        ('model_checkpoint_path: "a/.."\n', []),
+        ('model_checkpoint_path: ".hidden"\n', []),
+        ('model_checkpoint_path: ""\n', []),
+        ('model_checkpoint_path: "a\0b"\n', []),
+        ('model_checkpoint_path: "a%2fb"\n', []),
+        ('model_checkpoint_path: "' + 'a' * 300 + '"\n', []),
+        (
+            'other: "x"\nmodel_checkpoint_path: "model.ckpt"\nlast_preserved_timestamp: 1.5\n',
+            ['model.ckpt'],
+        ),
+    ],
+)
 def test_parse(text, names):
     assert parse_checkpoint_file(text) == names
 
@@ -102,6 +139,7 @@ def test_checkpoint_file_that_cannot_be_read(tmp_path):
 
 # What is kept
 
+
 def test_keeps_twenty(tmp_path):
     for step in range(25):
         prefix = save(tmp_path, f'model.ckpt-{step}', tensors(step), state={'step': step})
@@ -117,27 +155,55 @@ def test_same_name_again(tmp_path):
         save(tmp_path, 'model.ckpt', tensors(step), max_to_keep=2)
     save(tmp_path, 'model.ckpt-4', tensors(4), max_to_keep=2)
     save(tmp_path, 'model.ckpt', tensors(5), max_to_keep=2)
-    assert parse_checkpoint_file((tmp_path / 'checkpoint').read_text()) == ['model.ckpt-4', 'model.ckpt']
+    assert parse_checkpoint_file((tmp_path / 'checkpoint').read_text()) == [
+        'model.ckpt-4',
+        'model.ckpt',
+    ]
     assert step_of(tmp_path / 'model.ckpt') == 5 and step_of(tmp_path / 'model.ckpt-4') == 4
 
 
 def test_only_ours_is_deleted(tmp_path):
-    """Of another program's and the user's files, those of a checkpoint that rotates out; of ours, what a kill left."""
+    """Of another program's and the user's files, those of a checkpoint that rotates out; of ours,
+    what a kill left."""
     save(tmp_path, 'model.ckpt-1', tensors(1))
-    others = ['model.ckpt-1.index.bak', 'model.ckpt-0.index', 'model.ckpt-0.data-00000-of-00001', 'graph.pbtxt',
-              'my.ckpt-1.index', 'model.ckpt-1x.index', 'checkpoint.old', 'model.ckpt-7.index.part', 'notes.12.part']
-    left = ['model.ckpt-9.resume.json', 'model.ckpt-9.index', 'model.ckpt-9.data-00000-of-00001', 'checkpoint.12.part',
-            'model.ckpt-10.index.77.part', 'model.ckpt.resume.json.77.part', 'model.ckpt-1.meta']
+    others = [
+        'model.ckpt-1.index.bak',
+        'model.ckpt-0.index',
+        'model.ckpt-0.data-00000-of-00001',
+        'graph.pbtxt',
+        'my.ckpt-1.index',
+        'model.ckpt-1x.index',
+        'checkpoint.old',
+        'model.ckpt-7.index.part',
+        'notes.12.part',
+    ]
+    left = [
+        'model.ckpt-9.resume.json',
+        'model.ckpt-9.index',
+        'model.ckpt-9.data-00000-of-00001',
+        'checkpoint.12.part',
+        'model.ckpt-10.index.77.part',
+        'model.ckpt.resume.json.77.part',
+        'model.ckpt-1.meta',
+    ]
     for name in others + left:
         (tmp_path / name).write_text('x')
     save(tmp_path, 'model.ckpt-2', tensors(2), max_to_keep=1)
-    assert set(files(tmp_path)) == {*others, 'checkpoint', f'model.ckpt-2{DATA}', 'model.ckpt-2.index'}
+    assert set(files(tmp_path)) == {
+        *others,
+        'checkpoint',
+        f'model.ckpt-2{DATA}',
+        'model.ckpt-2.index',
+    }
 
 
 def test_nothing_is_deleted_before_the_commit(tmp_path):
     save(tmp_path, 'model.ckpt-1', tensors(1), max_to_keep=1)
     before = files(tmp_path)
-    with mock.patch.object(checkpoints, '_commit', side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with (
+        mock.patch.object(checkpoints, '_commit', side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
         save(tmp_path, 'model.ckpt-2', tensors(2), state={}, max_to_keep=1)
     assert files(tmp_path) == before
 
@@ -155,13 +221,20 @@ def test_torch_tensors(tmp_path):
 
 # Failures
 
+
 def test_disk_full_is_told_before_writing(tmp_path):
     save(tmp_path, 'model.ckpt-1', tensors(1))
     before = files(tmp_path)
-    with mock.patch('shutil.disk_usage', return_value=mock.Mock(free=3 << 20)), pytest.raises(UserError) as e:
+    with (
+        mock.patch('shutil.disk_usage', return_value=mock.Mock(free=3 << 20)),
+        pytest.raises(UserError) as e,
+    ):
         save(tmp_path, 'model.ckpt-2', tensors(2, size=1 << 20))
-    assert str(e.value) == (f'cannot save model.ckpt-2 in {tmp_path}: No space left on device; it needs 5 MiB, '
-                            '3 MiB are free')
+    assert (
+        str(e.value)
+        == f'cannot save model.ckpt-2 in {tmp_path}: No space left on device; it needs 5 MiB, '
+        '3 MiB are free'
+    )
     assert files(tmp_path) == before
 
 
@@ -192,7 +265,8 @@ CALLS = {'os.fsync': os.fsync, 'os.replace': os.replace, 'os.open': os.open, 'bu
 @pytest.mark.parametrize('call', CALLS)
 @pytest.mark.parametrize('passing', range(7))
 def test_any_call_that_fails(tmp_path, call, passing):
-    """Whichever system call fails: the old checkpoint is there, the new one all or not at all, and no part of it."""
+    """Whichever system call fails: the old checkpoint is there, the new one all or not at all, and
+    no part of it."""
     save(tmp_path, 'model.ckpt-1', tensors(1), state=1)
     before = files(tmp_path)
     calls = []
@@ -209,12 +283,20 @@ def test_any_call_that_fails(tmp_path, call, passing):
             save(tmp_path, 'model.ckpt-2', tensors(2), state=2)
         except UserError as e:
             failed = True
-            assert 'Read-only file system' in str(e) and str(tmp_path) in str(e) and '\n' not in str(e)
+            assert (
+                'Read-only file system' in str(e) and str(tmp_path) in str(e) and '\n' not in str(e)
+            )
     assert failed == (len(calls) > passing)
-    assert step_of(tmp_path / 'model.ckpt-1') == 1 and restore_state(str(tmp_path / 'model.ckpt-1')) == 1
+    assert (
+        step_of(tmp_path / 'model.ckpt-1') == 1
+        and restore_state(str(tmp_path / 'model.ckpt-1')) == 1
+    )
     after = files(tmp_path)
     if failed:
-        assert step_of(latest(tmp_path)) == 1 and {**after, 'checkpoint': b''} == {**before, 'checkpoint': b''}
+        assert step_of(latest(tmp_path)) == 1 and {**after, 'checkpoint': b''} == {
+            **before,
+            'checkpoint': b'',
+        }
     else:
         assert step_of(latest(tmp_path)) == 2
 
@@ -224,7 +306,11 @@ def test_directory_that_cannot_be_made(tmp_path):
     directory = tmp_path / 'file' / 'checkpoints'
     with pytest.raises(UserError) as e:
         save(directory, 'model.ckpt', tensors(1))
-    assert str(e.value) == f'cannot save model.ckpt in {directory}: Not a directory; it needs 1 MiB, free space unknown'
+    assert (
+        str(e.value)
+        == f'cannot save model.ckpt in {directory}: Not a directory; it needs 1 MiB, free space'
+        ' unknown'
+    )
     with pytest.raises(UserError) as e:
         write_json(directory / 'x.json', 1)
     assert str(e.value) == f'cannot write {directory}/x.json: Not a directory'
@@ -232,15 +318,24 @@ def test_directory_that_cannot_be_made(tmp_path):
 
 # What TensorFlow does not keep
 
+
 def test_state(tmp_path):
-    state = {'kl_coef': 0.1 + 0.2, 'rng': [1, 2 ** 63], 'names': ['é'], 'none': None, 'nan': float('inf')}
+    state = {
+        'kl_coef': 0.1 + 0.2,
+        'rng': [1, 2**63],
+        'names': ['é'],
+        'none': None,
+        'nan': float('inf'),
+    }
     prefix = save(tmp_path, 'model.ckpt-1', tensors(1), state=state)
     assert restore_state(prefix) == state
     assert restore_state(save(tmp_path, 'model.ckpt-2', tensors(2))) is None
 
 
-@pytest.mark.parametrize('text', [
-    '', '{', '[' * 100000, '\x00', '[]', '1', '{}', '{"index_sha256": "x"}', '{"sha256": "x"}'])
+@pytest.mark.parametrize(
+    'text',
+    ['', '{', '[' * 100000, '\x00', '[]', '1', '{}', '{"index_sha256": "x"}', '{"sha256": "x"}'],
+)
 def test_damaged_state(tmp_path, text):
     prefix = save(tmp_path, 'model.ckpt-1', tensors(1), state={})
     Path(f'{prefix}.resume.json').write_text(text)
@@ -255,13 +350,21 @@ def test_state_of_another_checkpoint(tmp_path):
     os.replace(f'{first}.resume.json', f'{second}.resume.json')
     with pytest.raises(UserError) as e:
         restore_state(second)
-    assert str(e.value) == f'{second}.resume.json does not belong to {second}.index: one of them is damaged'
+    assert (
+        str(e.value)
+        == f'{second}.resume.json does not belong to {second}.index: one of them is damaged'
+    )
 
 
 # JSON files
 
-@pytest.mark.parametrize('name', found('original_save_dir_*/**/hparams.json') + found('original_save_dir_*/**/encoding')
-                         + found('original_save_dir_*/*_hparams.json'))
+
+@pytest.mark.parametrize(
+    'name',
+    found('original_save_dir_*/**/hparams.json')
+    + found('original_save_dir_*/**/encoding')
+    + found('original_save_dir_*/*_hparams.json'),
+)
 def test_golden_json_file(tmp_path, name):
     write_json(tmp_path / 'new' / 'file', json.loads(golden(name).read_text()))
     assert (tmp_path / 'new' / 'file').read_bytes() == golden(name).read_bytes()
@@ -273,22 +376,25 @@ def test_golden_json_file(tmp_path, name):
 SAVER = """
 import sys
 import numpy as np
-from lm_human_preferences.utils.checkpoints import latest, save
-from lm_human_preferences.utils.tf_bundle import Bundle
+from lm_human_preferences.checkpointing.checkpoints import latest, save
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
 directory = sys.argv[1]
 newest = latest(directory)
 step = int(Bundle(newest)['global_step']) if newest else 0
 while True:
     step += 1
-    save(directory, f'model.ckpt-{step}', {'model/w': np.full(200000, step, 'f4'), 'global_step': np.int64(step)},
-         state={'step': step}, max_to_keep=3)
+    values = {'model/w': np.full(200000, step, 'f4'), 'global_step': np.int64(step)}
+    save(directory, f'model.ckpt-{step}', values, state={'step': step}, max_to_keep=3)
     print(step, flush=True)
 """
 
 
 def kill_and_check(directory, delay):
-    """Save until killed; whatever was told to be saved must be there, and complete. Returns the newest step."""
-    child = subprocess.Popen([sys.executable, '-c', SAVER, directory], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    """Save until killed; whatever was told to be saved must be there, and complete. Returns the
+    newest step."""
+    child = subprocess.Popen(
+        [sys.executable, '-c', SAVER, directory], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     told = int(child.stdout.readline())
     time.sleep(delay)
     child.kill()
@@ -299,7 +405,9 @@ def kill_and_check(directory, delay):
     assert told <= step_of(newest) <= told + 1
     assert restore_state(newest) == {'step': step_of(newest)}
     listed = parse_checkpoint_file(Path(directory, 'checkpoint').read_text())
-    assert len(listed) == min(3, step_of(newest)) and all(step_of(f'{directory}/{name}') > 0 for name in listed)
+    assert len(listed) == min(3, step_of(newest)) and all(
+        step_of(f'{directory}/{name}') > 0 for name in listed
+    )
     return step_of(newest)
 
 

@@ -1,13 +1,14 @@
 """The command line against the recorded command lines of experiments.json."""
+
 import copy
 import os
 
 import pytest
-
 from command_line import NEW, PUBLISHED, caught_jobs, dumped, error_of, flat, hparams_of, invoke
+from test_experiments import CLASSES, EXPERIMENTS, RECORDED, recorded_hparams, resolved
+
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import group_class, members
-from test_experiments import CLASSES, EXPERIMENTS, RECORDED, recorded_hparams, resolved
 
 
 @pytest.fixture
@@ -20,7 +21,8 @@ class Refused(Exception):
 
 
 def meaning(ty, value, words):
-    """What a value that fire had read, as words or as a Python literal, means for a field of type `ty`."""
+    """What a value that fire had read, as words or as a Python literal, means for a field of type
+    `ty`."""
     if group_class(ty):
         return {True: 'on', False: 'off', None: 'off'}.get(value, value)
     if value is None and type(None) in members(ty):
@@ -30,7 +32,11 @@ def meaning(ty, value, words):
     if isinstance(value, bool):
         return next((known(value) for known in (bool, int, float) if known in members(ty)), value)
     if isinstance(value, float) and int in members(ty):
-        return int(value) if value.is_integer() else hyperparams.parse(int, 'original-defects 9: it was cut off')
+        return (
+            int(value)
+            if value.is_integer()
+            else hyperparams.parse(int, 'original-defects 9: it was cut off')
+        )
     return hyperparams.parse(ty, str(value))
 
 
@@ -40,10 +46,16 @@ def settings_of(case, cls):
     for key, recorded in case['call']['extra_hparams'].items():
         value = recorded['value']
         if key not in known and f'no{key}' in known and value is False:
-            key, value = f'no{key}', True  # original-defects 8: fire took the flag's name for a negation
+            key, value = (
+                f'no{key}',
+                True,
+            )  # original-defects 8: fire took the flag's name for a negation
         if key not in known:
             raise Refused(key.replace('_', '-').split('-')[-1])
-        words = next((word.split('=', 1)[1] for word in case['argv'] if word.startswith(f'--{key}=')), str(value))
+        words = next(
+            (word.split('=', 1)[1] for word in case['argv'] if word.startswith(f'--{key}=')),
+            str(value),
+        )
         ty, least = known[key].type, known[key].metadata.get('at_least')
         try:
             found[key] = meaning(ty, value, words)
@@ -63,7 +75,9 @@ def set_leaf(hparams, key, value):
 
 def experiment_of(case):
     names = RECORDED['names'][case['argv'][0].replace('-', '_')]
-    return next(word for argument in case['argv'][1:] for word in argument.split('=') if word in names)
+    return next(
+        word for argument in case['argv'][1:] for word in argument.split('=') if word in names
+    )
 
 
 def expected_hparams(case):
@@ -89,7 +103,11 @@ def expected_hparams(case):
         elif value != 'on':  # all groups are on in the recorded experiments that need one
             set_leaf(hparams, key, value)
             if 'task.' in key and command == 'train_policy' and settings.get(NEW) != 'off':
-                set_leaf(hparams, f'{NEW}.{key}' if key.startswith('task.') else key.removeprefix(f'{NEW}.'), value)
+                set_leaf(
+                    hparams,
+                    f'{NEW}.{key}' if key.startswith('task.') else key.removeprefix(f'{NEW}.'),
+                    value,
+                )
     if settings.get(NEW) == 'off' and not hparams.rewards.trained_model:
         hparams.rewards.trained_model = PUBLISHED.format(exp)
     try:
@@ -97,13 +115,18 @@ def expected_hparams(case):
     except (AssertionError, TypeError, ValueError) as e:
         raise Refused(str(e).split()[0]) from None
     if call['save_dir']:
-        name = call['name'] if isinstance(call['name'], str) else case['argv'][2]  # original-defects 7: numbers failed
+        name = (
+            call['name'] if isinstance(call['name'], str) else case['argv'][2]
+        )  # original-defects 7: numbers failed
         hparams.run.save_dir = os.path.join(call['save_dir'], name)
     return hparams
 
 
-@pytest.mark.parametrize('case', [case for case in RECORDED['cli'] if case.get('call')],
-                         ids=lambda case: ' '.join(case['argv']))
+@pytest.mark.parametrize(
+    'case',
+    [case for case in RECORDED['cli'] if case.get('call')],
+    ids=lambda case: ' '.join(case['argv']),
+)
 def test_recorded(case, started):
     result = invoke(case['argv'])
     try:
@@ -119,13 +142,16 @@ def test_recorded(case, started):
         assert not started
         return
     assert hparams_of(started) == expected
-    (job, _, mpi), = started
+    ((job, _, mpi),) = started
     assert job == f'lm_human_preferences.{case["call"]["fn"].replace(".", ":")}'
     assert mpi == (case['call']['mpi'] if 'mpi' in ' '.join(case['argv']) else None)
 
 
-@pytest.mark.parametrize('case', [case for case in RECORDED['cli'] if 'launched' in case],
-                         ids=lambda case: ' '.join(case['argv']))
+@pytest.mark.parametrize(
+    'case',
+    [case for case in RECORDED['cli'] if 'launched' in case],
+    ids=lambda case: ' '.join(case['argv']),
+)
 def test_recorded_changes(case, started):
     """Command lines that the original accepted, against what it made of them."""
     try:
@@ -139,14 +165,21 @@ def test_recorded_changes(case, started):
         expected[key] = value
         if 'task.' in key and command == 'train_policy' and NEW not in case['hparams_changed']:
             # original-defects 27: it had to be set twice
-            expected[f'{NEW}.{key}' if key.startswith('task.') else key.removeprefix(f'{NEW}.')] = value
+            expected[f'{NEW}.{key}' if key.startswith('task.') else key.removeprefix(f'{NEW}.')] = (
+                value
+            )
     if case['launched']['run_save_dir'] is not None:
         expected['run.save_dir'] = case['launched']['run_save_dir']
-    assert flat(hparams_of(started).to_nested_dict()) == {k: v for k, v in expected.items() if v != '<absent>'}
+    assert flat(hparams_of(started).to_nested_dict()) == {
+        k: v for k, v in expected.items() if v != '<absent>'
+    }
 
 
-@pytest.mark.parametrize('case', [case for case in RECORDED['cli'] if not case.get('call')],
-                         ids=lambda case: ' '.join(case['argv']) or 'nothing')
+@pytest.mark.parametrize(
+    'case',
+    [case for case in RECORDED['cli'] if not case.get('call')],
+    ids=lambda case: ' '.join(case['argv']) or 'nothing',
+)
 def test_recorded_without_experiment(case, started):
     result = invoke(case['argv'])
     if case['argv'] in ([], ['--help']):

@@ -1,9 +1,10 @@
 """utils.combos against the recorded return values, and what the recordings lack."""
+
 import json
 
 import pytest
-
 from golden_data import json_if_there
+
 from lm_human_preferences.utils import combos
 from lm_human_preferences.utils.combos import bind, each, foreach, labels, options, repeat
 
@@ -15,7 +16,9 @@ class Names(dict):
         return name
 
 
-@pytest.mark.parametrize('expression, trials', json_if_there('utils.json', default={}).get('combos', {}).items())
+@pytest.mark.parametrize(
+    'expression, trials', json_if_there('utils.json', default={}).get('combos', {}).items()
+)
 def test_recorded(expression, trials):
     if expression.startswith('repeat('):
         pytest.skip('original-defects 35: label 0 was dropped')
@@ -39,4 +42,9 @@ def test_foreach_passes_descriptors_on():
 
 def test_product_order():
     both = combos.combos(options('x', [(1, 'one'), (2, 'two')]), repeat(2))
-    assert [(trial[0][1], trial[1][2]['descriptor']) for trial in both] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [(trial[0][1], trial[1][2]['descriptor']) for trial in both] == [
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    ]

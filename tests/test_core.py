@@ -1,12 +1,13 @@
 """utils.core against the recordings in utils.npz and utils.json."""
+
 import re
 
 import numpy as np
 import pytest
 import torch
-
 from compare import assert_close, assert_equal, tokens
 from golden_data import json_if_there, load_npz, npz_keys, under
+
 from lm_human_preferences.utils import core
 
 REMOVED = -1e10
@@ -25,7 +26,9 @@ def _case(name):
 
 def _numbers(kind, pattern):
     """(case, number in the key, key) of results such as 'top_k_4' or 'ties_top_k_4'."""
-    found = (re.fullmatch(rf'({kind})/((?:ties_)?{pattern}_(.+))', key) for key in npz_keys('utils.npz'))
+    found = (
+        re.fullmatch(rf'({kind})/((?:ties_)?{pattern}_(.+))', key) for key in npz_keys('utils.npz')
+    )
     return [(m[1], float(m[3]), m[2]) for m in found if m]
 
 
@@ -33,7 +36,9 @@ def _logits(case, key):
     return torch.from_numpy(case['ties_logits' if key.startswith('ties_') else 'logits'])
 
 
-@pytest.mark.parametrize('case', json_if_there('utils.json', default={}).get('exact_div', ()), ids=str)
+@pytest.mark.parametrize(
+    'case', json_if_there('utils.json', default={}).get('exact_div', ()), ids=str
+)
 def test_exact_div(case):
     if 'ok' in case:
         assert core.exact_div(case['a'], case['b']) == case['ok']
@@ -53,15 +58,20 @@ def test_helper_that_the_port_does_without(name):
     if name not in json_if_there('utils.json', default={}):
         pytest.skip(f'no recording of {name} in this set')
     assert not hasattr(core, name)
-    pytest.skip(f'{name} served TensorFlow graphs and feeds; the port has plain tensors and no use for it')
+    pytest.skip(
+        f'{name} served TensorFlow graphs and feeds; the port has plain tensors and no use for it'
+    )
 
 
 @pytest.mark.parametrize('name', _groups(r'whiten\d+'))
 def test_whiten(name):
     case = _case(name)
     x = torch.from_numpy(case['x'])
-    # A variance near epsilon, or near the rounding of a large mean, turns rounding errors into differences.
-    noise = case['x'].astype(np.float64).var() < max(100 * EPSILON, 1e-5 * float(np.abs(case['x']).max()) ** 2)
+    # A variance near epsilon, or near the rounding of a large mean, turns rounding errors into
+    # differences.
+    noise = case['x'].astype(np.float64).var() < max(
+        100 * EPSILON, 1e-5 * float(np.abs(case['x']).max()) ** 2
+    )
     for shift_mean, key in ((True, 'shift_mean_true'), (False, 'shift_mean_false')):
         whitened = core.whiten(x, shift_mean=shift_mean)
         assert_close(whitened, case[key], rtol=1e-5, atol=1e-3 if noise else 2e-6, name=key)
@@ -71,8 +81,12 @@ def test_whiten(name):
 def test_entropy_and_logprobs(name):
     case = _case(name)
     logits = torch.from_numpy(case['logits'])
-    rounding = 1e-7 * max(1, float(np.abs(case['logits']).max()))  # the original took a difference of such numbers
-    assert_close(core.entropy_from_logits(logits), case['entropy_from_logits'], rtol=1e-5, atol=rounding)
+    rounding = 1e-7 * max(
+        1, float(np.abs(case['logits']).max())
+    )  # the original took a difference of such numbers
+    assert_close(
+        core.entropy_from_logits(logits), case['entropy_from_logits'], rtol=1e-5, atol=rounding
+    )
     logprobs = core.logprobs_from_logits(logits=logits, labels=tokens(case['labels']))
     assert_close(logprobs, case['logprobs_from_logits'], rtol=1e-5, atol=1e-7)
 
@@ -82,8 +96,12 @@ def test_infinite_logits(name):
     case = _case(name)
     logits = torch.from_numpy(case['logits'])
     assert_close(core.entropy_from_logits(logits), case['entropy'], rtol=1e-5)
-    labels = torch.arange(logits.shape[-1]).expand_as(logits)  # the label is not recorded: one of them it must be
-    logprobs = core.logprobs_from_logits(logits=logits[:, None].expand(-1, logits.shape[-1], -1), labels=labels)
+    labels = torch.arange(logits.shape[-1]).expand_as(
+        logits
+    )  # the label is not recorded: one of them it must be
+    logprobs = core.logprobs_from_logits(
+        logits=logits[:, None].expand(-1, logits.shape[-1], -1), labels=labels
+    )
     assert np.isclose(logprobs, case['logprobs'][:, None], rtol=1e-5).any(-1).all()
 
 
@@ -95,7 +113,8 @@ def test_top_k(name, k, key):
 
 @pytest.mark.parametrize('name, p, key', _numbers(r'logits\d+', 'top_p'))
 def test_top_p_keeps_also_the_token_that_crosses(name, p, key):
-    """Defect 31: the original dropped the token whose probability crosses p, and took no batches."""
+    """Defect 31: the original dropped the token whose probability crosses p, and took no
+    batches."""
     case = _case(name)
     logits = _logits(case, key)
     result = core.take_top_p_logits(logits, p).numpy()
@@ -125,7 +144,11 @@ def test_index_each(name):
 @pytest.mark.parametrize('name', _groups(r'pearson_r\d+'))
 def test_pearson_r(name):
     case = _case(name)
-    assert_close(core.pearson_r(torch.from_numpy(case['x']), torch.from_numpy(case['y'])), case['r'], rtol=1e-5)
+    assert_close(
+        core.pearson_r(torch.from_numpy(case['x']), torch.from_numpy(case['y'])),
+        case['r'],
+        rtol=1e-5,
+    )
 
 
 def test_samples_follow_the_distribution():

@@ -1,4 +1,6 @@
-"""Learning curves of ten seeds against the original's ten (curves/): the means agree within their errors."""
+"""Learning curves of ten seeds against the original's ten (curves/): the means agree within their
+errors."""
+
 import concurrent.futures
 import contextlib
 import io
@@ -7,7 +9,6 @@ import os
 
 import numpy as np
 import pytest
-
 from compare import assert_close
 from golden_data import load_json, load_npz, require
 
@@ -19,6 +20,7 @@ LEARNED = 2  # standard deviations over seeds by which the score must have risen
 
 def hparams_of_curves():
     from lm_human_preferences.train_policy import HParams
+
     overrides = load_json('curves', 'overrides.json')
     for name in ('task.policy.initial_model', 'rewards.trained_model'):
         overrides[name] = str(require('curves', overrides[name]))
@@ -30,7 +32,9 @@ def hparams_of_curves():
 def one_seed(seed):
     """{statistic: [its value at every update]} of one run; in a process of its own."""
     import torch
+
     from lm_human_preferences import train_policy
+
     torch.set_num_threads(1)
     hparams, steps = hparams_of_curves(), []
     hparams.run.seed = seed
@@ -74,7 +78,8 @@ def assert_means_agree(curves):
         ours, theirs = curves[0][name], theirs.astype(np.float64)
         assert ours.shape[1:] == theirs.shape[1:], name
         allowed = STANDARD_ERRORS * np.hypot(standard_error(ours), standard_error(theirs))
-        # What does not vary over seeds, such as the number of episodes, may differ by rounding to float32.
+        # What does not vary over seeds, such as the number of episodes, may differ by rounding to
+        # float32.
         agree = np.abs(ours.mean(0) - theirs.mean(0)) <= allowed + 1e-6 * np.abs(theirs.mean(0))
         if agree.mean() < SHARE:
             disagreeing[name] = agree.mean()
@@ -82,7 +87,8 @@ def assert_means_agree(curves):
 
 
 def assert_the_task_is_learned(curves):
-    """The comparison means something: seeds differ, and the score rises far beyond what they differ by."""
+    """The comparison means something: seeds differ, and the score rises far beyond what they differ
+    by."""
     for runs in curves:
         score = runs['objective/score'].astype(np.float64)
         assert score[:, -10:].mean() - score[:, :10].mean() > LEARNED * score[:, :10].mean(1).std()

@@ -1,18 +1,23 @@
-"""--dry_run: checks that need no work are made, what would start is said; nothing is started, fetched or written."""
+"""--dry_run: checks that need no work are made, what would start is said; nothing is started,
+fetched or written."""
+
 import json
 
 import pytest
-
 from command_line import error_of, invoke
+
+from lm_human_preferences import storage
 from lm_human_preferences.language import trained_models
-from lm_human_preferences.utils import memory, storage
+from lm_human_preferences.training import memory
 
 NEW = '--rewards.train_new_model'
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_fetched(monkeypatch, tmp_path):
-    monkeypatch.setattr(storage, '_fetch', lambda *args, **kwargs: pytest.fail('something is fetched'))
+    monkeypatch.setattr(
+        storage, '_fetch', lambda *args, **kwargs: pytest.fail('something is fetched')
+    )
     monkeypatch.setattr(storage, '_stat', lambda *args: pytest.fail('a server is asked'))
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'cache'))
     monkeypatch.delenv('LMHP_GPT2_ENCODINGS', raising=False)
@@ -38,7 +43,9 @@ def test_what_would_start(command, tmp_path):
 
 @pytest.mark.parametrize('engine', ['horovod', 'torch', 'mpi'])
 def test_ranks_and_their_engine(engine, tmp_path):
-    line, *_ = told(f'train_policy test first --mpi 2 --run.allreduce {engine} --run.precision bf16', tmp_path)
+    line, *_ = told(
+        f'train_policy test first --mpi 2 --run.allreduce {engine} --run.precision bf16', tmp_path
+    )
     assert line == f'would start 2 ranks on CPUs, bf16, averaging gradients by {engine}'
 
 
@@ -49,9 +56,12 @@ def test_nothing_is_saved(tmp_path):
 
 def test_what_is_remote_is_not_checked_and_named(tmp_path):
     *_, last = told('train_policy descriptiveness first --mpi 1', tmp_path)
-    assert last == ("not checked, as it is not on this machine: GPT-2's encoding, by which lengths are checked, "
-                    '--task.query_dataset books, --labels.source https://openaipublic.blob.core.windows.net/'
-                    'lm-human-preferences/labels/descriptiveness/offline_5k.json')
+    assert (
+        last == "not checked, as it is not on this machine: GPT-2's encoding, by which lengths are"
+        ' checked, '
+        '--task.query_dataset books, --labels.source https://openaipublic.blob.core.windows.net/'
+        'lm-human-preferences/labels/descriptiveness/offline_5k.json'
+    )
 
 
 def test_sizes_of_released_models_are_known(tmp_path, monkeypatch):
@@ -73,7 +83,10 @@ def test_labels_are_checked(tmp_path):
     folder = tmp_path / 'labels'
     folder.mkdir()
     good, bad = write_labels(folder / 'good.json'), write_labels(folder / 'bad.json', best=4)
-    words = f'train_reward test first --dry_run --save_dir {tmp_path}/runs --labels.num_train 64 --labels.source'
+    words = (
+        f'train_reward test first --dry_run --save_dir {tmp_path}/runs --labels.num_train 64'
+        ' --labels.source'
+    )
     assert invoke(f'{words} {good}').exit_code == 0
     assert "label 0, field 'best' must be 0 to 3" in error_of_dry_run(f'{words} {bad}')
     assert 'no such file' in error_of_dry_run(f'{words} {folder}/missing.json')
@@ -87,17 +100,29 @@ def error_of_dry_run(words):
     return result.stderr.splitlines()[-1].removeprefix('error: ')
 
 
-@pytest.mark.parametrize('words, message', [
-    ('--task.query_dataset nosuch', '--task.query_dataset nosuch: choose '),
-    ('--task.query_dataset {}/missing.jsonl', '--task.query_dataset {}/missing.jsonl: no such file'),
-    ('--task.policy.initial_model nosuch', "there is no model 'nosuch'"),
-    ('--task.query_length 6', '--task.query_length 6 + --task.response_length 4'),
-    ('--run.precision tf32', 'tf32 needs a GPU'),
-    ('--mpi 3', '--ppo.batch_size 64 is not a multiple of --mpi 3'),
-    (f'{NEW} off --rewards.trained_model mock', "('mock') judges film reviews only"),
-    ('--ppo.batch_size 64_000_000_000_000 --ppo.total_episodes 64_000_000_000_000', '--ppo.batch_size')])
+@pytest.mark.parametrize(
+    'words, message',
+    [
+        ('--task.query_dataset nosuch', '--task.query_dataset nosuch: choose '),
+        (
+            '--task.query_dataset {}/missing.jsonl',
+            '--task.query_dataset {}/missing.jsonl: no such file',
+        ),
+        ('--task.policy.initial_model nosuch', "there is no model 'nosuch'"),
+        ('--task.query_length 6', '--task.query_length 6 + --task.response_length 4'),
+        ('--run.precision tf32', 'tf32 needs a GPU'),
+        ('--mpi 3', '--ppo.batch_size 64 is not a multiple of --mpi 3'),
+        (f'{NEW} off --rewards.trained_model mock', "('mock') judges film reviews only"),
+        (
+            '--ppo.batch_size 64_000_000_000_000 --ppo.total_episodes 64_000_000_000_000',
+            '--ppo.batch_size',
+        ),
+    ],
+)
 def test_what_would_fail(words, message, tmp_path):
-    found = error_of_dry_run(f'train_policy test first --dry_run --save_dir {tmp_path}/runs {words.format(tmp_path)}')
+    found = error_of_dry_run(
+        f'train_policy test first --dry_run --save_dir {tmp_path}/runs {words.format(tmp_path)}'
+    )
     assert message.format(tmp_path) in found
     assert not (tmp_path / 'runs').exists()
 
@@ -113,14 +138,20 @@ def test_a_run_that_is_there_already(tmp_path):
 
 def test_a_directory_that_cannot_be(tmp_path):
     (tmp_path / 'file').write_text('')
-    assert '--save_dir: ' in error_of_dry_run(f'train_policy test first --dry_run --save_dir {tmp_path}/file')
+    assert '--save_dir: ' in error_of_dry_run(
+        f'train_policy test first --dry_run --save_dir {tmp_path}/file'
+    )
 
 
 def test_a_reward_model_may_be_missing_still(tmp_path):
     """It may be in training."""
-    *_, last = told(f'train_policy test first {NEW} off --rewards.trained_model {tmp_path}/later', tmp_path)
+    *_, last = told(
+        f'train_policy test first {NEW} off --rewards.trained_model {tmp_path}/later', tmp_path
+    )
     assert last.endswith(f'--rewards.trained_model {tmp_path}/later')
 
 
 def test_errors_come_before_anything_is_printed():
-    assert '--ppo.lr must be at least 0' in error_of(invoke('train_policy test first --dry_run --ppo.lr -1'))
+    assert '--ppo.lr must be at least 0' in error_of(
+        invoke('train_policy test first --dry_run --ppo.lr -1')
+    )

@@ -1,17 +1,19 @@
 """language/encodings against the recorded tokens, and against byte pair encoding spelled out."""
+
 import functools
+import itertools
 import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
+from golden_data import json_if_there, require_bpe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from golden_data import json_if_there, require_bpe
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
-from lm_human_preferences.utils.errors import UserError
 
 RECORDED = json_if_there('encoding.json', default={})
 
@@ -25,9 +27,16 @@ def encoder_of(name):
 @pytest.mark.parametrize('name', RECORDED)
 def test_attributes_are_the_recorded_ones(name):
     recorded, encoding = RECORDED[name], encodings.by_name(name)
-    assert (encoding.name, encoding.n_vocab, encoding.eot_token) == (name, recorded['n_vocab'], recorded['eot_token'])
+    assert (encoding.name, encoding.n_vocab, encoding.eot_token) == (
+        name,
+        recorded['n_vocab'],
+        recorded['eot_token'],
+    )
     encoder = encoder_of(name)
-    assert (encoder.eot_token, encoder.padding_token) == (recorded['encoder_eot_token'], recorded['padding_token'])
+    assert (encoder.eot_token, encoder.padding_token) == (
+        recorded['encoder_eot_token'],
+        recorded['padding_token'],
+    )
 
 
 @pytest.mark.parametrize('name', RECORDED)
@@ -63,6 +72,7 @@ def test_unknown_encoding():
 
 # --- against the definition ---
 
+
 @functools.cache
 def merge_ranks():
     lines = (require_bpe() / 'vocab.bpe').read_text(encoding='utf-8').split('\n')[1:-1]
@@ -75,24 +85,29 @@ def vocabulary():
 
 
 def byte_pairs(word):
-    """Merge the pair of lowest rank, wherever it occurs, until no pair can be merged (Sennrich et al., 2016)."""
+    """Merge the pair of lowest rank, wherever it occurs, until no pair can be merged (Sennrich et
+    al., 2016)."""
     letters = {byte: letter for letter, byte in encodings._byte_of().items()}
     pieces = [letters[byte] for byte in word.encode()]
     while True:
-        rank, pair = min(((merge_ranks().get(pair, np.inf), pair) for pair in zip(pieces, pieces[1:], strict=False)),
-                         default=(np.inf, None))
+        rank, pair = min(
+            ((merge_ranks().get(pair, np.inf), pair) for pair in itertools.pairwise(pieces)),
+            default=(np.inf, None),
+        )
         if rank == np.inf:
             return [vocabulary()[piece] for piece in pieces]
         merged, i = [], 0
         while i < len(pieces):
-            step = 2 if tuple(pieces[i:i + 2]) == pair else 1
-            merged.append(''.join(pieces[i:i + step]))
+            step = 2 if tuple(pieces[i : i + 2]) == pair else 1
+            merged.append(''.join(pieces[i : i + step]))
             i += step
         pieces = merged
 
 
 PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
-ODD = st.text(st.sampled_from(" \n\t\r'’stdmlrveaAB12.,!éß中😀\u200b\xa0\x1c\x1f\x85\u3000<|>"), max_size=40)
+ODD = st.text(
+    st.sampled_from(" \n\t\r'’stdmlrveaAB12.,!éß中😀\u200b\xa0\x1c\x1f\x85\u3000<|>"), max_size=40
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -112,6 +127,7 @@ def test_half_a_character_is_replaced():
 
 # --- damaged files ---
 
+
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
     for name in ('encoder.json', 'vocab.bpe'):
@@ -126,14 +142,22 @@ def swapped(vocab):
     return dict([(first[0], second[1]), (second[0], first[1]), *rest])
 
 
-@pytest.mark.parametrize('name, damage, message', [
-    ('encoder.json', lambda text: text[:5000], 'is not JSON'),
-    ('encoder.json', lambda text: '{"a": 1}', 'is not an object of 50257 tokens'),
-    ('encoder.json', lambda text: '3', 'is not an object of 50257 tokens'),
-    ('encoder.json', lambda text: json.dumps(swapped(json.loads(text))), 'do not belong together'),
-    ('vocab.bpe', lambda text: text[:len(text) // 2], 'merges, not 50000; get it again'),
-    ('vocab.bpe', lambda text: text.replace('\u0120 t', 'q q', 1), 'do not belong together'),
-    ('vocab.bpe', lambda text: '', 'has 0 merges')])
+@pytest.mark.parametrize(
+    'name, damage, message',
+    [
+        ('encoder.json', lambda text: text[:5000], 'is not JSON'),
+        ('encoder.json', lambda text: '{"a": 1}', 'is not an object of 50257 tokens'),
+        ('encoder.json', lambda text: '3', 'is not an object of 50257 tokens'),
+        (
+            'encoder.json',
+            lambda text: json.dumps(swapped(json.loads(text))),
+            'do not belong together',
+        ),
+        ('vocab.bpe', lambda text: text[: len(text) // 2], 'merges, not 50000; get it again'),
+        ('vocab.bpe', lambda text: text.replace('\u0120 t', 'q q', 1), 'do not belong together'),
+        ('vocab.bpe', lambda text: '', 'has 0 merges'),
+    ],
+)
 def test_damaged_files_are_named(copy, name, damage, message):
     path = copy / name
     path.write_text(damage(path.read_text(encoding='utf-8')), encoding='utf-8')

@@ -1,7 +1,9 @@
-"""Real ranks, started by mpiexec, on each engine: the tests that use ranks.on_ranks, recordings among them.
+"""Real ranks, started by mpiexec, on each engine: the tests that use ranks.on_ranks, recordings
+among them.
 
 With two ranks all of them, with three and four the fewer that say what several ranks compute.
 """
+
 import functools
 import re
 import subprocess
@@ -10,39 +12,64 @@ from pathlib import Path
 
 import pytest
 
-from lm_human_preferences.utils import ranks
+from lm_human_preferences.distributed import ranks
 
 TESTS = Path(__file__).parent
-ENGINES = {'horovod': 'horovod.torch', 'torch': 'torch.distributed', 'mpi': 'mpi4py.MPI'}  # and what they need
+ENGINES = {
+    'horovod': 'horovod.torch',
+    'torch': 'torch.distributed',
+    'mpi': 'mpi4py.MPI',
+}  # and what they need
 PATIENCE = 900  # seconds, of which a machine with nothing else to do needs a tenth
 WHAT_RANKS_COMPUTE = [
-    'test_comm.py', 'test_one_against_many.py::test_reward_training', 'test_one_against_many.py::test_policy_training']
+    'test_comm.py',
+    'test_one_against_many.py::test_reward_training',
+    'test_one_against_many.py::test_policy_training',
+]
 RECORDED = [
     'test_datasets.py::test_sequences_are_the_recorded_ones',
     'test_datasets.py::test_batches_of_queries_are_the_recorded_ones',
-    'test_ppo.py::test_updates_without_shuffling', 'test_ppo.py::test_train_shuffles_as_the_original',
-    'test_ppo_step.py::test_rewards_and_step_statistics', 'test_reward_training.py::test_reward_training',
-    'test_replay.py::test_run']
+    'test_ppo.py::test_updates_without_shuffling',
+    'test_ppo.py::test_train_shuffles_as_the_original',
+    'test_ppo_step.py::test_rewards_and_step_statistics',
+    'test_reward_training.py::test_reward_training',
+    'test_replay.py::test_run',
+]
 
 
 @functools.cache
 def why_not(engine):
     """Why this machine cannot test an engine; None where it can."""
-    run = subprocess.run([sys.executable, '-c', f'import mpi4py.MPI, {ENGINES[engine]}'], capture_output=True,
-                         text=True)
+    run = subprocess.run(
+        [sys.executable, '-c', f'import mpi4py.MPI, {ENGINES[engine]}'],
+        capture_output=True,
+        text=True,
+    )
     return run.stderr.strip().splitlines()[-1] if run.returncode else None
 
 
 def passed_on_ranks(size, directory):
-    """{engine: names of the tests that passed, on each of `size` ranks}, for all engines that this machine has."""
+    """{engine: names of the tests that passed, on each of `size` ranks}, for all engines that this
+    machine has."""
     engines = [engine for engine in ENGINES if not why_not(engine)]
     tests = WHAT_RANKS_COMPUTE + (RECORDED if size == 2 else [])
     mpiexec, is_open_mpi = ranks.find_mpiexec()
     variables = {**ranks.environment(str(directory), size, is_open_mpi), 'OMP_NUM_THREADS': '1'}
     run = subprocess.run(
-        [mpiexec, *ranks.options(is_open_mpi, size, 1), sys.executable, str(TESTS / 'on_mpi.py'), ','.join(engines),
-         *(str(TESTS / test) for test in tests)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, env=variables)
+        [
+            mpiexec,
+            *ranks.options(is_open_mpi, size, 1),
+            sys.executable,
+            str(TESTS / 'on_mpi.py'),
+            ','.join(engines),
+            *(str(TESTS / test) for test in tests),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE,
+        env=variables,
+    )
     assert run.returncode == 0, run.stdout
     passed = {}
     for line in run.stdout.splitlines():
@@ -58,7 +85,10 @@ def passed_on_ranks(size, directory):
 @pytest.mark.parametrize('size', (2, 3, 4))
 def test_engines(size, tmp_path):
     for engine, passed in passed_on_ranks(size, tmp_path).items():
-        assert len(passed) == size and len(set(passed)) == 1, (engine, passed)  # and not a line more: no warnings
+        assert len(passed) == size and len(set(passed)) == 1, (
+            engine,
+            passed,
+        )  # and not a line more: no warnings
         for test in WHAT_RANKS_COMPUTE:
             assert test.rpartition(':')[2].removesuffix('.py') in passed[0], engine
     if missing := [f'{engine}: {why_not(engine)}' for engine in ENGINES if why_not(engine)]:
@@ -66,8 +96,16 @@ def test_engines(size, tmp_path):
 
 
 def test_launched_by_another_mpi(tmp_path):
-    """N worlds of one rank, as an mpiexec makes them that is not of the MPI that this process loads."""
-    code = 'from lm_human_preferences.utils import comm; comm.world()'
-    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
-                         env=ranks.environment(str(tmp_path), 3, False))
-    assert '3 ranks were started, but each sees a world of 1: they were started by the mpiexec of' in run.stderr
+    """N worlds of one rank, as an mpiexec makes them that is not of the MPI that this process
+    loads."""
+    code = 'from lm_human_preferences.distributed import comm; comm.world()'
+    run = subprocess.run(
+        [sys.executable, '-c', code],
+        capture_output=True,
+        text=True,
+        env=ranks.environment(str(tmp_path), 3, False),
+    )
+    assert (
+        '3 ranks were started, but each sees a world of 1: they were started by the mpiexec of'
+        in run.stderr
+    )

@@ -1,22 +1,26 @@
 """The experiments of launch.py against experiments.json."""
+
 import json
 
 import pytest
 from click.testing import CliRunner
+from golden_data import json_if_there
 
 import launch
-from golden_data import json_if_there
 from lm_human_preferences.hparams import train_policy, train_reward
 
-RECORDED = json_if_there('experiments.json', default={'experiments': {}, 'names': {}, 'dry_run': {}, 'cli': []})
+RECORDED = json_if_there(
+    'experiments.json', default={'experiments': {}, 'names': {}, 'dry_run': {}, 'cli': []}
+)
 EXPERIMENTS = {'train_reward': launch.reward_experiments, 'train_policy': launch.policy_experiments}
 CLASSES = {'train_reward': train_reward.HParams, 'train_policy': train_policy.HParams}
 OURS = [(command, name) for command in EXPERIMENTS for name in EXPERIMENTS[command]]
-WHITEN = 'ppo.whiten_rewards'  # what the original's experiments meant by the field rewards.whiten, which it has not
+# What the original's experiments meant by the field rewards.whiten, which it has not.
+WHITEN = 'ppo.whiten_rewards'
 
 
 def binds(command, name):
-    trial, = EXPERIMENTS[command][name]
+    (trial,) = EXPERIMENTS[command][name]
     return {var: value for var, value, _ in trial}
 
 
@@ -28,22 +32,35 @@ def resolved(command, name):
 
 
 def recorded_hparams(entry):
-    """Nested hyperparameters of a recorded experiment; original-defects 1 where the original failed."""
-    return entry['ok'] if 'ok' in entry else entry[f'with_rewards.whiten_replaced_by_{WHITEN}']['ok']
+    """Nested hyperparameters of a recorded experiment; original-defects 1 where the original
+    failed."""
+    return (
+        entry['ok'] if 'ok' in entry else entry[f'with_rewards.whiten_replaced_by_{WHITEN}']['ok']
+    )
 
 
-@pytest.mark.parametrize('command, name, entry', [
-    (command, name, entry) for command in RECORDED['experiments']
-    for name, entry in RECORDED['experiments'][command].items()])
+@pytest.mark.parametrize(
+    'command, name, entry',
+    [
+        (command, name, entry)
+        for command in RECORDED['experiments']
+        for name, entry in RECORDED['experiments'][command].items()
+    ],
+)
 def test_recorded(command, name, entry):
-    expected = [(WHITEN if key == 'rewards.whiten' else key, value) for key, value in entry['binds'].items()]
+    expected = [
+        (WHITEN if key == 'rewards.whiten' else key, value) for key, value in entry['binds'].items()
+    ]
     assert list(binds(command, name).items()) == expected
-    assert json.dumps(resolved(command, name).to_nested_dict()) == json.dumps(recorded_hparams(entry))
+    assert json.dumps(resolved(command, name).to_nested_dict()) == json.dumps(
+        recorded_hparams(entry)
+    )
 
 
 @pytest.mark.parametrize('words', RECORDED['dry_run'])
 def test_dry_run_prints_what_the_original_printed(words):
-    """Original-defects 2: it then failed; ours goes on with the resolved hyperparameters, and succeeds."""
+    """Original-defects 2: it then failed; ours goes on with the resolved hyperparameters, and
+    succeeds."""
     recorded = RECORDED['dry_run'][words]['stdout']
     if not recorded:
         pytest.skip('original-defects 1: the experiment did not resolve')
@@ -55,8 +72,15 @@ def test_dry_run_prints_what_the_original_printed(words):
 @pytest.mark.parametrize('command', RECORDED['names'])
 def test_names(command):
     """Original-defects 7: helpers were experiments, too."""
-    helpers = {name for name in RECORDED['names'][command] if name.startswith('_') or name.endswith('_experiments')}
-    assert set(EXPERIMENTS[command]) == set(RECORDED['names'][command]) - helpers | {'test', 'mock_sentiment'}
+    helpers = {
+        name
+        for name in RECORDED['names'][command]
+        if name.startswith('_') or name.endswith('_experiments')
+    }
+    assert set(EXPERIMENTS[command]) == set(RECORDED['names'][command]) - helpers | {
+        'test',
+        'mock_sentiment',
+    }
 
 
 @pytest.mark.parametrize('command, name', OURS)
@@ -74,7 +98,11 @@ def test_policy_and_reward_model_share_a_task(name):
 def test_embedded_experiment_is_small_and_local():
     hparams = resolved('train_policy', 'test')
     task = hparams.task
-    sources = task.policy.initial_model, task.query_dataset, hparams.rewards.train_new_model.labels.source
+    sources = (
+        task.policy.initial_model,
+        task.query_dataset,
+        hparams.rewards.train_new_model.labels.source,
+    )
     assert set(sources) == {'test'}
     longest = task.query_length + task.response_length + len(task.query_prefix + task.query_suffix)
     assert longest <= 8, 'the tiny model has 8 positions'

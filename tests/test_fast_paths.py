@@ -1,26 +1,32 @@
-"""The network as it is computed here against the plain one: transformers' GPT-2 on each row alone, without padding."""
+"""The network as it is computed here against the plain one: transformers' GPT-2 on each row alone,
+without padding."""
+
+import itertools
 import resource
 import sys
 
 import pytest
 import torch
-from torch.func import functional_call
-from transformers import GPT2Config, GPT2Model
-
 from compare import assert_close, assert_norm_close
 from golden_data import load_json
+from torch.func import functional_call
+from trainers import ppo_trainer, rollouts_of
+from transformers import GPT2Config, GPT2Model
+
 from lm_human_preferences import train_policy, train_reward
+from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import PRECISIONS
 from lm_human_preferences.language import model
-from lm_human_preferences.utils import comm as comms
-from lm_human_preferences.utils import core, precision
-from lm_human_preferences.utils.errors import UserError
-from lm_human_preferences.utils.optimizer import Adam
-from trainers import ppo_trainer, rollouts_of
+from lm_human_preferences.training import precision
+from lm_human_preferences.training.optimizer import Adam
+from lm_human_preferences.utils import core
 
 CPU = torch.device('cpu')
 PADDING, QUERY, LENGTH, VOCABULARY = 99, 6, 5, 50
-needs_bf16 = pytest.mark.skipif(precision._operator_to_lay_out() is None, reason='no bf16 on this processor')
+needs_bf16 = pytest.mark.skipif(
+    precision._operator_to_lay_out() is None, reason='no bf16 on this processor'
+)
 
 
 @pytest.fixture(params=['oneDNN', 'default'], autouse=True)
@@ -52,12 +58,24 @@ def padded(*shape, share):
 
 
 def plain(net, row):
-    """Outputs (length, n_embd) at each token of `row`, padding taking that of the token before it."""
+    """Outputs (length, n_embd) at each token of `row`, padding taking that of the token before
+    it."""
     real, sizes = row != PADDING, net.hparams
-    network = GPT2Model(GPT2Config(
-        vocab_size=sizes.n_vocab, n_positions=sizes.n_ctx, n_embd=sizes.n_embd, n_layer=sizes.n_layer,
-        n_head=sizes.n_head, embd_pdrop=0, attn_pdrop=0, resid_pdrop=0))
-    outputs = functional_call(network, dict(net.transformer.named_parameters()), kwargs={'input_ids': row[real][None]})
+    network = GPT2Model(
+        GPT2Config(
+            vocab_size=sizes.n_vocab,
+            n_positions=sizes.n_ctx,
+            n_embd=sizes.n_embd,
+            n_layer=sizes.n_layer,
+            n_head=sizes.n_head,
+            embd_pdrop=0,
+            attn_pdrop=0,
+            resid_pdrop=0,
+        )
+    )
+    outputs = functional_call(
+        network, dict(net.transformer.named_parameters()), kwargs={'input_ids': row[real][None]}
+    )
     return outputs.last_hidden_state[0][real.cumsum(0) - 1]
 
 
@@ -70,7 +88,9 @@ def assert_same(net, ours, reference):
         (outputs * weights).sum().backward()
         gradients.append({name: p.grad for name, p in net.transformer.named_parameters()})
     for name, gradient in gradients[0].items():
-        atol = 1e-5 * max(1, gradients[1][name].norm().item())  # a bias of keys changes nothing: its gradient is noise
+        atol = 1e-5 * max(
+            1, gradients[1][name].norm().item()
+        )  # a bias of keys changes nothing: its gradient is noise
         assert (gradient - gradients[1][name]).norm() <= atol, name
 
 
@@ -88,16 +108,25 @@ def test_several_responses_to_one_query(net, n, share):
     queries, responses = padded(3, QUERY, share=share), padded(3, n, LENGTH, share=share)
     if share:
         responses[0, 0] = PADDING
-    reference = torch.stack([torch.stack([plain(net, torch.cat([query, response]))[-1] for response in each])
-                             for query, each in zip(queries, responses, strict=True)])
+    reference = torch.stack(
+        [
+            torch.stack([plain(net, torch.cat([query, response]))[-1] for response in each])
+            for query, each in zip(queries, responses, strict=True)
+        ]
+    )
     assert_same(net, net.hidden_at_ends(queries, responses, PADDING), reference)
 
 
 def test_responses_without_a_query(net):
     responses = padded(2, 3, LENGTH, share=0.4)
     ours = net.hidden_at_ends(responses[:, 0, :0], responses, PADDING)
-    assert_norm_close(ours, torch.stack([torch.stack([plain(net, row)[-1] for row in each]) for each in responses]
-                                        ).detach(), rtol=1e-5)
+    assert_norm_close(
+        ours,
+        torch.stack(
+            [torch.stack([plain(net, row)[-1] for row in each]) for each in responses]
+        ).detach(),
+        rtol=1e-5,
+    )
     responses[1, 2] = PADDING
     with pytest.raises(ValueError, match='row 1 has no token, only padding'):
         net.hidden_at_ends(responses[:, 0, :0], responses, PADDING)
@@ -130,7 +159,11 @@ def test_products_that_lose_digits_are_not_taken(monkeypatch):
 @pytest.mark.parametrize('shape', [(7,), (50, 3)], ids=str)
 def test_logprobs_and_entropies_from_one_table(shape):
     torch.manual_seed(0)
-    h, weight, labels = torch.randn(*shape, 16), torch.randn(VOCABULARY, 16), torch.randint(VOCABULARY, shape)
+    h, weight, labels = (
+        torch.randn(*shape, 16),
+        torch.randn(VOCABULARY, 16),
+        torch.randint(VOCABULARY, shape),
+    )
     weights, gradients = torch.randn(shape), []
     for fused in (True, False):
         h, weight = (tensor.detach().requires_grad_() for tensor in (h, weight))
@@ -139,7 +172,11 @@ def test_logprobs_and_entropies_from_one_table(shape):
             assert not entropies.requires_grad
         else:
             logits = h @ weight.T
-            assert_close(logprobs, core.logprobs_from_logits(logits=logits, labels=labels).detach(), atol=1e-5)
+            assert_close(
+                logprobs,
+                core.logprobs_from_logits(logits=logits, labels=labels).detach(),
+                atol=1e-5,
+            )
             assert_close(entropies, core.entropy_from_logits(logits).detach(), atol=1e-5)
             logprobs = core.logprobs_from_logits(logits=logits, labels=labels)
         loss = (weights * logprobs).sum()
@@ -163,7 +200,10 @@ def gradient_of(trainer, rollouts):
 
 def test_bf16_agrees_with_float32_within_its_digits():
     config = load_json('ppo', 'configs.json')['configs'][0]
-    trainer, rollouts = ppo_trainer(config['hparams'], comms.SingleProcess()), rollouts_of('ppo', config['id'], 0, 1)
+    trainer, rollouts = (
+        ppo_trainer(config['hparams'], comms.SingleProcess()),
+        rollouts_of('ppo', config['id'], 0, 1),
+    )
     exact, gradient = gradient_of(trainer, rollouts)
     precision.prepare('bf16', CPU)
     rounded, rounded_gradient = gradient_of(trainer, rollouts)
@@ -181,21 +221,28 @@ def test_bf16_agrees_with_float32_within_its_digits():
 @needs_bf16
 def test_weights_laid_out_for_sampling_are_those_of_now(net):
     precision.prepare('bf16', CPU)
-    optimizer, tokens = Adam(net.tf_parameters(), comm=comms.SingleProcess()), padded(3, QUERY, share=0)
+    optimizer, tokens = (
+        Adam(net.tf_parameters(), comm=comms.SingleProcess()),
+        padded(3, QUERY, share=0),
+    )
 
     def outputs():
         h = net.hidden(tokens)
         return torch.cat([h, net.logits(h)], dim=2)
 
     found = []
-    for change in (lambda: None, lambda: optimizer.minimize(outputs().square().sum(), lr=0.1),
-                   lambda: net.transformer.h[1].mlp.c_fc.weight.detach().neg_(), net.initialize):
+    for change in (
+        lambda: None,
+        lambda: optimizer.minimize(outputs().square().sum(), lr=0.1),
+        lambda: net.transformer.h[1].mlp.c_fc.weight.detach().neg_(),
+        net.initialize,
+    ):
         change()
         with torch.no_grad():
             found.append(outputs())
         assert net.transformer.wte.weight.laid_out[1] is not None
         assert_close(found[-1], outputs().detach(), rtol=0, atol=0.05)
-    assert all((a - b).abs().max() > 0.5 for a, b in zip(found, found[1:]))
+    assert all((a - b).abs().max() > 0.5 for a, b in itertools.pairwise(found))
     optimizer.minimize(outputs().square().sum(), lr=0.1)
     assert all(weight.laid_out[1] is None for weight in net.transformer.parameters())
 
@@ -205,12 +252,21 @@ def test_weights_laid_out_give_the_same_digits(net):
     precision.prepare('bf16', CPU)
     x, layer = torch.randn(20, 64), net.transformer.h[0].mlp.c_fc
     with precision.computing(CPU):
-        outputs, low, logits = precision.affine(x, **layer), precision.affine(x, **layer, gelu=True), net.logits(x)
+        outputs, low, logits = (
+            precision.affine(x, **layer),
+            precision.affine(x, **layer, gelu=True),
+            net.logits(x),
+        )
         with torch.no_grad():
-            assert torch.equal(precision.affine(x, **layer), outputs) and outputs.dtype == torch.bfloat16
+            assert (
+                torch.equal(precision.affine(x, **layer), outputs)
+                and outputs.dtype == torch.bfloat16
+            )
             assert_close(net.logits(x), logits.detach(), rtol=1e-5, atol=1e-6)
             fused = precision.affine(x, **layer, gelu=True)
-    exact = torch.nn.functional.gelu(x.double() @ layer.weight.double() + layer.bias, approximate='tanh')
+    exact = torch.nn.functional.gelu(
+        x.double() @ layer.weight.double() + layer.bias, approximate='tanh'
+    )
     assert (fused - exact).norm() < (low - exact).norm() < 0.02 * exact.norm()
 
 
@@ -223,15 +279,38 @@ def test_without_the_operators_products_are_ordinary_ones(net, monkeypatch):
     assert not hasattr(net.transformer.wte.weight, 'laid_out')
 
 
-@pytest.mark.parametrize('train, overrides', [
-    (train_policy, {'rewards.trained_model': 'test', 'ppo.batch_size': 8, 'ppo.total_episodes': 8}),
-    (train_reward, {'labels.source': 'test', 'labels.type': 'best_of_4', 'labels.num_train': 8, 'batch_size': 8})])
+@pytest.mark.parametrize(
+    'train, overrides',
+    [
+        (
+            train_policy,
+            {'rewards.trained_model': 'test', 'ppo.batch_size': 8, 'ppo.total_episodes': 8},
+        ),
+        (
+            train_reward,
+            {
+                'labels.source': 'test',
+                'labels.type': 'best_of_4',
+                'labels.num_train': 8,
+                'batch_size': 8,
+            },
+        ),
+    ],
+)
 def test_precision_is_an_option_of_both_trainings(train, overrides, monkeypatch):
     asked = []
     monkeypatch.setattr(precision, 'prepare', lambda *settings: asked.append(settings))
     hparams = train.HParams()
-    hparams.override_from_dict({'task.query_length': 3, 'task.response_length': 4, 'task.query_dataset': 'test',
-                                'task.policy.initial_model': 'test', 'run.precision': 'bf16', **overrides})
+    hparams.override_from_dict(
+        {
+            'task.query_length': 3,
+            'task.response_length': 4,
+            'task.query_dataset': 'test',
+            'task.policy.initial_model': 'test',
+            'run.precision': 'bf16',
+            **overrides,
+        }
+    )
     train.train(hparams)
     assert asked == [('bf16', core.default_device())]
 

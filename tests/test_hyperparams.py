@@ -1,28 +1,42 @@
 """utils.hyperparams and the hyperparameter classes against hparams.json, and where we do better."""
+
 import io
 import json
 import typing
 from dataclasses import dataclass, field
 
 import pytest
-
 from golden_data import ROOT, found, json_if_there
+
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import train_policy, train_reward
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.errors import UserError
 from lm_human_preferences.utils.hyperparams import fields, group_class, members, option
 
 RECORDED = json_if_there('hparams.json', default={'cases': [], 'synthetic_classes': ''})
-TASK = {'task.query_length': 5, 'task.query_dataset': 'books', 'task.response_length': 4,
-        'task.policy.initial_model': '124M'}
+TASK = {
+    'task.query_length': 5,
+    'task.query_dataset': 'books',
+    'task.response_length': 4,
+    'task.policy.initial_model': '124M',
+}
 LABELS = {'labels.type': 'best_of_4', 'labels.source': 'test'}
 
 
 def _classes():
-    scope = {'hyperparams': hyperparams, 'field': field, 'dataclass': dataclass, '__name__': __name__, **vars(typing)}
+    scope = {
+        'hyperparams': hyperparams,
+        'field': field,
+        'dataclass': dataclass,
+        '__name__': __name__,
+        **vars(typing),
+    }
     exec(RECORDED['synthetic_classes'].replace('class ', '@dataclass\nclass '), scope)
-    return {'train_policy.HParams': train_policy.HParams, 'train_reward.HParams': train_reward.HParams,
-            'Synthetic': scope.get('Synthetic')}
+    return {
+        'train_policy.HParams': train_policy.HParams,
+        'train_reward.HParams': train_reward.HParams,
+        'Synthetic': scope.get('Synthetic'),
+    }
 
 
 CLASSES = _classes()
@@ -45,8 +59,15 @@ def _type(cls, key, separator):
 
 def _unknown(cls, nested):
     """Whether a nested dict has a key that no field has."""
-    return any(key not in fields(cls) or isinstance(value, dict) and group_class(fields(cls)[key].type)
-               and _unknown(group_class(fields(cls)[key].type), value) for key, value in nested.items())
+    return any(
+        key not in fields(cls)
+        or (
+            isinstance(value, dict)
+            and group_class(fields(cls)[key].type)
+            and _unknown(group_class(fields(cls)[key].type), value)
+        )
+        for key, value in nested.items()
+    )
 
 
 def _defect(case):
@@ -57,19 +78,35 @@ def _defect(case):
         for key, value in settings:
             ty = _type(cls, key, separator)
             parents = [key[:i] for i in range(len(key)) if key[i:].startswith(separator)]
-            if value == 'on' and ty and group_class(ty) and any(k.startswith(p) for k in earlier for p in parents):
+            if (
+                value == 'on'
+                and ty
+                and group_class(ty)
+                and any(k.startswith(p) for k in earlier for p in parents)
+            ):
                 return 'original-defects 10: a group switched on reset those around it'
-            if call[0].startswith('override_from_str') and value == 'None' and ty == typing.Optional[str]:
+            if call[0].startswith('override_from_str') and value == 'None' and ty == (str | None):
                 return 'original-defects 11: Optional[str] could not be set to None'
-            if ty and len(set(members(ty)) - {type(None)}) > 1 and result.get('error') == 'AssertionError':
+            if (
+                ty
+                and len(set(members(ty)) - {type(None)}) > 1
+                and result.get('error') == 'AssertionError'
+            ):
                 return 'original-defects 11: Unions other than Optional failed'
             if key.endswith('penalty_reward_value') and '.' in str(value):
                 return 'task.penalty_reward_value may be a fraction'
-            if key.endswith('num_train') and value in (None, 'None', 'none', '') and 'error' in result:
+            if (
+                key.endswith('num_train')
+                and value in (None, 'None', 'none', '')
+                and 'error' in result
+            ):
                 return 'labels.num_train may be None: all labels'
         earlier += [key for key, _ in settings]
-        if call[0] == 'override_from_nested_dict' and 'nested' in result and _unknown(cls, call[1]) \
-                or call[0] == 'parse_json' and 'nested' in result and _unknown(cls, json.loads(call[1])):
+        if (
+            call[0] == 'override_from_nested_dict' and 'nested' in result and _unknown(cls, call[1])
+        ) or (
+            call[0] == 'parse_json' and 'nested' in result and _unknown(cls, json.loads(call[1]))
+        ):
             return 'original-defects 12: unknown names were accepted'
     verdict = result.get('validate')
     if isinstance(verdict, dict) and 'num_train must be int' in verdict['message']:
@@ -90,7 +127,9 @@ def _raised(function):
     return []
 
 
-@pytest.mark.parametrize('case', RECORDED['cases'], ids=lambda case: f'{case["cls"]}-{json.dumps(case["calls"])[:80]}')
+@pytest.mark.parametrize(
+    'case', RECORDED['cases'], ids=lambda case: f'{case["cls"]}-{json.dumps(case["calls"])[:80]}'
+)
 def test_recorded(case):
     if _defect(case):
         pytest.skip(_defect(case))
@@ -108,7 +147,9 @@ def test_recorded(case):
         assert result['validate']['error'] in _raised(hparams.validate)
 
 
-@pytest.mark.parametrize('path', found('*/train_*_hparams.json') + found('*/*/train_*_hparams.json'))
+@pytest.mark.parametrize(
+    'path', found('*/train_*_hparams.json') + found('*/*/train_*_hparams.json')
+)
 def test_saved_by_the_original(path):
     """Original-defects 13: what a run saved validates, with both ways to a reward model in it."""
     hparams = (train_policy if 'policy' in path else train_reward).HParams()
@@ -164,7 +205,9 @@ def test_on_of_a_group_sets_its_defaults():
     assert hparams.ppo == train_policy.PpoHParams()
 
 
-@pytest.mark.parametrize('text, value', [('None', None), ('none', 'none'), ('', ''), ('a=b', 'a=b')])
+@pytest.mark.parametrize(
+    'text, value', [('None', None), ('none', 'none'), ('', ''), ('a=b', 'a=b')]
+)
 def test_optional_text(text, value):
     """Original-defects 11: a directory named None was made."""
     hparams = policy_hparams(**{'run.save_dir': 'before'})
@@ -174,9 +217,9 @@ def test_optional_text(text, value):
 
 @dataclass
 class Unions(hyperparams.HParams):
-    either: typing.Union[int, bool] = option(0, 'int or bool')
+    either: int | bool = option(0, 'int or bool')
     new_style: int | None = option(0, 'the same as Optional[int]')
-    unclear: typing.Union[int, str, None] = option(0, 'text may be either')
+    unclear: int | str | None = option(0, 'text may be either')
 
 
 def test_unions():
@@ -186,18 +229,28 @@ def test_unions():
     assert hparams.to_nested_dict() == {'either': 3, 'new_style': None, 'unclear': None}
     hparams.override_from_str('either=true,new_style=5')
     assert (hparams.either, hparams.new_style) == (True, 5)
-    with pytest.raises(TypeError, match=r"cannot tell which of a whole number \(int\) or text \(str\) or None '3' is"):
+    with pytest.raises(
+        TypeError,
+        match=r"cannot tell which of a whole number \(int\) or text \(str\) or None '3' is",
+    ):
         hparams.override_from_str('unclear=3')
     hparams.unclear = 'text'
     hparams.validate()
 
 
-@pytest.mark.parametrize('method, argument', [
-    ('override_from_str', 'ppo.nosuch=1'), ('override_from_str_dict', {'ppo.nosuch': '1'}),
-    ('override_from_dict', {'ppo.nosuch': 1}), ('override_from_nested_dict', {'ppo': {'nosuch': 1}}),
-    ('parse_json', '{"ppo": {"nosuch": 1}}')])
+@pytest.mark.parametrize(
+    'method, argument',
+    [
+        ('override_from_str', 'ppo.nosuch=1'),
+        ('override_from_str_dict', {'ppo.nosuch': '1'}),
+        ('override_from_dict', {'ppo.nosuch': 1}),
+        ('override_from_nested_dict', {'ppo': {'nosuch': 1}}),
+        ('parse_json', '{"ppo": {"nosuch": 1}}'),
+    ],
+)
 def test_unknown_name(method, argument):
-    """Original-defects 12: one error for one mistake, which is both errors that the original raised for it."""
+    """Original-defects 12: one error for one mistake, which is both errors that the original raised
+    for it."""
     with pytest.raises(AttributeError, match='HParams has no field .*nosuch') as caught:
         getattr(train_policy.HParams(), method)(argument)
     assert isinstance(caught.value, KeyError)
@@ -208,13 +261,33 @@ def test_fields_where_there_are_none():
         train_policy.HParams().override_from_nested_dict({'ppo': {'lr': {'a': 1}}})
 
 
-@pytest.mark.parametrize('text, message', [
-    ('{"ppo": ', ' is not JSON: Expecting value: line 1 column 9 (char 8)'),
-    ('{"nosuch": 1}', ' does not hold the hyperparameters that it should: '
-     "lm_human_preferences.hparams.train_policy.HParams has no field 'nosuch'"),
-    ('{"ppo": {"batch_size": 0}}', ' does not hold the hyperparameters that it should: '
-     '--task.query_length must be a whole number (int), got None'),
-    ('[1]', " does not hold the hyperparameters that it should: 'list' object has no attribute 'items'")])
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        ('{"ppo": ', ' is not JSON: Expecting value: line 1 column 9 (char 8)'),
+        (
+            '{"nosuch": 1}',
+            (
+                ' does not hold the hyperparameters that it should: '
+                "lm_human_preferences.hparams.train_policy.HParams has no field 'nosuch'"
+            ),
+        ),
+        (
+            '{"ppo": {"batch_size": 0}}',
+            (
+                ' does not hold the hyperparameters that it should: '
+                '--task.query_length must be a whole number (int), got None'
+            ),
+        ),
+        (
+            '[1]',
+            (
+                " does not hold the hyperparameters that it should: 'list' object has no attribute"
+                " 'items'"
+            ),
+        ),
+    ],
+)
 def test_bad_json_file(tmp_path, text, message):
     path = tmp_path / 'hparams.json'
     path.write_text(text)
@@ -232,32 +305,72 @@ def test_finished_run_validates():
     """Original-defects 13, without recordings."""
     hparams = policy_hparams(**{'rewards.train_new_model': 'on'})
     new = {**TASK, **LABELS, 'labels.num_train': 80, 'run.save_dir': '/runs/a'}
-    hparams.override_from_dict({f'rewards.train_new_model.{key}': value for key, value in new.items()})
+    hparams.override_from_dict(
+        {f'rewards.train_new_model.{key}': value for key, value in new.items()}
+    )
     with pytest.raises(AssertionError):
         hparams.validate()
     hparams.rewards.trained_model = '/runs/a/reward_model'
     hparams.validate()
 
 
-@pytest.mark.parametrize('hparams, error, message', [
-    (policy_hparams(**{'task.query_length': None}), TypeError,
-     '--task.query_length must be a whole number (int), got None'),
-    (policy_hparams(**{'ppo.lr': 'a'}), TypeError, "--ppo.lr must be a number (float), got 'a'"),
-    (policy_hparams(**{'run.seed': 1.5}), TypeError, '--run.seed must be a whole number (int) or None, got 1.5'),
-    (policy_hparams(**{'rewards.adaptive_kl': 'on'}), TypeError,
-     '--rewards.adaptive_kl.target must be a number (float), got None'),
-    (policy_hparams(**{'ppo': 'off'}), TypeError, '--ppo must be on or off, got None'),
-    (policy_hparams(**{'ppo.batch_size': 9, 'ppo.nminibatches': 2}), ValueError,
-     '--ppo.batch_size 9 is not a multiple of --ppo.nminibatches 2: take 8 or 10'),
-    (policy_hparams(**{'ppo.batch_size': 16, 'ppo.nminibatches': 4}), AssertionError,
-     '--ppo.batch_size 16 in 4 minibatches is too few for whitening: take 32 or more, or --ppo.whiten_rewards false'),
-    (policy_hparams(**{'rewards.trained_model': None}), AssertionError,
-     'no reward model: give --rewards.trained_model DIRECTORY, or --rewards.train_new_model on'),
-    (reward_hparams(**{'labels.num_train': 81}), ValueError,
-     '--labels.num_train 81 is not a multiple of --batch_size 40: take 80 or 120'),
-    (reward_hparams(**{'labels.num_train': 7}), ValueError,
-     '--labels.num_train 7 is not a multiple of --batch_size 40: take 40'),
-])
+@pytest.mark.parametrize(
+    'hparams, error, message',
+    [
+        (
+            policy_hparams(**{'task.query_length': None}),
+            TypeError,
+            '--task.query_length must be a whole number (int), got None',
+        ),
+        (
+            policy_hparams(**{'ppo.lr': 'a'}),
+            TypeError,
+            "--ppo.lr must be a number (float), got 'a'",
+        ),
+        (
+            policy_hparams(**{'run.seed': 1.5}),
+            TypeError,
+            '--run.seed must be a whole number (int) or None, got 1.5',
+        ),
+        (
+            policy_hparams(**{'rewards.adaptive_kl': 'on'}),
+            TypeError,
+            '--rewards.adaptive_kl.target must be a number (float), got None',
+        ),
+        (policy_hparams(**{'ppo': 'off'}), TypeError, '--ppo must be on or off, got None'),
+        (
+            policy_hparams(**{'ppo.batch_size': 9, 'ppo.nminibatches': 2}),
+            ValueError,
+            '--ppo.batch_size 9 is not a multiple of --ppo.nminibatches 2: take 8 or 10',
+        ),
+        (
+            policy_hparams(**{'ppo.batch_size': 16, 'ppo.nminibatches': 4}),
+            AssertionError,
+            (
+                '--ppo.batch_size 16 in 4 minibatches is too few for whitening: take 32 or more, or'
+                ' --ppo.whiten_rewards false'
+            ),
+        ),
+        (
+            policy_hparams(**{'rewards.trained_model': None}),
+            AssertionError,
+            (
+                'no reward model: give --rewards.trained_model DIRECTORY, or'
+                ' --rewards.train_new_model on'
+            ),
+        ),
+        (
+            reward_hparams(**{'labels.num_train': 81}),
+            ValueError,
+            '--labels.num_train 81 is not a multiple of --batch_size 40: take 80 or 120',
+        ),
+        (
+            reward_hparams(**{'labels.num_train': 7}),
+            ValueError,
+            '--labels.num_train 7 is not a multiple of --batch_size 40: take 40',
+        ),
+    ],
+)
 def test_invalid(hparams, error, message):
     with pytest.raises(error) as caught:
         hparams.validate()
@@ -270,8 +383,10 @@ def test_prefix_of_nested_messages():
         hparams.override_from_dict({f'rewards.train_new_model.{key}': value})
     with pytest.raises(ValueError) as caught:
         hparams.validate()
-    assert str(caught.value) == ('--rewards.train_new_model.labels.num_train 33 is not a multiple of '
-                                 '--rewards.train_new_model.batch_size 32: take 32 or 64')
+    assert (
+        str(caught.value) == '--rewards.train_new_model.labels.num_train 33 is not a multiple of '
+        '--rewards.train_new_model.batch_size 32: take 32 or 64'
+    )
 
 
 def shared(hparams, *settings):
@@ -279,19 +394,48 @@ def shared(hparams, *settings):
     return hparams
 
 
-@pytest.mark.parametrize('hparams, ranks, message', [
-    (shared(policy_hparams(), 'ppo.batch_size=512'), 3, '--ppo.batch_size 512 is not a multiple of --mpi 3: '
-     'take 510 or 513'),
-    (shared(policy_hparams(), 'ppo.batch_size=512', 'ppo.nminibatches=4'), 6, '--ppo.batch_size 512 is not a multiple '
-     'of --mpi 6 x --ppo.nminibatches 4 = 24: take 504 or 528'),
-    (shared(policy_hparams(), 'ppo.batch_size=2', 'ppo.whiten_rewards=false'), 4, '--ppo.batch_size 2 is not a '
-     'multiple of --mpi 4: take 4'),
-    (shared(reward_hparams(), 'batch_size=32'), 5, '--batch_size 32 is not a multiple of --mpi 5: take 30 or 35'),
-    (shared(reward_hparams(), 'batch_size=32', 'rollout_batch_size=36'), 8, '--rollout_batch_size 36 is not a '
-     'multiple of --mpi 8: take 32 or 40'),
-    (shared(policy_hparams(**{'rewards.trained_model': None, 'rewards.train_new_model': 'on'}), 'ppo.batch_size=512',
-            'rewards.train_new_model.batch_size=33'), 2, '--rewards.train_new_model.batch_size 33 is not a multiple of '
-     '--mpi 2: take 32 or 34')])
+@pytest.mark.parametrize(
+    'hparams, ranks, message',
+    [
+        (
+            shared(policy_hparams(), 'ppo.batch_size=512'),
+            3,
+            '--ppo.batch_size 512 is not a multiple of --mpi 3: take 510 or 513',
+        ),
+        (
+            shared(policy_hparams(), 'ppo.batch_size=512', 'ppo.nminibatches=4'),
+            6,
+            (
+                '--ppo.batch_size 512 is not a multiple '
+                'of --mpi 6 x --ppo.nminibatches 4 = 24: take 504 or 528'
+            ),
+        ),
+        (
+            shared(policy_hparams(), 'ppo.batch_size=2', 'ppo.whiten_rewards=false'),
+            4,
+            '--ppo.batch_size 2 is not a multiple of --mpi 4: take 4',
+        ),
+        (
+            shared(reward_hparams(), 'batch_size=32'),
+            5,
+            '--batch_size 32 is not a multiple of --mpi 5: take 30 or 35',
+        ),
+        (
+            shared(reward_hparams(), 'batch_size=32', 'rollout_batch_size=36'),
+            8,
+            '--rollout_batch_size 36 is not a multiple of --mpi 8: take 32 or 40',
+        ),
+        (
+            shared(
+                policy_hparams(**{'rewards.trained_model': None, 'rewards.train_new_model': 'on'}),
+                'ppo.batch_size=512',
+                'rewards.train_new_model.batch_size=33',
+            ),
+            2,
+            '--rewards.train_new_model.batch_size 33 is not a multiple of --mpi 2: take 32 or 34',
+        ),
+    ],
+)
 def test_batches_that_ranks_cannot_share(hparams, ranks, message):
     hparams.check_ranks(1)
     with pytest.raises(UserError) as caught:

@@ -1,14 +1,18 @@
-"""Ctrl-C: what was saved and the command that goes on are said, no lock stays behind; caches that cannot be written."""
+"""Ctrl-C: what was saved and the command that goes on are said, no lock stays behind; caches that
+cannot be written."""
+
 import os
 import signal
 import stat
 
 import pytest
-
 from command_line import error_of, invoke
 from launched import Launch, eventually
 
-SMALL = ('--rewards.train_new_model.labels.num_train=64', '--rewards.train_new_model.normalize_samples=16')
+SMALL = (
+    '--rewards.train_new_model.labels.num_train=64',
+    '--rewards.train_new_model.normalize_samples=16',
+)
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.log_interval=1')
 
 
@@ -26,7 +30,10 @@ def test_what_is_saved_is_said(mpi, tmp_path):
     line = training.errors().splitlines()[-1]
     directory = tmp_path / 'run'
     step = line.removeprefix('Step ').partition(' ')[0]
-    assert line == f'Step {step} of the policy is saved; to go on from there: ./launch.py resume {directory}'
+    assert (
+        line == f'Step {step} of the policy is saved; to go on from there: ./launch.py resume'
+        f' {directory}'
+    )
     assert (directory / f'policy/checkpoints/model.ckpt-{step}.resume.json').exists()
     assert not (directory / 'lock').exists()
 
@@ -36,13 +43,17 @@ def test_in_the_training_of_the_reward_model(tmp_path):
     eventually(lambda: 'k =  loss' in training.output() or training.process.poll() is not None)
     training.process.send_signal(signal.SIGINT)
     assert training.wait() == 130, training.errors()
-    assert 'of the reward model is saved; to go on from there: ./launch.py resume ' in training.errors()
+    assert (
+        'of the reward model is saved; to go on from there: ./launch.py resume '
+        in training.errors()
+    )
 
 
 @pytest.mark.parametrize('mpi', [1, 2])
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM], ids=['SIGINT', 'SIGTERM'])
 def test_while_ranks_start(mpi, number, tmp_path):
-    """As soon as the lock is there: nothing is saved, and nothing is left that refuses the same command."""
+    """As soon as the lock is there: nothing is saved, and nothing is left that refuses the same
+    command."""
     training = start(tmp_path, f'--mpi={mpi}')
     eventually(lambda: (tmp_path / 'run/lock').exists() or training.process.poll() is not None)
     training.process.send_signal(number)
@@ -71,14 +82,28 @@ def test_a_cache_that_cannot_be_written(place, tmp_path, monkeypatch):
 def test_a_home_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.delenv('LMHP_CACHE', raising=False)
     monkeypatch.setenv('HOME', '/proc')
-    assert 'set LMHP_CACHE' in error_of(invoke('train_reward mock_sentiment first --mpi 1 --save_dir None'))
+    assert 'set LMHP_CACHE' in error_of(
+        invoke('train_reward mock_sentiment first --mpi 1 --save_dir None')
+    )
 
 
 def test_a_cache_that_others_wrote_is_read(tmp_path, monkeypatch):
     """What is in it already needs no writing."""
-    assert invoke('train_reward mock_sentiment a --mpi 1 --save_dir None --labels.num_train 32 '
-                  '--normalize_samples 8').exit_code == 0
+    assert (
+        invoke(
+            'train_reward mock_sentiment a --mpi 1 --save_dir None --labels.num_train 32 '
+            '--normalize_samples 8'
+        ).exit_code
+        == 0
+    )
     access = os.access
-    monkeypatch.setattr(os, 'access', lambda path, mode: mode & stat.S_IWOTH == 0 and access(path, mode))
-    assert invoke('train_reward mock_sentiment b --mpi 1 --save_dir None --labels.num_train 32 '
-                  '--normalize_samples 8').exit_code == 0
+    monkeypatch.setattr(
+        os, 'access', lambda path, mode: mode & stat.S_IWOTH == 0 and access(path, mode)
+    )
+    assert (
+        invoke(
+            'train_reward mock_sentiment b --mpi 1 --save_dir None --labels.num_train 32 '
+            '--normalize_samples 8'
+        ).exit_code
+        == 0
+    )

@@ -1,48 +1,71 @@
 """Label files: what is read, what is said of it, and one line for every mistake in them."""
+
 import json
 import math
 
 import pytest
 import torch
-
 from command_line import invoke
-from lm_human_preferences import label_files
+
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.labels import files as label_files
 from lm_human_preferences.language import encodings
-from lm_human_preferences.utils.errors import UserError
 
 PADDING = 27
-ANSWERS = {'best_of_2': {'best': 1}, 'scalar_rating': {'score': 0.5}, 'scalar_compare': {'difference': -2}}
+ANSWERS = {
+    'best_of_2': {'best': 1},
+    'scalar_rating': {'score': 0.5},
+    'scalar_compare': {'difference': -2},
+}
 
 
 def label(label_type='best_of_2', **changes):
     samples = ['sample'] if label_type == 'scalar_rating' else ['sample0', 'sample1']
-    return {'query': [0, 1, PADDING], **{name: [3, 4] for name in samples}, **ANSWERS[label_type], **changes}
+    return {
+        'query': [0, 1, PADDING],
+        **{name: [3, 4] for name in samples},
+        **ANSWERS[label_type],
+        **changes,
+    }
 
 
 def hparams(source, label_type='best_of_2', num_train=None, batch_size=2):
     result = HParams()
-    result.override_from_dict({
-        'labels.source': str(source), 'labels.type': label_type, 'labels.num_train': num_train,
-        'batch_size': batch_size, 'task.query_length': 3, 'task.response_length': 2})
+    result.override_from_dict(
+        {
+            'labels.source': str(source),
+            'labels.type': label_type,
+            'labels.num_train': num_train,
+            'batch_size': batch_size,
+            'task.query_length': 3,
+            'task.response_length': 2,
+        }
+    )
     return result
 
 
 @pytest.fixture
 def load(tmp_path):
     """Write labels to a file and load them: (labels, notes)."""
+
     def write_and_load(labels, **settings):
         path = tmp_path / 'labels.json'
         path.write_text(labels if isinstance(labels, str) else json.dumps(labels))
         return label_files.load_labels(hparams(path, **settings), encodings.Test)
+
     return write_and_load
 
 
 @pytest.mark.parametrize('label_type', ANSWERS)
 def test_fields_become_batched_tensors(load, label_type):
-    labels, _ = load([label(label_type, note='kept aside'), label(label_type)], label_type=label_type)
-    assert labels['query'].tolist() == [[0, 1, PADDING]] * 2 and labels['query'].dtype == torch.int64
-    answer, = ANSWERS[label_type]
+    labels, _ = load(
+        [label(label_type, note='kept aside'), label(label_type)], label_type=label_type
+    )
+    assert (
+        labels['query'].tolist() == [[0, 1, PADDING]] * 2 and labels['query'].dtype == torch.int64
+    )
+    (answer,) = ANSWERS[label_type]
     assert labels[answer].tolist() == [ANSWERS[label_type][answer]] * 2
     assert labels[answer].dtype == (torch.int64 if answer == 'best' else torch.float32)
     assert 'note' not in labels
@@ -51,7 +74,10 @@ def test_fields_become_batched_tensors(load, label_type):
 def test_all_labels_that_fill_batches_are_used_and_the_rest_is_named(load):
     labels, notes = load([label(best=i % 2) for i in range(7)], batch_size=3)
     assert labels['best'].tolist() == [0, 1, 0, 1, 0, 1]
-    assert notes == ['Num labels found in source: 7', 'Training on 6 of them; 1 do not fill a batch of 3']
+    assert notes == [
+        'Num labels found in source: 7',
+        'Training on 6 of them; 1 do not fill a batch of 3',
+    ]
 
 
 def test_the_first_num_train_labels_are_used(load):
@@ -59,34 +85,57 @@ def test_the_first_num_train_labels_are_used(load):
     assert labels['best'].tolist() == [0, 1] and notes == ['Num labels found in source: 3']
 
 
-@pytest.mark.parametrize('second, told', [
-    ({'query': [0, 1]}, "label 1, field 'query' must be 3 tokens, not 2 tokens"),
-    ({'sample1': [0, 1, 2]}, "label 1, field 'sample1' must be 2 tokens, not 3 tokens"),
-    ({'sample1': 5}, "label 1, field 'sample1' must be 2 tokens, not a int"),
-    ({'sample0': [0, 1.5]}, "label 1, field 'sample0' must be integers, not [0, 1.5]"),
-    ({'sample0': [0, None]}, "label 1, field 'sample0' must be integers, not [0, null]"),
-    ({'sample0': [0, 28]}, "label 1, field 'sample0' must be token ids 0 to 26, or 27 for padding, not 28"),
-    ({'query': [0, -1, 2]}, "label 1, field 'query' must be token ids 0 to 26, or 27 for padding, not -1"),
-    ({'query': [27, 27, 27]}, "label 1, field 'query' is padding only"),
-    ({'best': 2}, "label 1, field 'best' must be 0 to 1, not 2"),
-    ({'best': -1}, "label 1, field 'best' must be 0 to 1, not -1"),
-    ({'best': 0.5}, "label 1, field 'best' must be an integer, not 0.5"),
-    ({'best': 10 ** 30}, "label 1, field 'best' must be an integer, not 1000000000000000000000000000000"),
-])
+@pytest.mark.parametrize(
+    'second, told',
+    [
+        ({'query': [0, 1]}, "label 1, field 'query' must be 3 tokens, not 2 tokens"),
+        ({'sample1': [0, 1, 2]}, "label 1, field 'sample1' must be 2 tokens, not 3 tokens"),
+        ({'sample1': 5}, "label 1, field 'sample1' must be 2 tokens, not a int"),
+        ({'sample0': [0, 1.5]}, "label 1, field 'sample0' must be integers, not [0, 1.5]"),
+        ({'sample0': [0, None]}, "label 1, field 'sample0' must be integers, not [0, null]"),
+        (
+            {'sample0': [0, 28]},
+            "label 1, field 'sample0' must be token ids 0 to 26, or 27 for padding, not 28",
+        ),
+        (
+            {'query': [0, -1, 2]},
+            "label 1, field 'query' must be token ids 0 to 26, or 27 for padding, not -1",
+        ),
+        ({'query': [27, 27, 27]}, "label 1, field 'query' is padding only"),
+        ({'best': 2}, "label 1, field 'best' must be 0 to 1, not 2"),
+        ({'best': -1}, "label 1, field 'best' must be 0 to 1, not -1"),
+        ({'best': 0.5}, "label 1, field 'best' must be an integer, not 0.5"),
+        (
+            {'best': 10**30},
+            "label 1, field 'best' must be an integer, not 1000000000000000000000000000000",
+        ),
+    ],
+)
 def test_mistake_in_a_label(load, tmp_path, second, told):
     with pytest.raises(UserError) as caught:
         load([label(), label(**second)])
     assert str(caught.value) == f'--labels.source {tmp_path}/labels.json: {told}'
 
 
-@pytest.mark.parametrize('label_type, field', [('scalar_rating', 'score'), ('scalar_compare', 'difference')])
-@pytest.mark.parametrize('value, told', [
-    (math.nan, 'must be finite, not nan'), (math.inf, 'must be finite, not inf'),
-    ('high', 'must be a number, not "high"'), (None, 'must be a number, not null')])
+@pytest.mark.parametrize(
+    'label_type, field', [('scalar_rating', 'score'), ('scalar_compare', 'difference')]
+)
+@pytest.mark.parametrize(
+    'value, told',
+    [
+        (math.nan, 'must be finite, not nan'),
+        (math.inf, 'must be finite, not inf'),
+        ('high', 'must be a number, not "high"'),
+        (None, 'must be a number, not null'),
+    ],
+)
 def test_mistake_in_a_number(load, tmp_path, label_type, field, value, told):
     with pytest.raises(UserError) as caught:
         load([label(label_type), label(label_type, **{field: value})], label_type=label_type)
-    assert str(caught.value) == f"--labels.source {tmp_path}/labels.json: label 1, field '{field}' {told}"
+    assert (
+        str(caught.value)
+        == f"--labels.source {tmp_path}/labels.json: label 1, field '{field}' {told}"
+    )
 
 
 @pytest.mark.parametrize('missing', ['query', 'sample1', 'best'])
@@ -95,14 +144,21 @@ def test_missing_field(load, tmp_path, missing):
     del second[missing]
     with pytest.raises(UserError) as caught:
         load([label(), second])
-    assert str(caught.value) == f"--labels.source {tmp_path}/labels.json: label 1 has no field '{missing}'"
+    assert (
+        str(caught.value)
+        == f"--labels.source {tmp_path}/labels.json: label 1 has no field '{missing}'"
+    )
 
 
-@pytest.mark.parametrize('labels, settings, told', [
-    ([label()] * 3, {'num_train': 4}, ' has 3 labels, too few for --labels.num_train 4'),
-    ([label()], {}, ' has 1 labels, too few for --batch_size 2'),
-    ([label(), 7], {}, ': label 1 is a int, not an object'),
-    ({'labels': []}, {}, ' must hold a JSON array of labels, not a dict')])
+@pytest.mark.parametrize(
+    'labels, settings, told',
+    [
+        ([label()] * 3, {'num_train': 4}, ' has 3 labels, too few for --labels.num_train 4'),
+        ([label()], {}, ' has 1 labels, too few for --batch_size 2'),
+        ([label(), 7], {}, ': label 1 is a int, not an object'),
+        ({'labels': []}, {}, ' must hold a JSON array of labels, not a dict'),
+    ],
+)
 def test_mistake_in_the_file(load, tmp_path, labels, settings, told):
     with pytest.raises(UserError) as caught:
         load(labels, **settings)
@@ -124,37 +180,54 @@ def test_best_of_none_is_refused():
 def test_from_the_command_line_a_mistake_is_one_line_and_status_2(tmp_path):
     path = tmp_path / 'labels.json'
     path.write_text(json.dumps([label(best=9)]))
-    result = invoke(f'train_reward test first --mpi 1 --save_dir {tmp_path} --labels.source {path} --batch_size 1 '
-                    '--labels.num_train 1 --labels.type best_of_2 --task.response_length 2')
+    result = invoke(
+        f'train_reward test first --mpi 1 --save_dir {tmp_path} --labels.source {path} --batch_size'
+        ' 1 --labels.num_train 1 --labels.type best_of_2 --task.response_length 2'
+    )
     assert result.exit_code == 2, result.output
-    assert result.stderr.splitlines()[-1] == (
-        f"error: --labels.source {path}: label 0, field 'best' must be 0 to 1, not 9")
+    assert (
+        result.stderr.splitlines()[-1]
+        == f"error: --labels.source {path}: label 0, field 'best' must be 0 to 1, not 9"
+    )
     assert not (tmp_path / 'first').exists()
 
 
 def test_missing_file_is_one_line(tmp_path):
     result = invoke(f'train_reward test first --mpi 1 --labels.source {tmp_path}/none.json')
-    assert result.stderr.splitlines()[-1] == f'error: {tmp_path}/none.json: no such file or directory'
+    assert (
+        result.stderr.splitlines()[-1] == f'error: {tmp_path}/none.json: no such file or directory'
+    )
     assert result.exit_code == 2
 
 
 @pytest.mark.parametrize('label_type', ANSWERS)
 def test_generated_labels_like_small_token_ids(label_type):
-    labels, notes = label_files.load_labels(hparams('test', label_type=label_type, num_train=100), encodings.Test)
+    labels, notes = label_files.load_labels(
+        hparams('test', label_type=label_type, num_train=100), encodings.Test
+    )
     assert notes == [] and {len(values) for values in labels.values()} == {100}
     if label_type == 'best_of_2':
         chosen = torch.where(labels['best'].bool()[:, None], labels['sample1'], labels['sample0'])
         other = torch.where(labels['best'].bool()[:, None], labels['sample0'], labels['sample1'])
         assert (chosen.sum(1) <= other.sum(1)).all() and (chosen.sum(1) < other.sum(1)).any()
     elif label_type == 'scalar_rating':
-        assert torch.corrcoef(torch.stack([labels['score'], labels['sample'].sum(1).float()]))[0, 1] < -0.99
+        assert (
+            torch.corrcoef(torch.stack([labels['score'], labels['sample'].sum(1).float()]))[0, 1]
+            < -0.99
+        )
     else:
         gain = (labels['sample0'] - labels['sample1']).sum(1).float()
         assert torch.corrcoef(torch.stack([labels['difference'], gain]))[0, 1] > 0.99
 
 
-@pytest.mark.parametrize('written', [
-    {'text': 'with [brackets] and "quotes"'}, {'sample0': [4, 4], 'nested': [[1], ['a', None, 2.5]]}, {'empty': []}])
+@pytest.mark.parametrize(
+    'written',
+    [
+        {'text': 'with [brackets] and "quotes"'},
+        {'sample0': [4, 4], 'nested': [[1], ['a', None, 2.5]]},
+        {'empty': []},
+    ],
+)
 def test_what_else_a_label_holds_changes_nothing(load, written):
     labels, _ = load([label(), label(**written)])
     assert labels['sample0'].tolist() == [[3, 4], written.get('sample0', [3, 4])]

@@ -1,16 +1,20 @@
 """Label types against the recordings in reward_training/label_types.npz and .json."""
+
 import numpy as np
 import pytest
 import torch
-
 from compare import assert_close
 from golden_data import json_if_there, load_npz, npz_keys, under
+
 from lm_human_preferences import label_types
 from lm_human_preferences.train_reward import mean_and_std
 
 NAMES = json_if_there('reward_training', 'label_types.json', default={})
 LOSSES = sorted({key.split('/')[0] for key in npz_keys('reward_training', 'label_types.npz')})
-DTYPES = {'int32': torch.int64, 'float32': torch.float32}  # the port's token ids and indices are int64
+DTYPES = {
+    'int32': torch.int64,
+    'float32': torch.float32,
+}  # the port's token ids and indices are int64
 
 
 def recorded_reward(queries, responses):
@@ -19,8 +23,10 @@ def recorded_reward(queries, responses):
 
 def case_of(name):
     case = under(load_npz('reward_training', 'label_types.npz'), f'{name}/')
-    labels = {field: torch.from_numpy(values.astype(np.int64) if values.dtype.kind == 'i' else values)
-              for field, values in under(case, 'labels/').items()}
+    labels = {
+        field: torch.from_numpy(values.astype(np.int64) if values.dtype.kind == 'i' else values)
+        for field, values in under(case, 'labels/').items()
+    }
     return case, labels
 
 
@@ -46,30 +52,49 @@ def test_target_scales(name):
         assert_close(std, case['target_std'], rtol=1e-5)
 
 
-@pytest.mark.parametrize('name', [name for name, case in NAMES.items() if 'question_schemas' in case])
+@pytest.mark.parametrize(
+    'name', [name for name, case in NAMES.items() if 'question_schemas' in case]
+)
 def test_schemas(name):
     case = NAMES[name]
     lengths = {field == 'query': shape[0] for field, (_, shape) in case['question_schemas'].items()}
     label_type = label_types.get(name)
-    questions = label_type.question_schemas(query_length=lengths[True], response_length=lengths[False])
-    for ours, recorded in ((questions, 'question_schemas'), (label_type.label_schemas(), 'label_schemas')):
+    questions = label_type.question_schemas(
+        query_length=lengths[True], response_length=lengths[False]
+    )
+    for ours, recorded in (
+        (questions, 'question_schemas'),
+        (label_type.label_schemas(), 'label_schemas'),
+    ):
         assert {field: (schema.dtype, list(schema.shape)) for field, schema in ours.items()} == {
-            field: (DTYPES[dtype], shape) for field, (dtype, shape) in case[recorded].items()}
+            field: (DTYPES[dtype], shape) for field, (dtype, shape) in case[recorded].items()
+        }
 
 
-@pytest.mark.parametrize('name', [name for name, case in NAMES.items() if 'question_schemas' not in case])
+@pytest.mark.parametrize(
+    'name', [name for name, case in NAMES.items() if 'question_schemas' not in case]
+)
 def test_odd_names(name):
     case = NAMES[name]
     if 'ok' in case:
         schemas = label_types.get(name).question_schemas(query_length=5, response_length=7)
         assert list(schemas) == case['ok']
         return
-    with pytest.raises(ValueError, match=r'^--labels.type .* is none of best_of_N .*, scalar_rating, scalar_compare$'):
+    with pytest.raises(
+        ValueError,
+        match=r'^--labels.type .* is none of best_of_N .*, scalar_rating, scalar_compare$',
+    ):
         label_types.get(name)
 
 
 def test_best_of_two_by_hand():
-    labels = {'query': torch.zeros(2, 1), 'sample0': torch.tensor([[1], [2]]), 'sample1': torch.tensor([[3], [2]]),
-              'best': torch.tensor([1, 0])}
-    stats = label_types.get('best_of_2').loss(lambda queries, responses: responses[:, 0].float(), labels)
+    labels = {
+        'query': torch.zeros(2, 1),
+        'sample0': torch.tensor([[1], [2]]),
+        'sample1': torch.tensor([[3], [2]]),
+        'best': torch.tensor([1, 0]),
+    }
+    stats = label_types.get('best_of_2').loss(
+        lambda queries, responses: responses[:, 0].float(), labels
+    )
     assert_close(stats['loss'], (np.log1p(np.exp(-2)) + np.log(2)) / 2, rtol=1e-6)

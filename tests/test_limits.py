@@ -1,13 +1,14 @@
-"""Tests that hang fail, with the stacks of all threads, and the run goes on; pytest is never forked."""
+"""Tests that hang fail, with the stacks of all threads, and the run goes on; pytest is never
+forked."""
+
 import multiprocessing
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import interrupted
+import pytest
 from interrupted import start
 from launched import REPOSITORY
 
@@ -83,23 +84,53 @@ def test_that_takes_time(number):
 """
 
 
-def pytest_on(folder: Path, source: str, *options: str, last: float = 100) -> subprocess.CompletedProcess:
-    """The result of pytest, with our limits, on a file of tests; last: seconds from the run's limit to its end."""
+def pytest_on(
+    folder: Path, source: str, *options: str, last: float = 100
+) -> subprocess.CompletedProcess:
+    """The result of pytest, with our limits, on a file of tests; last: seconds from the run's limit
+    to its end."""
     path = folder / 'test_it.py'
     path.write_text(source)
-    (folder / 'short.py').write_text(f'import limits\nlimits.AGAIN, limits.GRACE, limits.LAST = 2, 8, {last}\n')
+    (folder / 'short.py').write_text(
+        f'import limits\nlimits.AGAIN, limits.GRACE, limits.LAST = 2, 8, {last}\n'
+    )
     return subprocess.run(
-        [sys.executable, '-m', 'pytest', '-p', 'limits', '-p', 'short', '-p', 'no:cacheprovider', '-c',
-         REPOSITORY / 'pyproject.toml', '--rootdir', folder, path, *options],
-        cwd=folder, capture_output=True, text=True, timeout=200,
-        env={**os.environ, 'PYTHONPATH': f'{REPOSITORY}/tests:{folder}', 'COLUMNS': '80'})
+        [
+            sys.executable,
+            '-m',
+            'pytest',
+            '-p',
+            'limits',
+            '-p',
+            'short',
+            '-p',
+            'no:cacheprovider',
+            '-c',
+            REPOSITORY / 'pyproject.toml',
+            '--rootdir',
+            folder,
+            path,
+            *options,
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, 'PYTHONPATH': f'{REPOSITORY}/tests:{folder}', 'COLUMNS': '80'},
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('source, place', [
-    (HANGING_LOCK, 'in test_that_hangs\n'), (HANGING_AFTER_AN_ALARM, 'in test_that_hangs\n'),
-    (HANGING_TWICE, 'in test_that_hangs\n'), (HANGING_TEARDOWN, 'in hanging\n')],
-    ids=['lock', 'alarm', 'twice', 'teardown'])
+@pytest.mark.parametrize(
+    'source, place',
+    [
+        (HANGING_LOCK, 'in test_that_hangs\n'),
+        (HANGING_AFTER_AN_ALARM, 'in test_that_hangs\n'),
+        (HANGING_TWICE, 'in test_that_hangs\n'),
+        (HANGING_TEARDOWN, 'in hanging\n'),
+    ],
+    ids=['lock', 'alarm', 'twice', 'teardown'],
+)
 @pytest.mark.parametrize('option', ['-n0', '-n1'])
 def test_a_hang_fails_and_the_run_goes_on(tmp_path, source, place, option):
     done = pytest_on(tmp_path, source, '--timeout', '1', option)
@@ -135,11 +166,15 @@ def test_the_run_has_a_limit(tmp_path, option):
 @pytest.mark.slow
 def test_a_run_that_hangs_beyond_all_limits_ends(tmp_path):
     """Here: a thread that does not let the interpreter end."""
-    source = ('import threading\n\ndef test_that_passes():\n'
-              '    threading.Thread(target=threading.Event().wait).start()\n')
+    source = (
+        'import threading\n\ndef test_that_passes():\n'
+        '    threading.Thread(target=threading.Event().wait).start()\n'
+    )
     done = pytest_on(tmp_path, source, '--session-timeout', '2', '-n0', last=10)
     assert done.returncode == 1 and '1 passed' in done.stdout
-    assert 'The run has taken more than 12 s; it was at: test_it.py::test_that_passes\n' in done.stderr
+    assert (
+        'The run has taken more than 12 s; it was at: test_it.py::test_that_passes\n' in done.stderr
+    )
 
 
 def test_pytest_cannot_be_forked():
@@ -153,11 +188,16 @@ def test_other_forks_are_noticed(tmp_path):
     (tmp_path / 'conftest.py').write_text((REPOSITORY / 'tests/conftest.py').read_text())
     source = 'import subprocess\n\ndef test_it():\n    subprocess.run(["true"], preexec_fn=print)\n'
     done = pytest_on(tmp_path, source, '-n0')
-    assert done.returncode == 1 and 'pytest was forked:' in done.stdout and 'in test_it\n' in done.stdout
+    assert (
+        done.returncode == 1
+        and 'pytest was forked:' in done.stdout
+        and 'in test_it\n' in done.stdout
+    )
 
 
 def test_children_share_nothing(tmp_path):
-    """Neither what was changed here by hand, nor locks: each is a fork of a process that has one thread."""
+    """Neither what was changed here by hand, nor locks: each is a fork of a process that has one
+    thread."""
     child = start(['--help'], tmp_path / 'out', calls=[], moments=())
     assert child.wait() == 0 and 'train_policy' in (tmp_path / 'out').read_text()
     zygote = interrupted.zygote().process.pid
@@ -167,15 +207,32 @@ def test_children_share_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_a_child_that_hangs_shows_where(tmp_path):
-    child = start(['train_policy', 'test', 'run', '--mpi', '1', '--save_dir', str(tmp_path)], tmp_path / 'out',
-                  calls=[{'moment': 'os:replace', 'count': 1, 'call': 'time:sleep', 'arguments': [600]}])
-    with pytest.raises(AssertionError, match='(?s)not ended within 8 seconds.*Fatal Python error: .*in replacing'):
+    child = start(
+        ['train_policy', 'test', 'run', '--mpi', '1', '--save_dir', str(tmp_path)],
+        tmp_path / 'out',
+        calls=[{'moment': 'os:replace', 'count': 1, 'call': 'time:sleep', 'arguments': [600]}],
+    )
+    with pytest.raises(
+        AssertionError, match='(?s)not ended within 8 seconds.*Fatal Python error: .*in replacing'
+    ):
         child.wait(8)
     assert child.status == -6 or child.status == -9
 
 
 def test_what_a_test_leaves_running_is_ended(tmp_path):
-    child = start(['train_policy', 'test', 'run', '--mpi', '1', '--save_dir', str(tmp_path), '--ppo.total_episodes',
-                   '64_000_000'], tmp_path / 'out')
+    child = start(
+        [
+            'train_policy',
+            'test',
+            'run',
+            '--mpi',
+            '1',
+            '--save_dir',
+            str(tmp_path),
+            '--ppo.total_episodes',
+            '64_000_000',
+        ],
+        tmp_path / 'out',
+    )
     interrupted.kill_children()
     assert child.status == -9 and not interrupted.zygote().running

@@ -1,4 +1,6 @@
-"""The best policy at every KL: worked by hand, against brute force, and against policies drawn at random."""
+"""The best policy at every KL: worked by hand, against brute force, and against policies drawn at
+random."""
+
 import itertools
 import math
 
@@ -7,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm_human_preferences import optimum
+from lm_human_preferences.evaluation import optimum
+from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import TrainedRewardModel, make_score_fn
-from lm_human_preferences.hparams.task import TaskHParams
 
 LN2, LN3 = math.log(2), math.log(3)
 EVEN = torch.tensor([[0.5, 0.5]]).log()
@@ -19,8 +21,12 @@ ZERO_ONE = torch.tensor([[0.0, 1.0]])
 
 
 def close(value, expected, tolerance=1e-10):
-    torch.testing.assert_close(torch.as_tensor(value, dtype=torch.float64), torch.as_tensor(
-        expected, dtype=torch.float64), rtol=0, atol=tolerance)
+    torch.testing.assert_close(
+        torch.as_tensor(value, dtype=torch.float64),
+        torch.as_tensor(expected, dtype=torch.float64),
+        rtol=0,
+        atol=tolerance,
+    )
 
 
 def drawn(queries=3, responses=7, seed=0, ties=False):
@@ -32,12 +38,14 @@ def drawn(queries=3, responses=7, seed=0, ties=False):
 
 
 def optimal_logprobs(ref_logprobs, rewards, beta):
-    """log pi*(y|x), which maximises E[reward] - beta KL: shaped like `ref_logprobs` and `rewards`."""
+    """log pi*(y|x), which maximises E[reward] - beta KL: shaped like `ref_logprobs` and
+    `rewards`."""
     return (ref_logprobs.double() + rewards.double() / beta).log_softmax(-1)
 
 
 def test_two_responses_by_hand():
-    """With beta 1 / ln 3, a reward of 1 triples the odds: 3/4 and 1/4, Z = 2, KL = 3/4 ln 3 - ln 2."""
+    """With beta 1 / ln 3, a reward of 1 triples the odds: 3/4 and 1/4, Z = 2, KL = 3/4 ln 3 - ln
+    2."""
     best = optimal_logprobs(EVEN, ZERO_ONE, 1 / LN3)
     close(best.exp(), [[0.25, 0.75]], 1e-7)
     close(optimum.expected(best, ZERO_ONE), [0.75], 1e-7)
@@ -57,7 +65,8 @@ def test_a_policy_that_never_gives_a_response_has_a_kl():
 
 
 def test_the_ends_of_the_frontier():
-    """Without KL there is the reference; from some KL on there are only the best responses, one of them or two."""
+    """Without KL there is the reference; from some KL on there are only the best responses, one of
+    them or two."""
     ref_logprobs = torch.tensor([[0.5, 0.25, 0.25], [0.125, 0.375, 0.5]], dtype=torch.float64).log()
     rewards = torch.tensor([[0.0, 2.0, 2.0], [5.0, 1.0, 1.0]])
     assert optimum.frontier_at(0, ref_logprobs, rewards) == (pytest.approx(1.25), math.inf)
@@ -77,7 +86,9 @@ def test_the_reward_at_a_kl_is_the_frontiers(beta):
     close(found, reward, 1e-9)
     assert slope == pytest.approx(beta, rel=1e-4)
     step = 1e-4 * kl.item()
-    ahead, behind = (optimum.frontier_reward_at(kl + d, ref_logprobs, rewards) for d in (step, -step))
+    ahead, behind = (
+        optimum.frontier_reward_at(kl + d, ref_logprobs, rewards) for d in (step, -step)
+    )
     assert (ahead - behind) / (2 * step) == pytest.approx(beta, rel=1e-4)
 
 
@@ -94,13 +105,22 @@ def test_optimum_is_what_the_moments_say():
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 2 ** 32), st.integers(1, 3), st.integers(2, 6), st.floats(0.01, 10), st.booleans())
+@given(
+    st.integers(0, 2**32), st.integers(1, 3), st.integers(2, 6), st.floats(0.01, 10), st.booleans()
+)
 def test_no_policy_lies_above_the_frontier(seed, queries, responses, sharpness, ties):
     ref_logprobs, rewards = drawn(queries, responses, seed, ties)
-    logits = torch.randn(queries, responses, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
-    policies = [(sharpness * logits).log_softmax(-1), (ref_logprobs + sharpness * rewards ** 3).log_softmax(-1)]
+    logits = torch.randn(
+        queries, responses, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1)
+    )
+    policies = [
+        (sharpness * logits).log_softmax(-1),
+        (ref_logprobs + sharpness * rewards**3).log_softmax(-1),
+    ]
     for logprobs in policies:
-        at = optimum.frontier_reward_at(optimum.kl(logprobs, ref_logprobs).mean(), ref_logprobs, rewards)
+        at = optimum.frontier_reward_at(
+            optimum.kl(logprobs, ref_logprobs).mean(), ref_logprobs, rewards
+        )
         assert optimum.expected(logprobs, rewards).mean() <= at + 1e-9
     for reward, kl in zip(*optimum.best_of_n(ref_logprobs, rewards, 2, 5)):
         assert reward.mean() <= optimum.frontier_reward_at(kl.mean(), ref_logprobs, rewards) + 1e-9
@@ -176,7 +196,11 @@ def test_samples_converge_to_the_frontier():
         errors.append(max((found - means).abs().max(), (found_kls - kls).abs().max()))
         assert (effective > 5).all() and (effective < count).all() and effective[0] > effective[2]
     assert errors[0] < 0.1 and errors[1] < 0.01 and errors[1] < errors[0] / 3
-    close(standard_errors[0], optimum.standard_error(2 * optimum.moments(ref_logprobs, rewards, 2)[0]), 5e-3)
+    close(
+        standard_errors[0],
+        optimum.standard_error(2 * optimum.moments(ref_logprobs, rewards, 2)[0]),
+        5e-3,
+    )
 
 
 def test_effective_samples_by_hand():
@@ -215,13 +239,23 @@ def test_sampled_best_of_n_judged_by_another_reward_estimates_the_exact_one():
     torch.manual_seed(0)
     drawn_ones = torch.multinomial(ref_logprobs.exp(), 200_000, replacement=True)
     found = optimum.sampled_best_of_n(
-        rewards.gather(1, drawn_ones), 4, judged.gather(1, drawn_ones))
+        rewards.gather(1, drawn_ones), 4, judged.gather(1, drawn_ones)
+    )
     close(found, exact, 0.02)
 
 
 def test_all_responses_count_upwards():
-    assert optimum.all_responses(3, 2).tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2],
-                                                    [2, 0], [2, 1], [2, 2]]
+    assert optimum.all_responses(3, 2).tolist() == [
+        [0, 0],
+        [0, 1],
+        [0, 2],
+        [1, 0],
+        [1, 1],
+        [1, 2],
+        [2, 0],
+        [2, 1],
+        [2, 2],
+    ]
     assert optimum.all_responses(4, 1).tolist() == [[0], [1], [2], [3]]
 
 
@@ -230,8 +264,12 @@ def tiny():
     """A policy and a reward model of 27 letters in float64, and queries, one of them padded."""
     torch.manual_seed(0)
     start = TrainedModel('test')
-    policy = Policy(start, temperature=0.7, device='cpu',
-                    embed_queries=lambda queries: torch.cat([torch.full((len(queries), 1), 5), queries], dim=1))
+    policy = Policy(
+        start,
+        temperature=0.7,
+        device='cpu',
+        embed_queries=lambda queries: torch.cat([torch.full((len(queries), 1), 5), queries], dim=1),
+    )
     reward_model = TrainedRewardModel('test', start.encoding, device='cpu')
     policy.model.double()
     reward_model.double()
@@ -239,12 +277,16 @@ def tiny():
 
 
 def test_enumeration_is_that_of_a_double_loop(tiny, monkeypatch):
-    """All 27 ** 2 responses to each query, one by one, in float64; in chunks of more and of less than a query."""
+    """All 27 ** 2 responses to each query, one by one, in float64; in chunks of more and of less
+    than a query."""
     policy, reward_model, queries = tiny
-    brute, scores = torch.zeros(2, 27 ** 2, dtype=torch.float64), torch.zeros(2, 27 ** 2, dtype=torch.float64)
+    brute, scores = (
+        torch.zeros(2, 27**2, dtype=torch.float64),
+        torch.zeros(2, 27**2, dtype=torch.float64),
+    )
     for query in range(2):
         for i, response in enumerate(itertools.product(range(27), repeat=2)):
-            one = queries[query:query + 1], torch.tensor([response])
+            one = queries[query : query + 1], torch.tensor([response])
             brute[query, i] = policy.analyze_responses(*one)['logprobs'].sum()
             scores[query, i] = reward_model.score(*one)
     for chunk in (8192, 100, 1):
@@ -260,7 +302,9 @@ def test_enumeration_is_that_of_a_double_loop(tiny, monkeypatch):
 
 def test_truncated_responses_score_what_they_do_in_training(tiny):
     _, reward_model, queries = tiny
-    score_fn = make_score_fn(TaskHParams(response_length=2, truncate_token=3, penalty_reward_value=-7), reward_model)
+    score_fn = make_score_fn(
+        TaskHParams(response_length=2, truncate_token=3, penalty_reward_value=-7), reward_model
+    )
     scores = optimum.all_scores(score_fn, queries, 27, 2).reshape(2, 27, 27)
     close(scores[:, 3, 0], scores[:, 3, 1])
     assert (scores[:, 0, 0] == -7).all()

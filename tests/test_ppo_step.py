@@ -1,14 +1,16 @@
-"""The parts of a PPO step around the updates: rewards, logged statistics, KL controllers, schedule."""
+"""The parts of a PPO step around the updates: rewards, logged statistics, KL controllers,
+schedule."""
+
 import numpy as np
 import pytest
 import torch
-
 from compare import assert_close
 from golden_data import json_if_there, load_json, load_npz, under
-from lm_human_preferences import train_policy
-from lm_human_preferences.utils import comm as comms
 from ranks import on_ranks
 from trainers import hparams_of, ppo_trainer
+
+from lm_human_preferences import train_policy
+from lm_human_preferences.distributed import comm as comms
 
 FOLDERS = [folder for folder in ('ppo', 'ppo_2ranks') if json_if_there(folder, 'configs.json')]
 CLOCK = {'elapsed/fps', 'elapsed/time'}
@@ -31,19 +33,32 @@ def test_rewards_and_step_statistics(folder):
 
     def work(comm):
         rows = slice(comm.rank, None, size)
-        scores, logprobs, ref_logprobs = (torch.from_numpy(inputs[name][rows])
-                                          for name in ('scores', 'logprobs', 'ref_logprobs'))
+        scores, logprobs, ref_logprobs = (
+            torch.from_numpy(inputs[name][rows]) for name in ('scores', 'logprobs', 'ref_logprobs')
+        )
         trainer = ppo_trainer(with_rewards(configs, kl_coef=kl_coef), comm)
         trainer.global_step = int(arrays['record_step_stats_global_step'])
-        rewards, non_score_reward, coefficient = trainer.compute_rewards(scores, logprobs, ref_logprobs)
+        rewards, non_score_reward, coefficient = trainer.compute_rewards(
+            scores, logprobs, ref_logprobs
+        )
         assert_close(rewards, arrays['compute_rewards/rewards'][rows], rtol=1e-6, atol=1e-7)
-        assert_close(non_score_reward, arrays['compute_rewards/non_score_reward'][rows], rtol=1e-6, atol=1e-7)
+        assert_close(
+            non_score_reward, arrays['compute_rewards/non_score_reward'][rows], rtol=1e-6, atol=1e-7
+        )
         assert coefficient == kl_coef
-        train_stats = {name: list(torch.from_numpy(values[comm.rank]))
-                       for name, values in under(inputs, 'train_stats/').items()}
+        train_stats = {
+            name: list(torch.from_numpy(values[comm.rank]))
+            for name, values in under(inputs, 'train_stats/').items()
+        }
         return trainer.record_step_stats(
-            kl_coef=kl_coef, logprobs=logprobs, ref_logprobs=ref_logprobs, scores=scores, score_stats={'score': scores},
-            non_score_reward=non_score_reward, train_stats=train_stats)
+            kl_coef=kl_coef,
+            logprobs=logprobs,
+            ref_logprobs=ref_logprobs,
+            scores=scores,
+            score_stats={'score': scores},
+            non_score_reward=non_score_reward,
+            train_stats=train_stats,
+        )
 
     expected = under(arrays, 'record_step_stats/')
     for stats in on_ranks(size, work):
@@ -71,7 +86,10 @@ def test_kl_controllers(folder):
 @pytest.mark.parametrize('folder', FOLDERS)
 def test_number_of_updates(folder):
     for config in load_json(folder, 'configs.json')['configs']:
-        assert train_policy.nupdates(hparams_of(train_policy.HParams, config['hparams'])) == config['nupdates']
+        assert (
+            train_policy.nupdates(hparams_of(train_policy.HParams, config['hparams']))
+            == config['nupdates']
+        )
 
 
 def test_a_last_incomplete_batch_counts():
@@ -85,7 +103,9 @@ def test_the_controller_chosen(folder):
     """Adaptive where rewards.adaptive_kl is on, starting from rewards.kl_coef."""
     configs, values = load_json(folder, 'configs.json'), []
     for adaptive_kl in (None, {'target': 4.0, 'horizon': 10}):
-        controller = ppo_trainer(with_rewards(configs, kl_coef=0.3, adaptive_kl=adaptive_kl), comms.world()).kl_ctl
+        controller = ppo_trainer(
+            with_rewards(configs, kl_coef=0.3, adaptive_kl=adaptive_kl), comms.world()
+        ).kl_ctl
         controller.update(2.0, 5)
         values.append(controller.value)
     assert values == [0.3, pytest.approx(0.3 * (1 - 0.2 * 5 / 10))]
@@ -107,20 +127,30 @@ def test_steps_tell_the_controller_their_kl_and_use_its_coefficient(folder):
     """The recorded runs stay so far below their target that any small KL would do."""
     trainer = ppo_trainer(with_rewards(load_json(folder, 'configs.json')), comms.world())
     task, trainer.kl_ctl = trainer.hparams.task, SpyController()
-    trainer.query_sampler = lambda: {'tokens': torch.arange(4 * task.query_length).reshape(4, -1) % 26}
+    trainer.query_sampler = lambda: {
+        'tokens': torch.arange(4 * task.query_length).reshape(4, -1) % 26
+    }
     trainer.hparams.ppo.batch_size = 4
-    trainer.score_fn = lambda queries, responses: (torch.ones(4), responses, {'score': torch.ones(4)})
+    trainer.score_fn = lambda queries, responses: (
+        torch.ones(4),
+        responses,
+        {'score': torch.ones(4)},
+    )
     stats = [trainer.step() for _ in range(3)]
     assert trainer.kl_ctl.told == [(s['objective/kl'], 4) for s in stats]
     assert [s['objective/kl_coef'] for s in stats] == [0.5, 1.5, 2.5]
     for s in stats:
-        assert_close(s['objective/score_total'], 1 - s['objective/kl_coef'] * s['objective/kl'], atol=1e-6)
+        assert_close(
+            s['objective/score_total'], 1 - s['objective/kl_coef'] * s['objective/kl'], atol=1e-6
+        )
 
 
 def test_advantages_by_hand():
     """Two steps, gamma 0.5, lambda 0.5."""
     values, rewards = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])
-    advantages, returns = train_policy.ppo.advantages_and_returns(values, rewards, gamma=0.5, lam=0.5)
+    advantages, returns = train_policy.ppo.advantages_and_returns(
+        values, rewards, gamma=0.5, lam=0.5
+    )
     last = 4 - 2
     first = 3 + 0.5 * 2 - 1 + 0.5 * 0.5 * last
     np.testing.assert_allclose(advantages, [[first, last]])

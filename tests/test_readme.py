@@ -1,4 +1,6 @@
-"""README and docs/ stay true: commands are understood, options and links exist, docs/options.md is the code's."""
+"""README and docs/ stay true: commands are understood, options and links exist, docs/options.md is
+the code's."""
+
 import dataclasses
 import importlib.util
 import json
@@ -9,30 +11,51 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import caught_jobs, invoke
+from test_experiments import resolved
 
 import launch
 import sample
-from command_line import caught_jobs, invoke
 from lm_human_preferences import train_policy
 from lm_human_preferences.hparams import model
-from lm_human_preferences.utils import hyperparams, option_help, runs
+from lm_human_preferences.runs import run_dir
+from lm_human_preferences.utils import hyperparams, option_help
 from lm_human_preferences.utils import launch as jobs
 from lm_human_preferences.utils.arguments import convert
-from test_experiments import resolved
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / 'README.md').read_text(encoding='utf-8')
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding='utf-8')
-         for path in [ROOT / 'README.md', *sorted(ROOT.glob('docs/*.md'))]}
-LINKING = {**PAGES, **{name: (ROOT / name).read_text(encoding='utf-8')
-                       for name in ('CHANGELOG.md', 'benchmarks/README.md')}}
-FIRST = 'sh tools/setup.sh && .venv/bin/pipenv run ./launch.py train_policy mock_sentiment first --mpi 1'
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding='utf-8')
+    for path in [ROOT / 'README.md', *sorted(ROOT.glob('docs/*.md'))]
+}
+LINKING = {
+    **PAGES,
+    **{
+        name: (ROOT / name).read_text(encoding='utf-8')
+        for name in ('CHANGELOG.md', 'benchmarks/README.md')
+    },
+}
+FIRST = (
+    'sh tools/setup.sh && .venv/bin/pipenv run ./launch.py train_policy mock_sentiment first'
+    ' --mpi 1'
+)
 TESTS = 'sh tools/setup.sh --dev && .venv/bin/pipenv run pytest'
 SIZES = {  # width, heads and blocks
-    '124M': (768, 12, 12), '355M': (1024, 16, 24), '774M': (1280, 20, 36), '1558M': (1600, 25, 48)}
+    '124M': (768, 12, 12),
+    '355M': (1024, 16, 24),
+    '774M': (1280, 20, 36),
+    '1558M': (1600, 25, 48),
+}
 TRAININGS = ('train_reward', 'train_policy')
 OTHER_TOOLS = {  # their options
-    '--dev', '--hostfile', '--logdir', '--kill-on-bad-exit', '--ntasks', '--gpus-per-task'}
+    '--dev',
+    '--hostfile',
+    '--logdir',
+    '--kill-on-bad-exit',
+    '--ntasks',
+    '--gpus-per-task',
+}
 SPELLINGS = {'--noppo.whiten_rewards', '--flag', '--noflag'}  # other ways to set a switch
 
 
@@ -45,6 +68,7 @@ def options_page():
 
 
 # ---------------------------------------------------------------- docs/options.md
+
 
 def test_options_page_is_up_to_date():
     page = options_page().page()
@@ -59,11 +83,16 @@ def test_options_page_has_every_option_of_every_command():
             new = f'{option_help.NEW_REWARD_MODEL}.'  # train_reward's once more
             assert {name.removeprefix(new) for name in command.fields} <= shown
     assert set(option_help.HEADINGS.values()) <= tables.keys()
-    rows = re.findall(r'^\| `--([\w.]+)` \| (.*?) \| (.*) \|$', PAGES['docs/options.md'], re.MULTILINE)
+    rows = re.findall(
+        r'^\| `--([\w.]+)` \| (.*?) \| (.*) \|$', PAGES['docs/options.md'], re.MULTILINE
+    )
     assert len(rows) == sum(map(len, tables.values()))
     assert ('ppo.lr', '`5e-06`', 'learning rate of the first step; it falls linearly to 0') in rows
-    assert ('task.query_length', 'required',
-            'tokens of a query: longer texts are cut, shorter ones padded') in rows
+    assert (
+        'task.query_length',
+        'required',
+        'tokens of a query: longer texts are cut, shorter ones padded',
+    ) in rows
 
 
 def test_a_bar_in_a_help_text_does_not_end_its_cell(monkeypatch):
@@ -74,6 +103,7 @@ def test_a_bar_in_a_help_text_does_not_end_its_cell(monkeypatch):
 
 
 # ---------------------------------------------------------------- README
+
 
 def test_readme_is_short_and_its_first_command_installs():
     assert len(README.splitlines()) < 250
@@ -94,13 +124,18 @@ def test_memory_in_readme_is_what_the_program_estimates():
     assert [name for name, *_ in rows] == list(SIZES)
     for name, *shown in rows:
         n_embd, n_head, n_layer = SIZES[name]
-        sizes = model.HParams(n_vocab=50257, n_ctx=1024, n_embd=n_embd, n_head=n_head, n_layer=n_layer)
+        sizes = model.HParams(
+            n_vocab=50257, n_ctx=1024, n_embd=n_embd, n_head=n_head, n_layer=n_layer
+        )
         training = train_policy.work(hparams, sizes, ranks=1)
-        estimates = [dataclasses.replace(training, fused=fused).peak() / 1e9 for fused in (False, True)]
+        estimates = [
+            dataclasses.replace(training, fused=fused).peak() / 1e9 for fused in (False, True)
+        ]
         assert shown == [f'{gigabytes:.1f}' for gigabytes in estimates], name
 
 
 # ---------------------------------------------------------------- commands
+
 
 def code_blocks(text):
     """The indented code blocks."""
@@ -110,12 +145,17 @@ def code_blocks(text):
 @pytest.fixture(scope='module')
 def commands(tmp_path_factory):
     """{page: what its code blocks, run one after the other by one shell, ask pipenv to run}."""
-    return {name: _commands_of(text, tmp_path_factory.mktemp('page')) for name, text in PAGES.items()}
+    return {
+        name: _commands_of(text, tmp_path_factory.mktemp('page')) for name, text in PAGES.items()
+    }
 
 
 def _commands_of(text, folder):
     record = folder / 'commands'
-    stub = f'#!{sys.executable}\nimport json, sys\nopen({str(record)!r}, "a").write(json.dumps(sys.argv[1:]) + "\\n")\n'
+    stub = (
+        f'#!{sys.executable}\nimport json, sys\nopen({str(record)!r},'
+        ' "a").write(json.dumps(sys.argv[1:]) + "\\n")\n'
+    )
     for name in ('bin/pipenv', '.venv/bin/pipenv', 'tools/setup.sh'):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,9 +176,19 @@ def test_commands_name_what_is_there(commands):
     found = [command for page in commands.values() for command in page]
     assert all(run == 'run' for run, *_ in found)
     assert {program for _, program, *_ in found} == {
-        './launch.py', './sample.py', 'mpiexec', 'pytest', 'tensorboard', 'ruff'}
-    scripts = re.findall(r'\b(?:python|sh) ((?:tools|benchmarks)/\S+?)[`\s]', '\n'.join(PAGES.values()))
-    assert {'tools/lock.py', 'tools/options.py', 'tools/setup.sh', 'tools/horovod.sh'} <= set(scripts)
+        './launch.py',
+        './sample.py',
+        'mpiexec',
+        'pytest',
+        'tensorboard',
+        'ruff',
+    }
+    scripts = re.findall(
+        r'\b(?:python|sh) ((?:tools|benchmarks)/\S+?)[`\s]', '\n'.join(PAGES.values())
+    )
+    assert {'tools/lock.py', 'tools/options.py', 'tools/setup.sh', 'tools/horovod.sh'} <= set(
+        scripts
+    )
     assert [script for script in scripts if not (ROOT / script).exists()] == []
 
 
@@ -150,9 +200,15 @@ def test_trainings_are_understood(commands, monkeypatch):
             lines.append(shlex.split(line.partition('./launch.py ')[2]))
     trainings = [args for args in lines if args[0] in TRAININGS]
     assert {tuple(args[:2]) for args in trainings} >= {
-        ('train_policy', 'mock_sentiment'), ('train_policy', 'test'), ('train_policy', 'descriptiveness'),
-        ('train_reward', 'descriptiveness'), ('train_reward', 'sentiment')}
-    monkeypatch.setattr(runs, 'claim', lambda *args, **settings: None)  # which asks stores and disks
+        ('train_policy', 'mock_sentiment'),
+        ('train_policy', 'test'),
+        ('train_policy', 'descriptiveness'),
+        ('train_reward', 'descriptiveness'),
+        ('train_reward', 'sentiment'),
+    }
+    monkeypatch.setattr(
+        run_dir, 'claim', lambda *args, **settings: None
+    )  # which asks stores and disks
     started = caught_jobs(monkeypatch)
     for number, args in enumerate(trainings, start=1):
         result = invoke(args)
@@ -168,7 +224,11 @@ def test_other_commands_are_understood(commands, program, cli):
     for name, *args in others:
         command = cli.commands[name]
         given = command.make_context(name, args).params
-        settings = {key: convert(key, field, given[key]) for key, field in command.fields.items() if key in given}
+        settings = {
+            key: convert(key, field, given[key])
+            for key, field in command.fields.items()
+            if key in given
+        }
         if name == 'sample':
             assert jobs.validated(sample.SampleHParams(**settings))
 
@@ -181,8 +241,12 @@ def code(text):
 
 @pytest.mark.parametrize('page', PAGES)
 def test_every_option_that_is_named_exists(page):
-    known = {f'--{key}' for cli in (launch.cli, sample.cli) for command in cli.commands.values()
-             for key in command.fields} | {*jobs.HELP, jobs.HELP_ALL, '--version', *OTHER_TOOLS}
+    known = {
+        f'--{key}'
+        for cli in (launch.cli, sample.cli)
+        for command in cli.commands.values()
+        for key in command.fields
+    } | {*jobs.HELP, jobs.HELP_ALL, '--version', *OTHER_TOOLS}
     groups = {name.rpartition('.')[0] for name in known}
     words = re.findall(r'(?<![\w-])--[a-z][\w.=-]*', '\n'.join(code(PAGES[page])))
     named = {word.partition('=')[0].removesuffix('.NAME').removesuffix('.') for word in words}
@@ -191,10 +255,13 @@ def test_every_option_that_is_named_exists(page):
 
 # ---------------------------------------------------------------- links and names
 
+
 def anchors(text):
     """The anchors that GitHub gives the headings of a page."""
-    return {re.sub(r'[^\w -]', '', heading).lower().replace(' ', '-')
-            for heading in re.findall(r'^#+ (.*)$', text, re.MULTILINE)}
+    return {
+        re.sub(r'[^\w -]', '', heading).lower().replace(' ', '-')
+        for heading in re.findall(r'^#+ (.*)$', text, re.MULTILINE)
+    }
 
 
 @pytest.mark.parametrize('page', LINKING)
@@ -203,14 +270,20 @@ def test_links_lead_somewhere(page):
     for path, heading in links:
         target = (ROOT / page).parent / path if path else ROOT / page
         assert target.exists(), path
-        assert not heading or heading in anchors(target.read_text(encoding='utf-8')), (path, heading)
+        assert not heading or heading in anchors(target.read_text(encoding='utf-8')), (
+            path,
+            heading,
+        )
 
 
 def test_pages_list_all_their_sections():
     for page, text in PAGES.items():
         contents = set(re.findall(r'\]\(#([^)]*)\)', text))
         sections = anchors('\n'.join(re.findall(r'^## .*$', text, re.MULTILINE)))
-        assert page in ('docs/clusters.md', 'docs/cloud.md', 'docs/troubleshooting.md') or sections <= contents, page
+        assert (
+            page in ('docs/clusters.md', 'docs/cloud.md', 'docs/troubleshooting.md')
+            or sections <= contents
+        ), page
 
 
 def test_pictures_are_small():
@@ -219,15 +292,26 @@ def test_pictures_are_small():
 
 
 def test_defects_that_the_code_cites_are_listed():
-    listed = set(map(int, re.findall(r'^\| (\d+) \|', PAGES['docs/original-defects.md'], re.MULTILINE)))
+    listed = set(
+        map(int, re.findall(r'^\| (\d+) \|', PAGES['docs/original-defects.md'], re.MULTILINE))
+    )
     assert listed == set(range(1, 37))
-    source = '\n'.join(path.read_text(encoding='utf-8') for folder in ('lm_human_preferences', 'tests')
-                       for path in (ROOT / folder).rglob('*.py'))
+    source = '\n'.join(
+        path.read_text(encoding='utf-8')
+        for folder in ('lm_human_preferences', 'tests')
+        for path in (ROOT / folder).rglob('*.py')
+    )
     cited = set(map(int, re.findall(r'\b(?:[Oo]riginal-)?[Dd]efects? (\d+)', source)))
     assert cited and cited <= listed
 
 
 def test_variables_are_documented():
-    source = '\n'.join(p.read_text(encoding='utf-8') for p in (ROOT / 'lm_human_preferences').rglob('*.py'))
-    used = set(re.findall(r'\benviron\b.*?(LMHP_\w+)', source)) - {'LMHP_RANKS'}  # set by the launcher, not by users
-    assert used and used | {'LMHP_GOLDEN'} == set(re.findall(r'LMHP_\w+', '\n'.join(PAGES.values())))
+    source = '\n'.join(
+        p.read_text(encoding='utf-8') for p in (ROOT / 'lm_human_preferences').rglob('*.py')
+    )
+    used = set(re.findall(r'\benviron\b.*?(LMHP_\w+)', source)) - {
+        'LMHP_RANKS'
+    }  # set by the launcher, not by users
+    assert used and used | {'LMHP_GOLDEN'} == set(
+        re.findall(r'LMHP_\w+', '\n'.join(PAGES.values()))
+    )

@@ -1,18 +1,24 @@
-"""Settings that are named when a run goes on hold from there, each seen by its effect; or they are refused."""
+"""Settings that are named when a run goes on hold from there, each seen by its effect; or they are
+refused."""
+
 import json
 import shutil
 
 import pytest
-
 from command_line import error_of, invoke
 from events import CLOCK, events_of
+
 from lm_human_preferences.hparams import train_policy
 from lm_human_preferences.utils import hyperparams
 
 NEW = 'rewards.train_new_model'
 BEGUN, ALL = 128, 256  # episodes: two steps, then four
-SMALL = f'--ppo.noptepochs 2 --ppo.nminibatches 2 --{NEW}.labels.num_train 64 --{NEW}.normalize_samples 16'
-# Another value of each option, and what it changes in the steps after it, to the eye of TensorBoard.
+SMALL = (
+    f'--ppo.noptepochs 2 --ppo.nminibatches 2 --{NEW}.labels.num_train 64'
+    f' --{NEW}.normalize_samples 16'
+)
+# Another value of each option, and what it changes in the steps after it, to the eye of
+# TensorBoard.
 EFFECTS = {
     'run.seed': (7, 'objective/score'),
     'run.precision': ('bf16', 'ppo/loss/total'),
@@ -49,28 +55,47 @@ REFUSED = {
 }
 # These change how the run is done, shown or kept, not its numbers; or are tested elsewhere.
 WITHOUT_NUMBERS = {
-    'run.log_interval', 'run.save_interval', 'run.save_dir', 'run.resume', 'run.evaluate', 'run.console',
-    'run.allreduce', 'run.andon', 'run.gradient_checkpointing', 'ppo.micro_batch_size'}
-OF_TEXTS = {'task.query_dataset', 'task.start_text', 'task.end_text'}  # the run's data set has no texts
+    'run.log_interval',
+    'run.save_interval',
+    'run.save_dir',
+    'run.resume',
+    'run.evaluate',
+    'run.console',
+    'run.allreduce',
+    'run.andon',
+    'run.gradient_checkpointing',
+    'ppo.micro_batch_size',
+}
+OF_TEXTS = {
+    'task.query_dataset',
+    'task.start_text',
+    'task.end_text',
+}  # the run's data set has no texts
 
 
 @pytest.fixture(scope='module')
 def begun(tmp_path_factory):
-    """A run of two steps. The response's last token of `test` may be anything, so a token to truncate at is set."""
+    """A run of two steps. The response's last token of `test` may be anything, so a token to
+    truncate at is set."""
     directory = tmp_path_factory.mktemp('begun')
-    result = invoke(f'train_policy test run --mpi 1 --save_dir {directory} {SMALL} --ppo.total_episodes {BEGUN} '
-                    '--task.truncate_token 5')
+    result = invoke(
+        f'train_policy test run --mpi 1 --save_dir {directory} {SMALL} --ppo.total_episodes {BEGUN}'
+        ' --task.truncate_token 5'
+    )
     assert result.exit_code == 0, result.output
     return directory
 
 
 def resumed(begun, folder, words=''):
-    """What TensorBoard shows of the run that went on, in `folder`, with `words`: {tag: [(step, value), ...]}."""
+    """What TensorBoard shows of the run that went on, in `folder`, with `words`: {tag: [(step,
+    value), ...]}."""
     shutil.copytree(begun, folder)
     total = '' if 'total_episodes' in words else f'--ppo.total_episodes {ALL}'
     result = invoke(f'resume {folder}/run {total} {words}')
     assert result.exit_code == 0, result.output
-    return {tag: events for tag, events in events_of(folder / 'run/tb/ppo').items() if tag not in CLOCK}
+    return {
+        tag: events for tag, events in events_of(folder / 'run/tb/ppo').items() if tag not in CLOCK
+    }
 
 
 @pytest.fixture(scope='module')
@@ -89,12 +114,18 @@ def test_named_settings_hold(option, begun, unchanged, tmp_path):
 @pytest.mark.parametrize('option', REFUSED)
 def test_settings_without_effect_are_refused(option, begun, tmp_path):
     shutil.copytree(begun, tmp_path / 'save')
-    assert f'--{option}' in error_of(invoke(f'resume {tmp_path}/save/run --{option} {REFUSED[option]}'))
+    assert f'--{option}' in error_of(
+        invoke(f'resume {tmp_path}/save/run --{option} {REFUSED[option]}')
+    )
 
 
 def test_every_option_is_looked_at():
-    options = {key for key, field in hyperparams.fields(train_policy.HParams).items()
-               if not key.startswith(f'{NEW}.') and (not hyperparams.group_class(field.type) or field.default is None)}
+    options = {
+        key
+        for key, field in hyperparams.fields(train_policy.HParams).items()
+        if not key.startswith(f'{NEW}.')
+        and (not hyperparams.group_class(field.type) or field.default is None)
+    }
     refused = {key for key in REFUSED if not key.startswith(f'{NEW}.')}
     assert options == {*EFFECTS, *WITHOUT_NUMBERS, *OF_TEXTS, *refused}
 
@@ -108,33 +139,62 @@ def test_a_named_coefficient_is_the_one_in_force_and_stays(begun, tmp_path):
     assert invoke(f'resume {run} --ppo.total_episodes 256').exit_code == 0
     coefficients = [value for _, value in events_of(run / 'tb/ppo')['objective/kl_coef']]
     assert coefficients[2:] == [0.875, 0.875] and coefficients[0] != 0.875
-    assert json.loads((run / 'train_policy_hparams.json').read_text())['rewards']['kl_coef'] == 0.875
+    assert (
+        json.loads((run / 'train_policy_hparams.json').read_text())['rewards']['kl_coef'] == 0.875
+    )
 
 
 def test_an_adapting_coefficient_goes_on_from_a_named_one(begun, tmp_path):
     shutil.copytree(begun, tmp_path / 'save')
-    assert invoke(f'resume {tmp_path}/save/run --ppo.total_episodes 256 --rewards.kl_coef 0.875').exit_code == 0
-    coefficients = [value for _, value in events_of(tmp_path / 'save/run/tb/ppo')['objective/kl_coef']]
+    assert (
+        invoke(
+            f'resume {tmp_path}/save/run --ppo.total_episodes 256 --rewards.kl_coef 0.875'
+        ).exit_code
+        == 0
+    )
+    coefficients = [
+        value for _, value in events_of(tmp_path / 'save/run/tb/ppo')['objective/kl_coef']
+    ]
     assert coefficients[2] == 0.875 and coefficients[3] not in (0.875, coefficients[2])
 
 
-@pytest.mark.parametrize('words', ['resume {}/run', 'train_policy test run --mpi 1 --save_dir {} --run.resume on '
-                                                    f'{SMALL} --ppo.total_episodes {BEGUN} --task.truncate_token 5'])
+@pytest.mark.parametrize(
+    'words',
+    [
+        'resume {}/run',
+        (
+            'train_policy test run --mpi 1 --save_dir {} --run.resume on '
+            f'{SMALL} --ppo.total_episodes {BEGUN} --task.truncate_token 5'
+        ),
+    ],
+)
 def test_a_finished_run_says_so_and_does_nothing(words, begun, tmp_path):
     shutil.copytree(begun, tmp_path / 'save')
     hparams = (tmp_path / 'save/run/train_policy_hparams.json').read_text()
-    (tmp_path / 'save/run/train_policy_hparams.json').write_text(hparams.replace(str(begun), str(tmp_path / 'save')))
-    files = {path: path.stat().st_mtime_ns for path in (tmp_path / 'save').rglob('*') if path.is_file()}
+    (tmp_path / 'save/run/train_policy_hparams.json').write_text(
+        hparams.replace(str(begun), str(tmp_path / 'save'))
+    )
+    files = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / 'save').rglob('*') if path.is_file()
+    }
     result = invoke(words.format(tmp_path / 'save'))
     assert result.exit_code == 0, result.output
     assert 'The policy in ' in result.stdout and ' is finished: 2 of 2 steps.' in result.stdout
     assert 'settings:' not in result.stdout and '1/2' not in result.stdout
-    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / 'save').rglob('*') if path.is_file()}
+    assert files == {
+        path: path.stat().st_mtime_ns for path in (tmp_path / 'save').rglob('*') if path.is_file()
+    }
 
 
 def test_a_finished_reward_model_says_so(tmp_path):
-    words = f'train_reward test run --mpi 1 --save_dir {tmp_path} --labels.num_train 64 --normalize_samples 16'
+    words = (
+        f'train_reward test run --mpi 1 --save_dir {tmp_path} --labels.num_train 64'
+        ' --normalize_samples 16'
+    )
     assert invoke(words).exit_code == 0
     result = invoke(f'resume {tmp_path}/run')
-    assert result.exit_code == 0 and f'The reward model in {tmp_path}/run/reward_model is finished' in result.stdout
+    assert (
+        result.exit_code == 0
+        and f'The reward model in {tmp_path}/run/reward_model is finished' in result.stdout
+    )
     assert 'settings:' not in result.stdout

@@ -1,21 +1,31 @@
-"""train_reward.train on recorded labels and samples against reward_training/ and reward_training_2ranks/."""
+"""train_reward.train on recorded labels and samples against reward_training/ and
+reward_training_2ranks/."""
+
 import numpy as np
 import pytest
-
 from compare import assert_close, assert_equal
 from console import assert_lines
 from events import assert_events, events_of
 from golden_data import golden, json_if_there, load_json, load_npz, require, under
-from lm_human_preferences import train_reward
-from lm_human_preferences.utils import checkpoints
-from lm_human_preferences.utils.tf_bundle import Bundle
 from ranks import rank_prefix, ranks_here, same_for_all
-from replay import Replay, check_batches, check_normalization, episodes_of_normalizations, local_paths
+from replay import (
+    Replay,
+    check_batches,
+    check_normalization,
+    episodes_of_normalizations,
+    local_paths,
+)
 from trainers import assert_checkpoint, assert_parameters, hparams_of, trained_model
+
+from lm_human_preferences import train_reward
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
 
 FOLDERS = ('reward_training', 'reward_training_2ranks')
 RECORDED = {folder: json_if_there(folder, 'runs.json', default={'runs': ()}) for folder in FOLDERS}
-RUNS = {(folder, run['id']): run for folder, recorded in RECORDED.items() for run in recorded['runs']}
+RUNS = {
+    (folder, run['id']): run for folder, recorded in RECORDED.items() for run in recorded['runs']
+}
 SAVED = [(folder, name) for folder, name in RUNS if golden(folder, f'saved_{name}').exists()]
 TAGS = 'train_reward/minibatch/'
 
@@ -47,8 +57,12 @@ def trained(request, tmp_path, monkeypatch, capsys):
 
 def test_reward_training(trained):
     """One recorded run after the other, from the order of labels to the files."""
-    check_batches(trained.replay.reward_trainers, trained.recorded(), under(trained.arrays, 'stats/'),
-                  trained.arrays['permutation'])
+    check_batches(
+        trained.replay.reward_trainers,
+        trained.recorded(),
+        under(trained.arrays, 'stats/'),
+        trained.arrays['permutation'],
+    )
     check_normalization(trained.replay.reward_trainers, trained.recorded())
     for trainer in trained.replay.reward_trainers.values():
         assert_equal(np.arange(len(trainer.batches)), trained.arrays['stats_step'])
@@ -59,7 +73,9 @@ def test_reward_training(trained):
     check_files(trained)
     check_events(trained)
     if trained.size == 1:
-        recorded = require(trained.folder, f'{trained.run["id"]}.stdout.txt').read_text(encoding='utf-8')
+        recorded = require(trained.folder, f'{trained.run["id"]}.stdout.txt').read_text(
+            encoding='utf-8'
+        )
         assert_lines(trained.stdout, recorded)
 
 
@@ -71,17 +87,28 @@ def check_saved_parameters(trained):
 
 
 def check_files(trained):
-    """The recorded files, but for TensorFlow's graph and the name of the event file; variables and JSON as recorded."""
-    written = {str(path.relative_to(trained.save_dir)) for path in trained.save_dir.rglob('*') if path.is_file()}
-    expected = {name for name in trained.run['files'] if not name.endswith('.meta') and 'tfevents' not in name}
+    """The recorded files, but for TensorFlow's graph and the name of the event file; variables and
+    JSON as recorded."""
+    written = {
+        str(path.relative_to(trained.save_dir))
+        for path in trained.save_dir.rglob('*')
+        if path.is_file()
+    }
+    expected = {
+        name
+        for name in trained.run['files']
+        if not name.endswith('.meta') and 'tfevents' not in name
+    }
     assert expected <= written
     assert {name.rpartition('/')[0] for name in written if 'tfevents' in name} == {
-        f'tb/{folder}' for folder in trained.run['tb_dirs']}
+        f'tb/{folder}' for folder in trained.run['tb_dirs']
+    }
     if not trained.run['checkpoint']:  # recorded for one type of labels only
         return
     bundle = trained.saved()
-    assert {name: [list(bundle[name].shape), str(bundle[name].dtype)] for name in bundle} == \
-        trained.run['checkpoint']
+    assert {
+        name: [list(bundle[name].shape), str(bundle[name].dtype)] for name in bundle
+    } == trained.run['checkpoint']
 
 
 def check_events(trained):
@@ -96,15 +123,21 @@ def check_events(trained):
 
 @pytest.mark.parametrize('trained', SAVED, ids='/'.join, indirect=True)
 def test_saved_directory(trained):
-    """Where the recordings keep the save directory of a run, ours equals it: JSON, Adam's moments, everything."""
+    """Where the recordings keep the save directory of a run, ours equals it: JSON, Adam's moments,
+    everything."""
     saved = require(trained.folder, f'saved_{trained.run["id"]}')
     for name in ('hparams.json', 'encoding', 'checkpoints/checkpoint'):
-        assert (trained.save_dir / 'reward_model' / name).read_text() == (saved / 'reward_model' / name).read_text()
+        assert (trained.save_dir / 'reward_model' / name).read_text() == (
+            saved / 'reward_model' / name
+        ).read_text()
     hparams = load_json(trained.folder, saved.name, 'train_reward_hparams.json')
     ours = hparams_of(train_reward.HParams, {})
     ours.parse_json((trained.save_dir / 'train_reward_hparams.json').read_text())
     assert ours == local_paths(hparams_of(train_reward.HParams, hparams), trained.save_dir)
-    recorded, bundle = Bundle(str(saved / 'reward_model' / 'checkpoints' / 'model.ckpt')), trained.saved()
+    recorded, bundle = (
+        Bundle(str(saved / 'reward_model' / 'checkpoints' / 'model.ckpt')),
+        trained.saved(),
+    )
     assert_checkpoint(bundle, recorded)
     written = json_if_there(trained.folder, f'{saved.name}.tb_events.json', default={})
     assert_events(trained.save_dir / 'tb', written, rtol=1e-4)
@@ -115,6 +148,10 @@ def test_training_moves_the_parameters():
     for folder, name in RUNS:
         arrays = load_npz(folder, f'{name}.npz')
         start = trained_model('train_model').build(scope='reward_model', scalar_heads=['reward'])
-        changes = [np.abs(arrays[f'final/{key}'] - p.detach().numpy().reshape(arrays[f'final/{key}'].shape)).max()
-                   for key, p in start.tf_parameters('reward_model').items()]
+        changes = [
+            np.abs(
+                arrays[f'final/{key}'] - p.detach().numpy().reshape(arrays[f'final/{key}'].shape)
+            ).max()
+            for key, p in start.tf_parameters('reward_model').items()
+        ]
         assert np.median(changes) > 1e-4

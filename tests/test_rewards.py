@@ -1,21 +1,25 @@
 """Reward models: normalisation and the scores of saved ones, against reward_training/."""
+
 import json
 
 import numpy as np
 import pytest
 import torch
-
 from compare import assert_close, tokens
 from golden_data import found, json_if_there, load_json, load_npz, npz_keys, require, under
+from trainers import trained_model
+
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
 from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
-from lm_human_preferences.utils.errors import UserError
-from trainers import trained_model
 
 ATOL = 2e-5
 SCORED = sorted({key.split('/')[0] for key in npz_keys('reward_training', 'scores.npz')})
-OF_TEST_ENCODING = [directory for directory in found('*/reward_model') + found('reward_training/saved_*/reward_model')
-                    if json_if_there(directory, 'encoding') == 'test']
+OF_TEST_ENCODING = [
+    directory
+    for directory in found('*/reward_model') + found('reward_training/saved_*/reward_model')
+    if json_if_there(directory, 'encoding') == 'test'
+]
 NORMS = json_if_there('reward_training', 'set_reward_norm.json', default={'cases': ()})
 
 
@@ -24,13 +28,17 @@ def fresh():
     return RewardModel(trained_model('train_model'))
 
 
-@pytest.mark.parametrize('case', NORMS['cases'], ids=lambda case: f'{case["old_mean"]:.3g}+-{case["old_std"]:.3g}')
+@pytest.mark.parametrize(
+    'case', NORMS['cases'], ids=lambda case: f'{case["old_mean"]:.3g}+-{case["old_std"]:.3g}'
+)
 def test_set_reward_norm(fresh, case):
     scales = {name: case[name] for name in ('old_mean', 'old_std', 'new_mean', 'new_std')}
     fresh.set_reward_norm(**scales)
     assert_close(fresh.reward_gain, case['gain'], rtol=1e-6)
     assert_close(fresh.reward_bias, case['bias'], rtol=1e-6, atol=1e-7)
-    with pytest.raises(ValueError, match='^' + NORMS['calling_it_without_reset']['message'].split(', not ')[0]):
+    with pytest.raises(
+        ValueError, match='^' + NORMS['calling_it_without_reset']['message'].split(', not ')[0]
+    ):
         fresh.set_reward_norm(**scales)
     fresh.reset_reward_scale()
     fresh.set_reward_norm(**scales)
@@ -47,10 +55,14 @@ def test_normalised_rewards_have_the_new_scale(fresh):
     assert_close(after.std(correction=0), 0.5, atol=1e-5)
 
 
-@pytest.mark.parametrize('scales', [dict(old_std=0.0), dict(old_mean=np.nan), dict(new_std=np.inf)], ids=str)
+@pytest.mark.parametrize(
+    'scales', [dict(old_std=0.0), dict(old_mean=np.nan), dict(new_std=np.inf)], ids=str
+)
 def test_scales_that_cannot_be(fresh, scales):
     with pytest.raises(ValueError, match='^cannot scale rewards of '):
-        fresh.set_reward_norm(**{**dict(old_mean=0.0, old_std=1.0, new_mean=0.0, new_std=1.0), **scales})
+        fresh.set_reward_norm(
+            **{**dict(old_mean=0.0, old_std=1.0, new_mean=0.0, new_std=1.0), **scales}
+        )
 
 
 @pytest.mark.parametrize('name', SCORED)
@@ -68,7 +80,10 @@ def test_scores_of_a_saved_reward_model(name):
 @pytest.mark.parametrize('directory', OF_TEST_ENCODING)
 def test_a_run_directory_will_do(directory):
     """--rewards.trained_model takes the directory of the run as well as the reward_model/ in it."""
-    models = [TrainedRewardModel(str(path), encodings.Test) for path in (require(directory), require(directory).parent)]
+    models = [
+        TrainedRewardModel(str(path), encodings.Test)
+        for path in (require(directory), require(directory).parent)
+    ]
     for a, b in zip(*(model.get_params() for model in models), strict=True):
         assert torch.equal(a, b)
 
@@ -76,11 +91,15 @@ def test_a_run_directory_will_do(directory):
 def test_a_model_of_another_vocabulary_is_refused(tmp_path):
     hparams = load_json('train_model', 'hparams.json')
     (tmp_path / 'hparams.json').write_text(json.dumps({**hparams, 'n_vocab': 50257}))
-    message = r"^--rewards.trained_model .* knows 50257 tokens, but encoding 'test' of the policy has 27$"
+    message = (
+        r"^--rewards.trained_model .* knows 50257 tokens, but encoding 'test' of the policy has 27$"
+    )
     with pytest.raises(UserError, match=message):
         TrainedRewardModel(str(tmp_path), encodings.Test)
 
 
 def test_a_directory_without_a_reward_model_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r'neither it nor its reward_model/ has an hparams.json; train one with'):
+    with pytest.raises(
+        UserError, match=r'neither it nor its reward_model/ has an hparams.json; train one with'
+    ):
         TrainedRewardModel(str(tmp_path), encodings.Test)

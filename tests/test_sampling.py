@@ -1,17 +1,18 @@
 """Sampling against the recordings in sampling/: greedy, drawn, top-k and top-p."""
+
 import re
 
 import numpy as np
 import pytest
 import torch
-
 from compare import assert_close, assert_equal, tokens
 from golden_data import found, json_if_there, load_npz, npz_keys, require, require_bpe, under
+from trainers import policy_for
+
+from lm_human_preferences.commands.sample_policy import sample_policy
 from lm_human_preferences.language import sample
 from lm_human_preferences.lm_tasks import TaskHParams
-from lm_human_preferences.sample_policy import sample_policy
 from lm_human_preferences.utils import core
-from trainers import policy_for
 
 INFO = json_if_there('sampling', 'sampling.json', default={})
 KEYS = npz_keys('sampling', 'sampling.npz')
@@ -20,7 +21,8 @@ ATOL = 1e-4
 
 
 def cases(pattern):
-    """Recorded cases of one kind with the number in their name, plain and with padding inside the queries."""
+    """Recorded cases of one kind with the number in their name, plain and with padding inside the
+    queries."""
     matches = ((case, re.fullmatch(rf'(?:inner_padding/)?{pattern}', case)) for case in CASES)
     return [(case, float(m[1])) for case, m in matches if m]
 
@@ -38,7 +40,7 @@ class Case:
         self.tokens = tokens(self.recorded['tokens'])
 
     def responses(self):
-        return self.tokens[..., -self.length:]
+        return self.tokens[..., -self.length :]
 
 
 def policy_at(temperature):
@@ -48,20 +50,25 @@ def policy_at(temperature):
 
 @pytest.fixture
 def draw(monkeypatch):
-    """Function that makes the next draws the columns of its argument (batch, n); later draws are free."""
+    """Function that makes the next draws the columns of its argument (batch, n); later draws are
+    free."""
+
     def force(responses):
         columns = iter(responses.unbind(-1))
 
         def forced(logits):
             column = next(columns, None)
             return core.sample_from_logits(logits) if column is None else column
+
         monkeypatch.setattr(sample, 'sample_from_logits', forced)
+
     return force
 
 
 def sequence(policy, context, length, **settings):
     return sample.sample_sequence(
-        step=policy._step, context=context, length=length, extra_outputs=('values',), **settings)
+        step=policy._step, context=context, length=length, extra_outputs=('values',), **settings
+    )
 
 
 def check(ours, recorded, names=('logprobs', 'values'), start=0):
@@ -83,11 +90,18 @@ def test_drawn(draw, name, temperature):
     case, policy = Case(name), policy_at(temperature)
     draw(case.responses())
     ours = policy.respond(case.queries, case.length)
-    assert_equal(torch.cat([policy.embed_queries(case.queries), ours['responses']], dim=1), case.recorded['tokens'])
+    assert_equal(
+        torch.cat([policy.embed_queries(case.queries), ours['responses']], dim=1),
+        case.recorded['tokens'],
+    )
     check(ours, case.recorded)
     analyzed = policy.analyze_responses(case.queries, case.responses())
     check(analyzed, case.recorded)
-    check(analyzed, under(case.recorded, 'analyze_'), [key for key in analyzed if f'analyze_{key}' in case.recorded])
+    check(
+        analyzed,
+        under(case.recorded, 'analyze_'),
+        [key for key in analyzed if f'analyze_{key}' in case.recorded],
+    )
 
 
 @pytest.mark.parametrize('name, k', cases(r'topk(\d+)_t.+'))
@@ -95,7 +109,9 @@ def test_top_k(draw, name, k):
     """After the first token, which the original drew from all (defect 30)."""
     case, temperature = Case(name), float(name.rpartition('_t')[2])
     draw(case.responses())
-    ours = sequence(policy_at(temperature), case.contexts, case.length, temperature=temperature, top_k=int(k))
+    ours = sequence(
+        policy_at(temperature), case.contexts, case.length, temperature=temperature, top_k=int(k)
+    )
     check(ours, case.recorded, ['logprobs'], start=1)
     check(ours, case.recorded, ['values'])
 
@@ -107,13 +123,19 @@ def test_top_1_is_greedy_after_the_first_token(draw, name, k):
         draw(responses[:, :1])
         ours = sequence(policy_at(1), case.contexts, case.length, top_k=1)
         assert_equal(ours['tokens'], case.tokens[run])
-        check(ours, {key: case.recorded[key][run] for key in ('logprobs', 'values')}, ['logprobs'], start=1)
+        check(
+            ours,
+            {key: case.recorded[key][run] for key in ('logprobs', 'values')},
+            ['logprobs'],
+            start=1,
+        )
         check(ours, {key: case.recorded[key][run] for key in ('logprobs', 'values')}, ['values'])
 
 
 @pytest.mark.parametrize('name, p', cases(r'topp(.+)_batch1_\d+runs'))
 def test_top_p_contains_what_the_original_drew(draw, name, p):
-    """Defects 30 and 31: our set of tokens also has the one that crosses p, so each is a little less probable."""
+    """Defects 30 and 31: our set of tokens also has the one that crosses p, so each is a little
+    less probable."""
     case = Case(name)
     context = tokens(case.arrays[name.rpartition('_')[0] + '/context'])
     for responses, logprobs in zip(case.responses(), case.recorded['logprobs'], strict=True):
@@ -128,7 +150,7 @@ def test_lengths(name, length):
     case = Case(name)
     ours = sequence(policy_at(1), case.contexts, int(length))
     assert ours['tokens'].shape == (len(case.contexts), case.contexts.shape[1] + length)
-    assert_equal(ours['tokens'][:, :case.contexts.shape[1]], case.contexts)
+    assert_equal(ours['tokens'][:, : case.contexts.shape[1]], case.contexts)
     assert ours['logprobs'].shape == ours['values'].shape == (len(case.contexts), length)
     assert case.tokens.shape[1] == case.contexts.shape[1] + max(length, 1)
 
@@ -137,12 +159,16 @@ CONTEXTS = pytest.mark.skipif('contexts' not in KEYS, reason='no sampling/ in th
 
 
 @CONTEXTS
-@pytest.mark.parametrize('settings', [dict(top_k=1), dict(top_p=1e-6), dict(temperature=0)], ids=str)
+@pytest.mark.parametrize(
+    'settings', [dict(top_k=1), dict(top_p=1e-6), dict(temperature=0)], ids=str
+)
 def test_filters_hold_from_the_first_token_on_and_for_batches(settings):
     """Defects 30 and 31."""
     policy, contexts = policy_at(1), tokens(load_npz('sampling', 'sampling.npz')['contexts'])
     ours = sequence(policy, contexts, INFO['response_length'], **settings)
-    assert_equal(ours['tokens'], sequence(policy, contexts, INFO['response_length'], temperature=0)['tokens'])
+    assert_equal(
+        ours['tokens'], sequence(policy, contexts, INFO['response_length'], temperature=0)['tokens']
+    )
     assert_close(ours['logprobs'], np.zeros(ours['logprobs'].shape), atol=1e-6)
 
 
@@ -162,7 +188,9 @@ def test_padding_before_the_first_token_changes_nothing():
     policy, contexts = policy_at(0.7), tokens(load_npz('sampling', 'sampling.npz')['contexts'])
     padded = torch.nn.functional.pad(contexts, (2, 0), value=policy.padding_token)
     length = INFO['response_length']
-    plain, shifted = (sequence(policy, context, length, temperature=0) for context in (contexts, padded))
+    plain, shifted = (
+        sequence(policy, context, length, temperature=0) for context in (contexts, padded)
+    )
     assert_equal(shifted['tokens'][:, 2:], plain['tokens'])
     assert_close(shifted['values'], plain['values'], atol=2e-5)
 
@@ -173,18 +201,29 @@ def blocks_of(text):
     return head.splitlines(), [sample.splitlines() for sample in samples]
 
 
-@pytest.mark.parametrize('recorded', [path.removeprefix('sampling/') for path in found('sampling/sample_*.stdout.txt')])
+@pytest.mark.parametrize(
+    'recorded', [path.removeprefix('sampling/') for path in found('sampling/sample_*.stdout.txt')]
+)
 def test_sample_py(recorded, monkeypatch, capsys, tmp_path):
-    """What sample.py printed, with the recorded passages in the cache; greedy where the temperature was given."""
-    directory = recorded.removeprefix('sample_').removesuffix('.stdout.txt').removesuffix('_temperature')
+    """What sample.py printed, with the recorded passages in the cache; greedy where the temperature
+    was given."""
+    directory = (
+        recorded.removeprefix('sample_').removesuffix('.stdout.txt').removesuffix('_temperature')
+    )
     save_dir, greedy = require(directory), '_temperature.' in recorded
     require_bpe()
     (tmp_path / 'openaipublic').symlink_to(require('datasets', 'input').resolve())
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path))
     monkeypatch.setenv('LMHP_OFFLINE', '1')
     head, samples = blocks_of(require('sampling', recorded).read_text(encoding='utf-8'))
-    sample_policy(str(save_dir), temperature=1e-6 if greedy else None, seed=3, batch_size=4,
-                  nsamples=len(samples), console='original')
+    sample_policy(
+        str(save_dir),
+        temperature=1e-6 if greedy else None,
+        seed=3,
+        batch_size=4,
+        nsamples=len(samples),
+        console='original',
+    )
     ours_head, ours = blocks_of(capsys.readouterr().out)
     assert ours_head == head
     assert [len(block) for block in ours] == [2] * len(samples)

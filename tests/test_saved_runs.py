@@ -1,16 +1,18 @@
-"""Policies and reward models out of the original's run directories, against original_save_dir_*_inputs/analyze.npz."""
+"""Policies and reward models out of the original's run directories, against
+original_save_dir_*_inputs/analyze.npz."""
+
 import re
 
 import pytest
-
 from compare import assert_close, assert_equal, tokens
 from golden_data import found, load_json, load_npz, require, require_bpe, under
+from trainers import hparams_of
+
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.train_policy import HParams
-from trainers import hparams_of
 
 ATOL = 2e-5
 RUNS = [path.removesuffix('_inputs/analyze.npz') for path in found('*_inputs/analyze.npz')]
@@ -35,7 +37,9 @@ def policy_of(directory, task, temperature):
 def test_analyze_responses(run):
     directory, task, arrays = run
     queries, responses = tokens(arrays['queries']), tokens(arrays['responses'])
-    temperatures = {m[1] for m in (re.match(r'policy_temperature_(.+?)/', key) for key in arrays) if m}
+    temperatures = {
+        m[1] for m in (re.match(r'policy_temperature_(.+?)/', key) for key in arrays) if m
+    }
     assert temperatures
     for temperature in sorted(temperatures):
         ours = policy_of(directory, task, float(temperature)).analyze_responses(queries, responses)
@@ -47,7 +51,9 @@ def test_analyze_responses(run):
 
 def test_greedy_responses(run):
     directory, task, arrays = run
-    ours = policy_of(directory, task, temperature=0).respond(tokens(arrays['queries']), task.response_length)
+    ours = policy_of(directory, task, temperature=0).respond(
+        tokens(arrays['queries']), task.response_length
+    )
     assert_equal(ours['responses'], arrays['greedy/responses'])
     assert_close(ours['values'], arrays['greedy/values'], rtol=1e-5, atol=ATOL)
 
@@ -56,7 +62,10 @@ def test_rewards(run):
     directory, task, arrays = run
     encoding = TrainedModel('policy', savedir=str(directory / 'policy')).encoding
     model = TrainedRewardModel(str(directory), encoding)
-    for key, responses in (('rewards', 'responses'), ('rewards_padded_responses', 'padded_responses')):
+    for key, responses in (
+        ('rewards', 'responses'),
+        ('rewards_padded_responses', 'padded_responses'),
+    ):
         scores = model.score(tokens(arrays['queries']), tokens(arrays[responses]))
         assert_close(scores, arrays[key], rtol=1e-5, atol=ATOL, name=key)
     assert_close(model.reward_gain, arrays['reward_gain'], rtol=0)
@@ -67,7 +76,9 @@ def test_a_saved_policy_can_start_another_run(run):
     """The run directory serves as initial model, as does the policy/ in it."""
     directory, _, arrays = run
     queries, responses = tokens(arrays['queries']), tokens(arrays['responses'])
-    results = [Policy(TrainedModel(str(path))).analyze_responses(queries, responses)
-               for path in (directory, directory / 'policy')]
+    results = [
+        Policy(TrainedModel(str(path))).analyze_responses(queries, responses)
+        for path in (directory, directory / 'policy')
+    ]
     for name, values in results[0].items():
         assert_equal(results[1][name], values)

@@ -1,4 +1,6 @@
-"""utils/storage against a loopback imitation of the public storage: names, the cache, and what goes wrong."""
+"""storage against a loopback imitation of the public storage: names, the cache, and what goes
+wrong."""
+
 import gc
 import hashlib
 import io
@@ -11,15 +13,17 @@ import time
 import types
 
 import pytest
-
 from blobserver.fixtures import KEY, blobs, cache, certificate, server  # noqa: F401
 from blobserver.server import BlackHole, Fault, redirect
-from lm_human_preferences.utils import storage
+
+from lm_human_preferences import storage
 
 BASE = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
 CONTAINER = 'openaipublic/lm-human-preferences'
-CHILD = ('import hashlib, sys; from lm_human_preferences.utils import storage; '
-         'print(hashlib.md5(open(storage.local_copy(sys.argv[1]), "rb").read()).hexdigest())')
+CHILD = (
+    'import hashlib, sys; from lm_human_preferences import storage; '
+    'print(hashlib.md5(open(storage.local_copy(sys.argv[1]), "rb").read()).hexdigest())'
+)
 
 
 def contents(path):
@@ -32,14 +36,16 @@ def files(root):
 
 
 def child(server, url):  # noqa: F811
-    return subprocess.Popen([sys.executable, '-c', CHILD, url], env=server.env, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, '-c', CHILD, url], env=server.env, stdout=subprocess.PIPE, text=True
+    )
 
 
 def wait_for(condition):
     deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(.01)
+        time.sleep(0.01)
 
 
 def failure(path=BASE + '/big', kind=storage.StorageError):
@@ -51,19 +57,45 @@ def failure(path=BASE + '/big', kind=storage.StorageError):
 
 # --- names ---
 
+
 def test_spellings_share_one_copy_at_the_documented_place(server, cache):  # noqa: F811
-    spellings = [BASE + '/labels/a.json', 'gs://lm-human-preferences/labels/a.json',
-                 'az://openaipublic/lm-human-preferences/labels/a.json', BASE + '/labels%2fa.json']
+    spellings = [
+        BASE + '/labels/a.json',
+        'gs://lm-human-preferences/labels/a.json',
+        'az://openaipublic/lm-human-preferences/labels/a.json',
+        BASE + '/labels%2fa.json',
+    ]
     place = os.path.join(cache, CONTAINER, 'labels', 'a.json')
     assert [storage.local_copy(url) for url in spellings] == [place] * 4
     assert contents(place) == b'[1]' and files(cache) == [place] and server.count('GET') == 1
 
 
-@pytest.mark.parametrize('path', [
-    f'{BASE}/../x', f'{BASE}/a/../../x', f'{BASE}/a//b', f'{BASE}/%2e%2e/x', f'{BASE}/a%2f..%2f..%2fx',
-    f'{BASE}/a\\..\\x', f'{BASE}/x%00', f'{BASE}/x.part', f'{BASE}/x.lock/y', f'{BASE}/x?y=1', f'{BASE}/x#y', BASE,
-    f'{BASE}/', 'https://example.com/a/b', 'http://openaipublic.blob.core.windows.net/a/b', 's3://a/b', 'gs://bucket',
-    'az://../../x', 'az://a/../x', 'file:///etc/passwd', 'https://openaipublic.blob.core.windows.net.evil.org/a/b'])
+@pytest.mark.parametrize(
+    'path',
+    [
+        f'{BASE}/../x',
+        f'{BASE}/a/../../x',
+        f'{BASE}/a//b',
+        f'{BASE}/%2e%2e/x',
+        f'{BASE}/a%2f..%2f..%2fx',
+        f'{BASE}/a\\..\\x',
+        f'{BASE}/x%00',
+        f'{BASE}/x.part',
+        f'{BASE}/x.lock/y',
+        f'{BASE}/x?y=1',
+        f'{BASE}/x#y',
+        BASE,
+        f'{BASE}/',
+        'https://example.com/a/b',
+        'http://openaipublic.blob.core.windows.net/a/b',
+        's3://a/b',
+        'gs://bucket',
+        'az://../../x',
+        'az://a/../x',
+        'file:///etc/passwd',
+        'https://openaipublic.blob.core.windows.net.evil.org/a/b',
+    ],
+)
 def test_unusable_names(cache, path):  # noqa: F811
     assert 'give a local path, az://ACCOUNT/CONTAINER/NAME' in failure(path)
     assert not files(cache)
@@ -71,22 +103,37 @@ def test_unusable_names(cache, path):  # noqa: F811
 
 def test_local_paths(tmp_path):
     path = storage.join(str(tmp_path), 'a', 'b.txt')
-    assert path == str(tmp_path / 'a' / 'b.txt') and not storage.is_remote(path) and not storage.exists(path)
+    assert (
+        path == str(tmp_path / 'a' / 'b.txt')
+        and not storage.is_remote(path)
+        and not storage.exists(path)
+    )
     assert failure(path, storage.NotFound) == f'{path}: no such file or directory'
     (tmp_path / 'a').mkdir()
     (tmp_path / 'a' / 'b.txt').write_bytes('é\r\n'.encode())
-    assert storage.exists(path) and storage.exists(str(tmp_path)) and storage.local_copy(path) == path
+    assert (
+        storage.exists(path) and storage.exists(str(tmp_path)) and storage.local_copy(path) == path
+    )
     assert storage.local_copies([path]) == [path] and storage.read_text(path) == 'é\n'
 
 
 def test_join_of_urls():
     assert storage.is_remote('gs://gpt-2')
-    assert storage.join('gs://gpt-2/', 'a', 'b') == storage.join('gs://gpt-2', 'a', 'b') == 'gs://gpt-2/a/b'
+    assert (
+        storage.join('gs://gpt-2/', 'a', 'b')
+        == storage.join('gs://gpt-2', 'a', 'b')
+        == 'gs://gpt-2/a/b'
+    )
 
 
-@pytest.mark.parametrize('data, function, message', [
-    (b'\xff', storage.read_text, 'cannot be read as UTF-8 text'), (b'{', storage.read_json, 'is not JSON'),
-    (b'[' * 100_000, storage.read_json, 'is not JSON')])
+@pytest.mark.parametrize(
+    'data, function, message',
+    [
+        (b'\xff', storage.read_text, 'cannot be read as UTF-8 text'),
+        (b'{', storage.read_json, 'is not JSON'),
+        (b'[' * 100_000, storage.read_json, 'is not JSON'),
+    ],
+)
 def test_damaged_text(tmp_path, data, function, message):
     (tmp_path / 'x').write_bytes(data)
     with pytest.raises(storage.StorageError, match=f'x {message}'):
@@ -94,6 +141,7 @@ def test_damaged_text(tmp_path, data, function, message):
 
 
 # --- the cache ---
+
 
 def test_exists_asks_and_does_not_fetch(server, cache):  # noqa: F811
     assert storage.exists(BASE + '/big') and not storage.exists(BASE + '/bigger')
@@ -108,8 +156,11 @@ def test_offline(server, cache, monkeypatch):  # noqa: F811
     assert storage.exists(BASE + '/big') and storage.local_copy(BASE + '/big')
     assert not storage.exists(BASE + '/labels/a.json')
     place = os.path.join(cache, CONTAINER, 'labels', 'a.json')
-    assert failure(BASE + '/labels/a.json') == (f'{BASE}/labels/a.json: not in the cache, and LMHP_OFFLINE=1; '
-                                                f'to do without it, put the file at {place}')
+    assert (
+        failure(BASE + '/labels/a.json')
+        == f'{BASE}/labels/a.json: not in the cache, and LMHP_OFFLINE=1; '
+        f'to do without it, put the file at {place}'
+    )
     assert len(server.log) == before
     os.makedirs(os.path.dirname(place))
     with open(place, 'w', encoding='utf-8') as file:
@@ -120,7 +171,9 @@ def test_offline(server, cache, monkeypatch):  # noqa: F811
 def test_many_files_at_once(server, cache, capsys):  # noqa: F811
     urls = [f'{BASE}/d/{i:03d}.story' for i in range(40)]
     storage.local_copy(urls[3])
-    assert [contents(path) for path in storage.local_copies(urls)] == [b'x%d' % i for i in range(40)]
+    assert [contents(path) for path in storage.local_copies(urls)] == [
+        b'x%d' % i for i in range(40)
+    ]
     assert server.count('GET') == 40 and len(files(cache)) == 40
     assert f'fetching {BASE}/d/000.story ...: ' in capsys.readouterr().err
     with pytest.raises(storage.NotFound, match='d/999.story'):
@@ -133,14 +186,16 @@ def test_nothing_is_fetched_in_silence(server, capsys):  # noqa: F811
 
 
 def test_one_download_for_many_processes(server, cache, blobs):  # noqa: F811
-    server.faults.append(Fault('slow', .01, times=None, method='GET'))
+    server.faults.append(Fault('slow', 0.01, times=None, method='GET'))
     children = [child(server, BASE + '/big') for _ in range(4)]
-    assert {c.communicate()[0].strip() for c in children} == {hashlib.md5(blobs[CONTAINER]['big']).hexdigest()}
+    assert {c.communicate()[0].strip() for c in children} == {
+        hashlib.md5(blobs[CONTAINER]['big']).hexdigest()
+    }
     assert server.count('GET') == 1 and files(cache) == [os.path.join(cache, CONTAINER, 'big')]
 
 
 def test_a_killed_download_starts_again(server, cache, blobs):  # noqa: F811
-    server.faults.append(Fault('slow', .05, times=None, method='GET'))
+    server.faults.append(Fault('slow', 0.05, times=None, method='GET'))
     first = child(server, BASE + '/big')
     wait_for(lambda: any(name.endswith('.part') for name in files(cache)))
     second = child(server, BASE + '/big')
@@ -154,11 +209,19 @@ def test_a_killed_download_starts_again(server, cache, blobs):  # noqa: F811
 
 # --- what goes wrong ---
 
-@pytest.mark.parametrize('fault, expected', [
-    (Fault('corrupt', 9, method='GET'), 'damaged on the way'), (Fault('etag', times=None), 'etag mismatch'),
-    (Fault('html', times=None), 'log-in page'), (Fault('status', 403, times=None), 'unexpected status 403'),
-    (Fault('status', 409, times=None), 'unexpected status 409'), (Fault('status', 503, times=None), 'status 503')],
-    ids=lambda x: getattr(x, 'kind', None))
+
+@pytest.mark.parametrize(
+    'fault, expected',
+    [
+        (Fault('corrupt', 9, method='GET'), 'damaged on the way'),
+        (Fault('etag', times=None), 'etag mismatch'),
+        (Fault('html', times=None), 'log-in page'),
+        (Fault('status', 403, times=None), 'unexpected status 403'),
+        (Fault('status', 409, times=None), 'unexpected status 409'),
+        (Fault('status', 503, times=None), 'status 503'),
+    ],
+    ids=lambda x: getattr(x, 'kind', None),
+)
 def test_nothing_wrong_is_kept(server, cache, fault, expected):  # noqa: F811
     server.faults.append(fault)
     message = failure()
@@ -167,27 +230,39 @@ def test_nothing_wrong_is_kept(server, cache, fault, expected):  # noqa: F811
     assert not files(cache) and len(server.log) < 10
 
 
-@pytest.mark.parametrize('fault', [
-    Fault('status', 503, times=2), Fault('reset', times=2), Fault('truncate', 1000, times=2, method='GET'),
-    Fault('stall', 2, method='GET')], ids=lambda fault: fault.kind)
+@pytest.mark.parametrize(
+    'fault',
+    [
+        Fault('status', 503, times=2),
+        Fault('reset', times=2),
+        Fault('truncate', 1000, times=2, method='GET'),
+        Fault('stall', 2, method='GET'),
+    ],
+    ids=lambda fault: fault.kind,
+)
 def test_passing_trouble_is_survived(server, blobs, fault):  # noqa: F811
     server.faults.append(fault)
     assert contents(storage.local_copy(BASE + '/big')) == blobs[CONTAINER]['big']
     assert fault.hits == fault.times
 
 
-@pytest.mark.parametrize('fault, expected', [
-    (Fault('stall', 1, times=None, method='GET'), 'Read timed out'),
-    (Fault('truncate', 1000, times=None, method='GET'), 'Connection broken'),
-    (Fault('reset', times=None, method='GET'), 'Connection aborted'),
-    (Fault('html', times=None, method='GET'), 'unexpected status 200'),
-    (Fault('status', 404, times=None, method='GET'), 'unexpected status 404'),
-    (Fault('status', 503, times=None, method='GET'), 'unexpected status 503'),
-    (Fault('stall', 1, times=None), 'Read timed out'), (Fault('reset', times=None), 'Connection aborted')],
-    ids=lambda x: f'{x.kind}{x.arg} {x.method}' if isinstance(x, Fault) else '')
+@pytest.mark.parametrize(
+    'fault, expected',
+    [
+        (Fault('stall', 1, times=None, method='GET'), 'Read timed out'),
+        (Fault('truncate', 1000, times=None, method='GET'), 'Connection broken'),
+        (Fault('reset', times=None, method='GET'), 'Connection aborted'),
+        (Fault('html', times=None, method='GET'), 'unexpected status 200'),
+        (Fault('status', 404, times=None, method='GET'), 'unexpected status 404'),
+        (Fault('status', 503, times=None, method='GET'), 'unexpected status 503'),
+        (Fault('stall', 1, times=None), 'Read timed out'),
+        (Fault('reset', times=None), 'Connection aborted'),
+    ],
+    ids=lambda x: f'{x.kind}{x.arg} {x.method}' if isinstance(x, Fault) else '',
+)
 def test_lasting_trouble_ends(server, cache, monkeypatch, fault, expected):  # noqa: F811
     """After the retries, each within READ_TIMEOUT."""
-    monkeypatch.setattr(storage, 'READ_TIMEOUT', .2 if fault.kind == 'stall' else 20)
+    monkeypatch.setattr(storage, 'READ_TIMEOUT', 0.2 if fault.kind == 'stall' else 20)
     server.faults.append(fault)
     start = time.monotonic()
     assert expected in failure() and not files(cache)
@@ -227,8 +302,12 @@ def test_unwritable_cache(server, tmp_path, monkeypatch):  # noqa: F811
 def test_cache_without_permission(server, cache, monkeypatch):  # noqa: F811
     def refuse(path, *args, **settings):
         raise PermissionError(13, 'Permission denied', path)
+
     monkeypatch.setattr(os, 'makedirs', refuse)
-    assert f'the cache folder {cache}/{CONTAINER} cannot be written (Permission denied): set LMHP_CACHE' in failure()
+    assert (
+        f'the cache folder {cache}/{CONTAINER} cannot be written (Permission denied): set'
+        ' LMHP_CACHE' in failure()
+    )
 
 
 def test_copy_that_may_not_be_read(server, monkeypatch):  # noqa: F811
@@ -236,6 +315,7 @@ def test_copy_that_may_not_be_read(server, monkeypatch):  # noqa: F811
 
     def refuse(path, *args, **settings):
         raise PermissionError(13, 'Permission denied', path)
+
     monkeypatch.setattr('builtins.open', refuse)
     with pytest.raises(storage.StorageError, match='a.json cannot be read .*Permission denied'):
         storage.read_json(BASE + '/labels/a.json')
@@ -243,7 +323,8 @@ def test_copy_that_may_not_be_read(server, monkeypatch):  # noqa: F811
 
 @pytest.fixture
 def damaged(server, cache):  # noqa: F811
-    """The place of a copy that was damaged after it was fetched, without a change of size or form."""
+    """The place of a copy that was damaged after it was fetched, without a change of size or
+    form."""
     place = storage.local_copy(BASE + '/labels/a.json')
     if storage.MD5 not in os.listxattr(place):
         pytest.skip('this disk keeps no attributes of files')
@@ -259,7 +340,9 @@ def test_a_copy_damaged_later_is_fetched_again(server, damaged):  # noqa: F811
 
 def test_a_copy_damaged_later_offline(damaged, monkeypatch):
     monkeypatch.setenv('LMHP_OFFLINE', '1')
-    assert 'labels/a.json: damaged since it was fetched, and LMHP_OFFLINE=1; ' in failure(BASE + '/labels/a.json')
+    assert 'labels/a.json: damaged since it was fetched, and LMHP_OFFLINE=1; ' in failure(
+        BASE + '/labels/a.json'
+    )
 
 
 def test_a_copy_replaced_by_hand_is_used(server, damaged):  # noqa: F811
@@ -272,15 +355,20 @@ def test_a_copy_replaced_by_hand_is_used(server, damaged):  # noqa: F811
 def test_a_disk_without_attributes(server, monkeypatch):  # noqa: F811
     def refuse(*args):
         raise OSError(95, 'Operation not supported')
+
     monkeypatch.setattr(os, 'setxattr', refuse)
     monkeypatch.setattr(os, 'getxattr', refuse)
-    assert [storage.read_json(BASE + '/labels/a.json') for _ in range(2)] == [[1]] * 2 and server.count('GET') == 1
+    assert [storage.read_json(BASE + '/labels/a.json') for _ in range(2)] == [
+        [1]
+    ] * 2 and server.count('GET') == 1
 
 
 def test_own_credentials_stay_at_home(server, monkeypatch):  # noqa: F811
     monkeypatch.setenv('AZURE_STORAGE_KEY', 'c2VjcmV0')
     assert contents(storage.local_copy(BASE + '/labels/a.json')) == b'[1]'
-    assert {r.status for r in server.log} == {200, 206} and not os.path.exists(os.path.expanduser('~/.blobfile'))
+    assert {r.status for r in server.log} == {200, 206} and not os.path.exists(
+        os.path.expanduser('~/.blobfile')
+    )
 
 
 def test_certificates_are_verified(server, monkeypatch):  # noqa: F811
@@ -291,7 +379,7 @@ def test_certificates_are_verified(server, monkeypatch):  # noqa: F811
 def test_a_proxy_is_used(cache, monkeypatch):  # noqa: F811
     with BlackHole() as hole:
         monkeypatch.setenv('HTTPS_PROXY', f'http://user:word@127.0.0.1:{hole.port}')
-        monkeypatch.setattr(storage, 'FIRST_ANSWER', .3)
+        monkeypatch.setattr(storage, 'FIRST_ANSWER', 0.3)
         with redirect(None):  # without the proxy, this would be about the name
             assert 'no answer within 0.3 s' in failure()
         monkeypatch.setattr(storage, 'FIRST_ANSWER', 60)
@@ -304,20 +392,23 @@ def test_a_proxy_is_used(cache, monkeypatch):  # noqa: F811
 
 # --- no network ---
 
+
 @pytest.mark.slow
 def test_no_answer_is_told_within_15_seconds(cache):  # noqa: F811
     start = time.monotonic()
     with BlackHole() as hole, redirect(hole):
         assert 'no answer within 8 s, is there a network?' in failure()
         assert time.monotonic() - start > 7
-        assert 'no answer within 8 s' in failure(BASE + '/labels/a.json')  # a second file, without a second wait
+        assert 'no answer within 8 s' in failure(
+            BASE + '/labels/a.json'
+        )  # a second file, without a second wait
         with pytest.raises(storage.StorageError, match='no answer'):
             storage.local_copies([f'{BASE}/d/{i}' for i in range(100)])
     assert time.monotonic() - start < 15
 
 
 def test_a_silent_name_server(cache, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(storage, 'FIRST_ANSWER', .2)
+    monkeypatch.setattr(storage, 'FIRST_ANSWER', 0.2)
     monkeypatch.setattr(socket, 'getaddrinfo', lambda *args, **kwargs: time.sleep(1))
     assert 'no answer within 0.2 s' in failure()
 
@@ -326,7 +417,9 @@ def test_no_names_resolve(cache):  # noqa: F811
     start = time.monotonic()
     with redirect(None):
         message = failure()
-    assert message.startswith(f"{BASE}/big: Failed to resolve 'openaipublic.blob.core.windows.net' ([Errno -3] ")
+    assert message.startswith(
+        f"{BASE}/big: Failed to resolve 'openaipublic.blob.core.windows.net' ([Errno -3] "
+    )
     assert message.endswith(f'to do without it, put the file at {cache}/{CONTAINER}/big')
     assert time.monotonic() - start < storage.FIRST_ANSWER
 

@@ -1,17 +1,18 @@
 """lm_tasks and make_score_fn against the recordings in tasks.npz and tasks.json."""
+
 import json
 
 import pytest
 import torch
-
 from compare import assert_close, assert_equal, tokens
 from golden_data import json_if_there, load_npz, require_bpe, under
+
 from lm_human_preferences import lm_tasks
+from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
 from lm_human_preferences.train_policy import make_score_fn
-from lm_human_preferences.utils import comm as comms
 from lm_human_preferences.utils import core
-from lm_human_preferences.utils.errors import UserError
 
 CASES = json_if_there('tasks.json', default={})
 
@@ -31,8 +32,12 @@ class SumOfTokens:
 
 
 def truncating(case):
-    return lm_tasks.TaskHParams(**{name: case[name] for name in (
-        'truncate_token', 'truncate_after', 'penalty_reward_value')})
+    return lm_tasks.TaskHParams(
+        **{
+            name: case[name]
+            for name in ('truncate_token', 'truncate_after', 'penalty_reward_value')
+        }
+    )
 
 
 @by_id('truncate')
@@ -64,9 +69,14 @@ def test_query_formatter(case):
     encoder = encodings.by_name(case['encoding']).get_encoder()
     assert encoder.encode(case['query_prefix']) == case['prefix_tokens']
     assert encoder.encode(case['query_suffix']) == case['suffix_tokens']
-    hparams = lm_tasks.TaskHParams(query_prefix=case['query_prefix'], query_suffix=case['query_suffix'])
+    hparams = lm_tasks.TaskHParams(
+        query_prefix=case['query_prefix'], query_suffix=case['query_suffix']
+    )
     recorded = under(load_npz('tasks.npz'), case['id'] + '/')
-    assert_equal(lm_tasks.query_formatter(hparams, encoder)(tokens(recorded['queries'])), recorded['contexts'])
+    assert_equal(
+        lm_tasks.query_formatter(hparams, encoder)(tokens(recorded['queries'])),
+        recorded['contexts'],
+    )
 
 
 def test_truncation_by_hand():
@@ -79,36 +89,44 @@ def test_truncation_by_hand():
 
 @pytest.mark.parametrize('option', ['start_text', 'end_text'])
 def test_texts_that_begin_and_end_queries_are_single_tokens(option):
-    hparams = lm_tasks.TaskHParams(query_length=3, query_dataset='test', **{'start_text': None, option: 'ab'})
+    hparams = lm_tasks.TaskHParams(
+        query_length=3, query_dataset='test', **{'start_text': None, option: 'ab'}
+    )
     with pytest.raises(UserError, match=rf"^--task.{option} 'ab' must be a single token, not 2$"):
-        lm_tasks.make_query_sampler(hparams=hparams, encoder=encodings.Test.get_encoder(), batch_size=1)
+        lm_tasks.make_query_sampler(
+            hparams=hparams, encoder=encodings.Test.get_encoder(), batch_size=1
+        )
 
 
 def drawn_queries(seed, batch_size, comm=None):
     hparams = lm_tasks.TaskHParams(query_length=5, query_dataset='test', start_text=None)
     core.set_seed(seed, comm.rank if comm else 0)
     sampler = lm_tasks.make_query_sampler(
-        hparams=hparams, encoder=encodings.Test.get_encoder(), batch_size=batch_size, comm=comm)
+        hparams=hparams, encoder=encodings.Test.get_encoder(), batch_size=batch_size, comm=comm
+    )
     return torch.cat([sampler()['tokens'] for _ in range(3)])
 
 
 def test_letters_follow_the_seed_of_the_run():
-    """Runs of different seeds are independent samples, queries included; the same seed repeats (defect 19)."""
+    """Runs of different seeds are independent samples, queries included; the same seed repeats
+    (defect 19)."""
     assert torch.equal(drawn_queries(1, 4), drawn_queries(1, 4))
     assert not torch.equal(drawn_queries(1, 4), drawn_queries(2, 4))
 
 
 def test_ranks_take_turns_in_one_stream_of_letters():
     """Defect 19: in the original ranks could draw the same texts."""
+
     class Other(comms.SingleProcess):
         """Rank 1 of two, after rank 0 has drawn."""
+
         rank, size = 1, 2
 
         def gather(self, value):
             return [first_of_rank_0, value]
 
     core.set_seed(1, 0)
-    first_of_rank_0 = torch.randint(2 ** 31, ()).item()
+    first_of_rank_0 = torch.randint(2**31, ()).item()
     assert torch.equal(drawn_queries(1, 2, Other()), drawn_queries(1, 4)[1::2])
 
 
@@ -121,21 +139,33 @@ class Rank(comms.SingleProcess):
 
 def sampler_of_lines(path, batch_size, comm):
     """Of texts some of which make no query."""
-    path.write_text(''.join(f'{text!r}\n'.replace("'", '"') for text in ['ab', '', 'cde', 'x', '', 'fx', 'ghi', 'jkl']))
+    path.write_text(
+        ''.join(
+            f'{text!r}\n'.replace("'", '"')
+            for text in ['ab', '', 'cde', 'x', '', 'fx', 'ghi', 'jkl']
+        )
+    )
     hparams = lm_tasks.TaskHParams(query_length=3, query_dataset=str(path), start_text=None)
     return lm_tasks.make_query_sampler(
-        hparams=hparams, encoder=encodings.Test.get_encoder(), batch_size=batch_size, comm=comm)
+        hparams=hparams, encoder=encodings.Test.get_encoder(), batch_size=batch_size, comm=comm
+    )
 
 
 @pytest.mark.parametrize('before, after', [(1, 1), (2, 2), (3, 3), (1, 2), (2, 1), (3, 2), (2, 6)])
 @pytest.mark.parametrize('batches', range(6))
 def test_samplers_go_on_from_a_position(tmp_path, before, after, batches):
-    """Six queries at a time, at whatever number of ranks: in the midst of an epoch, at its end, in a later one."""
+    """Six queries at a time, at whatever number of ranks: in the midst of an epoch, at its end, in
+    a later one."""
+
     def samplers(size):
-        return [sampler_of_lines(tmp_path / 'x.jsonl', 6 // size, Rank(rank, size)) for rank in range(size)]
+        return [
+            sampler_of_lines(tmp_path / 'x.jsonl', 6 // size, Rank(rank, size))
+            for rank in range(size)
+        ]
 
     def draw(ranks):
         return torch.stack([sampler()['tokens'] for sampler in ranks], dim=1).flatten(0, 1)
+
     alone, those_before, those_after = samplers(1), samplers(before), samplers(after)
     for _ in range(batches):
         assert torch.equal(draw(those_before), draw(alone))

@@ -1,4 +1,6 @@
-"""TensorFlow checkpoints: equal to the original's byte for byte; whatever damage there is, one clear line."""
+"""TensorFlow checkpoints: equal to the original's byte for byte; whatever damage there is, one
+clear line."""
+
 import collections.abc
 import contextlib
 import itertools
@@ -12,21 +14,26 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from golden_data import found, golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from golden_data import found, golden
-from lm_human_preferences.utils import tf_bundle, tf_table
-from lm_human_preferences.utils.checkpoints import write_bundle
-from lm_human_preferences.utils.tf_bundle import Bundle, BundleError
-from lm_human_preferences.utils.tf_table import Table, encode_block, encode_table, varint
+from lm_human_preferences.checkpointing import tf_bundle, tf_table
+from lm_human_preferences.checkpointing.checkpoints import write_bundle
+from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
+from lm_human_preferences.checkpointing.tf_table import Table, encode_block, encode_table, varint
 
 MIB = 1 << 20
 DATA, INDEX = '.data-00000-of-00001', '.index'
 TENSORS = {
-    'model/w': np.arange(12, dtype='f4').reshape(3, 4), 'model/wte': np.ones((2, 3), 'f4'), 'scalar': np.float32(2),
-    'empty': np.zeros((0, 3), 'f8'), 'step': np.int64(7), 'é': np.array([True, False, True]),
-    **{f'm/{i:03d}': np.full(i % 5, i, 'f4') for i in range(100)}}
+    'model/w': np.arange(12, dtype='f4').reshape(3, 4),
+    'model/wte': np.ones((2, 3), 'f4'),
+    'scalar': np.float32(2),
+    'empty': np.zeros((0, 3), 'f8'),
+    'step': np.int64(7),
+    'é': np.array([True, False, True]),
+    **{f'm/{i:03d}': np.full(i % 5, i, 'f4') for i in range(100)},
+}
 
 
 @pytest.fixture
@@ -57,7 +64,9 @@ def field(number, value):
 def entry(dtype=1, shape=(2,), shard=0, offset=0, size=8, crc=0, extra=b''):
     """A serialized BundleEntryProto."""
     dimensions = b''.join(field(2, field(1, n)) for n in shape)
-    fields = field(1, dtype) + field(2, dimensions) + field(3, shard) + field(4, offset) + field(5, size)
+    fields = (
+        field(1, dtype) + field(2, dimensions) + field(3, shard) + field(4, offset) + field(5, size)
+    )
     return fields + varint(6 << 3 | 5) + struct.pack('<I', crc) + extra
 
 
@@ -74,6 +83,7 @@ def crafted(tmp_path, entries, header=HEADER, data=bytes(8)):
 
 # Equal to TensorFlow's
 
+
 @pytest.mark.parametrize('name', found('**/*.index'))
 def test_golden_checkpoint_is_reproduced(tmp_path, name):
     original = str(golden(name)).removesuffix('.index')
@@ -88,8 +98,10 @@ def test_the_golden_set_has_checkpoints():
     assert found('**/*.index')
 
 
-@pytest.mark.parametrize('key, expected', [(b'model', b'n'), (b'\xff\x01x', b'\xff\x02'), (b'\xff\xff', b'\xff\xff'),
-                                           (b'', b'')])
+@pytest.mark.parametrize(
+    'key, expected',
+    [(b'model', b'n'), (b'\xff\x01x', b'\xff\x02'), (b'\xff\xff', b'\xff\xff'), (b'', b'')],
+)
 def test_successor(key, expected):
     assert tf_table.successor(key) == expected
 
@@ -108,35 +120,56 @@ def split(rows, count):
     """The table of `rows` in blocks of `count`, as TensorFlow splits one beyond 256 KiB."""
     table, index = b'', []
     for start in range(0, len(rows), count):
-        block = encode_block(rows[start:start + count])
-        index.append((rows[start:start + count][-1][0], varint(len(table)) + varint(len(block))))
+        block = encode_block(rows[start : start + count])
+        index.append((rows[start : start + count][-1][0], varint(len(table)) + varint(len(block))))
         table += seal(block)
     block = encode_block(index)
     return table + seal(block) + table_end(varint(0) * 2, varint(len(table)) + varint(len(block)))
 
 
-@pytest.mark.parametrize('encode', [encode_table, lambda rows: split(rows, 3000), lambda rows: split(rows, 1)],
-                         ids=['one block', 'a few', 'a block for every row'])
+@pytest.mark.parametrize(
+    'encode',
+    [encode_table, lambda rows: split(rows, 3000), lambda rows: split(rows, 1)],
+    ids=['one block', 'a few', 'a block for every row'],
+)
 def test_long_index_is_read(encode):
     rows = [(f'name/{i:06d}'.encode(), bytes(30)) for i in range(20000)]
     assert list(Table(encode(rows)).rows()) == rows
 
 
 def test_an_entry_by_hand(tmp_path):
-    """The smallest checkpoint, its table written out: shared 0, rest 0, 8 bytes; shared 0, rest 1, 15 bytes."""
+    """The smallest checkpoint, its table written out: shared 0, rest 0, 8 bytes; shared 0, rest 1,
+    15 bytes."""
     write_bundle(tmp_path / 'x', {'a': np.float32(1)})
     crc = struct.pack('<I', tf_table.masked_crc(np.float32(1).tobytes()))
-    block = (bytes([0, 0, 6]) + bytes.fromhex('0801 1a02 0801') + bytes([0, 1, 11]) + b'a'
-             + bytes.fromhex('0801 1200 2804') + bytes([0x35]) + crc + bytes.fromhex('00000000 01000000'))
+    block = (
+        bytes([0, 0, 6])
+        + bytes.fromhex('0801 1a02 0801')
+        + bytes([0, 1, 11])
+        + b'a'
+        + bytes.fromhex('0801 1200 2804')
+        + bytes([0x35])
+        + crc
+        + bytes.fromhex('00000000 01000000')
+    )
     assert contents(tmp_path / 'x.index').startswith(block + b'\0')
-    assert tf_table.masked_crc(b'123456789') == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    assert (
+        tf_table.masked_crc(b'123456789')
+        == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    )
 
 
 # Round trips
 
+
 def test_round_trip(prefix):
     bundle = Bundle(prefix)
-    assert set(bundle) == set(TENSORS) and len(bundle) == len(TENSORS) and 'scalar' in bundle and 'x' not in bundle
+    assert (
+        set(bundle) == set(TENSORS)
+        and len(bundle) == len(TENSORS)
+        and 'scalar' in bundle
+        and 'x' not in bundle
+    )
     for name, value in TENSORS.items():
         assert np.array_equal(bundle[name], value)
         assert bundle[name].shape == value.shape and bundle[name].dtype == value.dtype
@@ -145,26 +178,66 @@ def test_round_trip(prefix):
         bundle['x']
 
 
-@pytest.mark.parametrize('code', 'f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8 ? c8 c16 >f4 >i8'.split())
+@pytest.mark.parametrize(
+    'code',
+    [
+        'f2',
+        'f4',
+        'f8',
+        'i1',
+        'i2',
+        'i4',
+        'i8',
+        'u1',
+        'u2',
+        'u4',
+        'u8',
+        '?',
+        'c8',
+        'c16',
+        '>f4',
+        '>i8',
+    ],
+)
 @pytest.mark.parametrize('shape', [(), (0,), (3,), (2, 0, 5), (2, 3, 4)])
 def test_types_and_shapes(tmp_path, code, shape):
     value = (np.arange(np.prod(shape, dtype=int)).reshape(shape) % 2).astype(code)
     write_bundle(tmp_path / 'x', {'a': np.True_, 'v': value})  # one byte before it: not aligned
     read = read_all(tmp_path / 'x')['v']
-    assert read.dtype == value.dtype.newbyteorder('<') and read.shape == shape and np.array_equal(read, value)
+    assert (
+        read.dtype == value.dtype.newbyteorder('<')
+        and read.shape == shape
+        and np.array_equal(read, value)
+    )
 
 
 def test_torch_tensors_and_views_are_written(tmp_path):
-    base = torch.arange(12.).reshape(3, 4)
-    tensors = {'parameter': torch.nn.Parameter(base), 'transposed': base.T, 'number': torch.tensor(7)}
+    base = torch.arange(12.0).reshape(3, 4)
+    tensors = {
+        'parameter': torch.nn.Parameter(base),
+        'transposed': base.T,
+        'number': torch.tensor(7),
+    }
     write_bundle(tmp_path / 'x', {**tensors, 'slice': base.numpy()[:, ::2], 'python': 3})
     read = read_all(tmp_path / 'x')
-    assert all(np.array_equal(read[name], tensor.detach().numpy()) for name, tensor in tensors.items())
-    assert np.array_equal(read['slice'], base.numpy()[:, ::2]) and read['python'] == 3 and read['number'].dtype == 'i8'
+    assert all(
+        np.array_equal(read[name], tensor.detach().numpy()) for name, tensor in tensors.items()
+    )
+    assert (
+        np.array_equal(read['slice'], base.numpy()[:, ::2])
+        and read['python'] == 3
+        and read['number'].dtype == 'i8'
+    )
 
 
-@given(st.dictionaries(st.text(min_size=1, max_size=20).filter(lambda s: s[0] != '\0' and s.isprintable()),
-                       st.tuples(st.sampled_from('f4 i8 u1 ?'.split()), st.lists(st.integers(0, 3), max_size=4))))
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=20).filter(lambda s: s[0] != '\0' and s.isprintable()),
+        st.tuples(
+            st.sampled_from(['f4', 'i8', 'u1', '?']), st.lists(st.integers(0, 3), max_size=4)
+        ),
+    )
+)
 @settings(max_examples=60, deadline=None)
 def test_any_names_and_shapes(tmp_path_factory, layout):
     path = tmp_path_factory.mktemp('any') / 'x'
@@ -172,15 +245,20 @@ def test_any_names_and_shapes(tmp_path_factory, layout):
     write_bundle(path, tensors)
     read = read_all(path)
     assert list(read) == sorted(tensors, key=str.encode)
-    assert all(read[n].dtype == t.dtype and np.array_equal(read[n], t) and read[n].shape == t.shape
-               for n, t in tensors.items())
+    assert all(
+        read[n].dtype == t.dtype and np.array_equal(read[n], t) and read[n].shape == t.shape
+        for n, t in tensors.items()
+    )
 
 
 def test_several_shards(tmp_path):
     first, second = np.arange(2, dtype='f4'), np.arange(4, dtype='f4')
     crc = [tf_table.masked_crc(a.tobytes()) for a in (first, second)]
-    path = crafted(tmp_path, {'a': entry(crc=crc[0]), 'b': entry(shape=(4,), shard=1, size=16, crc=crc[1])},
-                   header=field(1, 2))
+    path = crafted(
+        tmp_path,
+        {'a': entry(crc=crc[0]), 'b': entry(shape=(4,), shard=1, size=16, crc=crc[1])},
+        header=field(1, 2),
+    )
     put(f'{path}.data-00000-of-00002', first.tobytes())
     bundle = Bundle(path)  # the shards are not needed yet
     assert bundle.shard_names() == ['x.data-00000-of-00002', 'x.data-00001-of-00002']
@@ -221,7 +299,9 @@ class Lazy(collections.abc.Mapping):
         return 4
 
     def __getitem__(self, name):
-        array = np.ones(1000, 'f4').view(type('Counted', (np.ndarray,), {'__hash__': object.__hash__}))
+        array = np.ones(1000, 'f4').view(
+            type('Counted', (np.ndarray,), {'__hash__': object.__hash__})
+        )
         self.alive.add(array)
         self.most = max(self.most, len(self.alive))
         return array
@@ -230,7 +310,9 @@ class Lazy(collections.abc.Mapping):
 def test_writing_takes_one_tensor_at_a_time(tmp_path):
     lazy = Lazy()
     write_bundle(tmp_path / 'x', lazy)
-    assert len(read_all(tmp_path / 'x')) == 4 and lazy.most <= 2  # the one before lives until the next has its name
+    assert (
+        len(read_all(tmp_path / 'x')) == 4 and lazy.most <= 2
+    )  # the one before lives until the next has its name
 
 
 def test_compressed_index_is_refused(prefix):
@@ -239,11 +321,14 @@ def test_compressed_index_is_refused(prefix):
     put(prefix + INDEX, one_block(block, 1))
     with pytest.raises(BundleError) as e:
         Bundle(prefix)
-    assert str(e.value) == (f'{prefix}.index is {NO_CHECKPOINT} it is compressed, which is not supported; TensorFlow '
-                            'from 1.2 on writes none that is')
+    assert str(e.value) == (
+        f'{prefix}.index is {NO_CHECKPOINT} it is compressed, which is not supported; TensorFlow '
+        'from 1.2 on writes none that is'
+    )
 
 
 # Damage and what is not supported: exact lines
+
 
 def test_missing_files(tmp_path, prefix):
     with pytest.raises(BundleError) as e:
@@ -267,9 +352,9 @@ def test_files_of_other_kinds(tmp_path):
 
 
 def test_file_that_may_not_be_read(prefix):
-    with mock.patch('builtins.open', side_effect=PermissionError(13, 'Permission denied')):
-        with pytest.raises(BundleError) as e:
-            Bundle(prefix)
+    refusal = PermissionError(13, 'Permission denied')
+    with mock.patch('builtins.open', side_effect=refusal), pytest.raises(BundleError) as e:
+        Bundle(prefix)
     assert str(e.value) == f'{prefix}.index cannot be read: Permission denied'
 
 
@@ -278,8 +363,10 @@ def test_other_contents(tmp_path, data):
     put(tmp_path / 'x.index', data)
     with pytest.raises(BundleError) as e:
         Bundle(tmp_path / 'x')
-    assert str(e.value) == (f'{tmp_path}/x.index is damaged or no checkpoint: it does not end as the index of a '
-                            'TensorFlow checkpoint')
+    assert str(e.value) == (
+        f'{tmp_path}/x.index is damaged or no checkpoint: it does not end as the index of a '
+        'TensorFlow checkpoint'
+    )
 
 
 UNKNOWN = "'v' is neither numbers nor booleans (type {} of types.proto), which is not supported"
@@ -288,22 +375,31 @@ NO_CHECKPOINT = 'damaged or no checkpoint:'
 HUGE = (0, 1 << 40, 1 << 40)
 
 
-@pytest.mark.parametrize('message, line', [
-    (entry(dtype=7), '.index: ' + UNKNOWN.format(7)),
-    (entry(dtype=14), '.index: ' + UNKNOWN.format(14)),
-    (entry(extra=field(7, b'x')), ".index: 'v' is a partitioned variable, which is not supported"),
-    (entry(shape=(3,)), '.index is ' + SIZE.format(8, (3,))),
-    (entry(shape=(2,) + (1,) * 80), '.index is ' + SIZE.format(8, (2,) + (1,) * 64)),
-    (entry(shape=HUGE, size=0), '.index is ' + SIZE.format(0, HUGE)),
-    (entry(shard=1), '.index is damaged: a tensor is in shard 1 of 1'),
-    (entry(shape=(3,), size=12), f"{DATA} is truncated: 'v' ends at byte 12, the file at 8"),
-    (entry(offset=1 << 63), f"{DATA} is truncated: 'v' ends at byte {(1 << 63) + 8}, the file at 8"),
-    (entry(), f"{DATA} is damaged: the checksum of 'v' does not match"),
-    (b'\x0b', f'.index is {NO_CHECKPOINT} a field is of no known kind'),
-    (b'\x12\x05a', f'.index is {NO_CHECKPOINT} a field is truncated'),
-    (b'\xff' * 9, f'.index is {NO_CHECKPOINT} damaged number'),
-    (b'\x08' + b'\xff' * 10 + b'\1', f'.index is {NO_CHECKPOINT} damaged number'),
-])
+@pytest.mark.parametrize(
+    'message, line',
+    [
+        (entry(dtype=7), '.index: ' + UNKNOWN.format(7)),
+        (entry(dtype=14), '.index: ' + UNKNOWN.format(14)),
+        (
+            entry(extra=field(7, b'x')),
+            ".index: 'v' is a partitioned variable, which is not supported",
+        ),
+        (entry(shape=(3,)), '.index is ' + SIZE.format(8, (3,))),
+        (entry(shape=(2,) + (1,) * 80), '.index is ' + SIZE.format(8, (2,) + (1,) * 64)),
+        (entry(shape=HUGE, size=0), '.index is ' + SIZE.format(0, HUGE)),
+        (entry(shard=1), '.index is damaged: a tensor is in shard 1 of 1'),
+        (entry(shape=(3,), size=12), f"{DATA} is truncated: 'v' ends at byte 12, the file at 8"),
+        (
+            entry(offset=1 << 63),
+            f"{DATA} is truncated: 'v' ends at byte {(1 << 63) + 8}, the file at 8",
+        ),
+        (entry(), f"{DATA} is damaged: the checksum of 'v' does not match"),
+        (b'\x0b', f'.index is {NO_CHECKPOINT} a field is of no known kind'),
+        (b'\x12\x05a', f'.index is {NO_CHECKPOINT} a field is truncated'),
+        (b'\xff' * 9, f'.index is {NO_CHECKPOINT} damaged number'),
+        (b'\x08' + b'\xff' * 10 + b'\1', f'.index is {NO_CHECKPOINT} damaged number'),
+    ],
+)
 def test_damaged_entry(tmp_path, message, line):
     path = crafted(tmp_path, {'v': message})
     with pytest.raises(BundleError) as e:
@@ -342,7 +438,10 @@ def test_name_that_is_no_text(tmp_path):
 def test_every_flipped_bit_of_the_values_is_noticed(prefix):
     good = contents(prefix + DATA)
     for position in range(len(good)):
-        put(prefix + DATA, good[:position] + bytes([good[position] ^ 1 << position % 8]) + good[position + 1:])
+        put(
+            prefix + DATA,
+            good[:position] + bytes([good[position] ^ 1 << position % 8]) + good[position + 1 :],
+        )
         with pytest.raises(BundleError, match='is damaged: the checksum of .* does not match'):
             read_all(prefix)
 
@@ -351,13 +450,18 @@ def test_every_flipped_bit_of_the_index_is_noticed_or_harmless(prefix):
     good = contents(prefix + INDEX)
     unnoticed = 0
     for position in range(len(good)):
-        put(prefix + INDEX, good[:position] + bytes([good[position] ^ 1 << position % 8]) + good[position + 1:])
+        put(
+            prefix + INDEX,
+            good[:position] + bytes([good[position] ^ 1 << position % 8]) + good[position + 1 :],
+        )
         try:
             read = read_all(prefix)
         except BundleError:
             continue
         unnoticed += 1
-        assert all(np.array_equal(read[name], value) for name, value in TENSORS.items()) and len(read) == len(TENSORS)
+        assert all(np.array_equal(read[name], value) for name, value in TENSORS.items()) and len(
+            read
+        ) == len(TENSORS)
     assert unnoticed <= 48 + 13  # the filling of the footer, and the meta-index, which is not read
 
 
@@ -371,6 +475,7 @@ def test_every_truncation_is_noticed(prefix, suffix):
 
 
 # Fuzzing
+
 
 def survive(prefix):
     with contextlib.suppress(BundleError):
@@ -389,7 +494,8 @@ class _AnyChecksum(int):
 
 
 def fuzz(directory, edits):
-    """Read a checkpoint whose index is damaged by `edits` [(position, byte)], with checksums and without."""
+    """Read a checkpoint whose index is damaged by `edits` [(position, byte)], with checksums and
+    without."""
     path = directory / 'x'
     if not os.path.exists(f'{path}{DATA}'):
         write_bundle(path, TENSORS)
@@ -424,7 +530,9 @@ def test_damaged_index_at_length(scratch, edits):
     fuzz(scratch, edits)
 
 
-@given(st.dictionaries(st.text(max_size=3), st.binary(max_size=40), max_size=5), st.binary(max_size=20))
+@given(
+    st.dictionaries(st.text(max_size=3), st.binary(max_size=40), max_size=5), st.binary(max_size=20)
+)
 @settings(max_examples=300, deadline=None)
 def test_any_messages(scratch, entries, header):
     rows = {b'': header, **{name.encode(): message for name, message in entries.items()}}
@@ -433,6 +541,7 @@ def test_any_messages(scratch, entries, header):
 
 
 # What reading can cost
+
 
 def one_block(block, compression=0):
     """A table whose index block is `block`."""
@@ -443,12 +552,18 @@ def two_blocks(inner, handles=1):
     """A table with the block `inner`, to which `handles` entries of the index lead."""
     handle = varint(0) + varint(len(inner))
     block = (bytes([0, 0, len(handle)]) + handle) * handles + struct.pack('<II', 0, 1)
-    return seal(inner) + seal(block) + table_end(varint(0) * 2, varint(len(inner) + 5) + varint(len(block)))
+    return (
+        seal(inner)
+        + seal(block)
+        + table_end(varint(0) * 2, varint(len(inner) + 5) + varint(len(block)))
+    )
 
 
 def growing_keys():
     """Each key is the one before and a byte: 100 KB that would become 200 MB."""
-    return two_blocks(b''.join(varint(i) + b'\1\0k' for i in range(20000)) + struct.pack('<II', 0, 1))
+    return two_blocks(
+        b''.join(varint(i) + b'\1\0k' for i in range(20000)) + struct.pack('<II', 0, 1)
+    )
 
 
 def repeated_block():
@@ -457,22 +572,35 @@ def repeated_block():
 
 
 def large_file():
-    return encode_table([(b'', HEADER)] + [(f'{i:05d}'.encode(), bytes(2000)) for i in range(10000)])
+    return encode_table(
+        [(b'', HEADER)] + [(f'{i:05d}'.encode(), bytes(2000)) for i in range(10000)]
+    )
 
 
-@pytest.mark.parametrize('block, reason', [
-    (b'\1\0\0' + struct.pack('<II', 0, 1), 'an entry is damaged'),
-    (b'\0\0\5' + struct.pack('<II', 0, 1), 'an entry is damaged'),
-    (b'\0\5\0' + struct.pack('<II', 0, 1), 'an entry is damaged'),
-    (b'\xff' * 4, 'a block is too short'), (b'', 'a block is too short')])
+@pytest.mark.parametrize(
+    'block, reason',
+    [
+        (b'\1\0\0' + struct.pack('<II', 0, 1), 'an entry is damaged'),
+        (b'\0\0\5' + struct.pack('<II', 0, 1), 'an entry is damaged'),
+        (b'\0\5\0' + struct.pack('<II', 0, 1), 'an entry is damaged'),
+        (b'\xff' * 4, 'a block is too short'),
+        (b'', 'a block is too short'),
+    ],
+)
 def test_damaged_block(tmp_path, block, reason):
     put(tmp_path / 'x.index', one_block(block))
     with pytest.raises(BundleError, match=f'{reason}$'):
         Bundle(tmp_path / 'x')
 
 
-@pytest.mark.parametrize('make, reason', [
-    (growing_keys, tf_table.TOO_LARGE), (repeated_block, tf_table.TOO_LARGE), (large_file, tf_table.TOO_LARGE)])
+@pytest.mark.parametrize(
+    'make, reason',
+    [
+        (growing_keys, tf_table.TOO_LARGE),
+        (repeated_block, tf_table.TOO_LARGE),
+        (large_file, tf_table.TOO_LARGE),
+    ],
+)
 def test_reading_a_crafted_index_is_cheap(tmp_path, make, reason):
     put(tmp_path / 'x.index', make())
     start = time.process_time()
@@ -481,11 +609,18 @@ def test_reading_a_crafted_index_is_cheap(tmp_path, make, reason):
     assert peak() < 64 * MIB and time.process_time() - start < 20
 
 
-@pytest.mark.parametrize('message', [
-    entry(shape=(), extra=field(2, b'\x12\x00' * MIB)), entry(shape=((1 << 64) - 1,) * 20),
-    b''.join(varint(i << 3) + b'\0' for i in range(1, 300000))], ids=['dimensions', 'product', 'fields'])
+@pytest.mark.parametrize(
+    'message',
+    [
+        entry(shape=(), extra=field(2, b'\x12\x00' * MIB)),
+        entry(shape=((1 << 64) - 1,) * 20),
+        b''.join(varint(i << 3) + b'\0' for i in range(1, 300000)),
+    ],
+    ids=['dimensions', 'product', 'fields'],
+)
 def test_a_crafted_entry_is_cheap(tmp_path, message):
-    """Millions of dimensions, and of shards, are told in few bytes: no list is made of them, no product."""
+    """Millions of dimensions, and of shards, are told in few bytes: no list is made of them, no
+    product."""
     path = crafted(tmp_path, {'v': message}, header=field(1, 1 << 60))
     start = time.process_time()
     with peak_memory() as peak:
@@ -498,8 +633,12 @@ def test_a_crafted_entry_is_cheap(tmp_path, message):
 
 # Writing
 
-@pytest.mark.parametrize('tensors', [{'': np.zeros(1)}, {'\0a': np.zeros(1)}, {'a': np.array(['text'])},
-                                     {'a': np.array([None])}], ids=['empty', 'zero', 'text', 'object'])
+
+@pytest.mark.parametrize(
+    'tensors',
+    [{'': np.zeros(1)}, {'\0a': np.zeros(1)}, {'a': np.array(['text'])}, {'a': np.array([None])}],
+    ids=['empty', 'zero', 'text', 'object'],
+)
 def test_what_cannot_be_written(tmp_path, prefix, tensors):
     before = {name: contents(tmp_path / name) for name in os.listdir(tmp_path)}
     with pytest.raises(BundleError, match='cannot be written'):
@@ -511,9 +650,13 @@ def test_what_cannot_be_written(tmp_path, prefix, tensors):
 @pytest.mark.parametrize('after', [0, 1])
 def test_failed_write_leaves_no_part(tmp_path, call, after):
     results = [getattr(os, call)] * after
-    with mock.patch.object(os, call, side_effect=lambda *a: results.pop()(*a) if results else fail()):
-        with pytest.raises(OSError, match='full'):
-            write_bundle(tmp_path / 'x', TENSORS)
+    with (
+        mock.patch.object(
+            os, call, side_effect=lambda *a: results.pop()(*a) if results else fail()
+        ),
+        pytest.raises(OSError, match='full'),
+    ):
+        write_bundle(tmp_path / 'x', TENSORS)
     assert not [name for name in os.listdir(tmp_path) if name.endswith(('.part', '.index'))]
 
 

@@ -1,7 +1,10 @@
-"""Two hosts, each a network namespace with a loopback of its own and addresses instead of names, do one job together.
+"""Two hosts, each a network namespace with a loopback of its own and addresses instead of names, do
+one job together.
 
-Both also have the same address of a bridge that leads nowhere, as hosts with containers do. Needs root and MPICH.
+Both also have the same address of a bridge that leads nowhere, as hosts with containers do. Needs
+root and MPICH.
 """
+
 import os
 import shutil
 import subprocess
@@ -10,9 +13,10 @@ import uuid
 from pathlib import Path
 
 import pytest
-
-from lm_human_preferences.utils import checkpoints, ranks
 from test_engines import ENGINES, WHAT_RANKS_COMPUTE, why_not
+
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.distributed import ranks
 
 TESTS = Path(__file__).parent
 ADDRESSES = ('10.77.0.1', '10.77.0.2')
@@ -27,10 +31,28 @@ def ip(*words):
 
 def connect(namespaces):
     """A cable between the two, and the bridge in each."""
-    ip('link', 'add', 'cable', 'netns', namespaces[0], 'type', 'veth', 'peer', 'name', 'cable', 'netns', namespaces[1])
+    ip(
+        'link',
+        'add',
+        'cable',
+        'netns',
+        namespaces[0],
+        'type',
+        'veth',
+        'peer',
+        'name',
+        'cable',
+        'netns',
+        namespaces[1],
+    )
     for namespace, address in zip(namespaces, ADDRESSES):
         ip('-n', namespace, 'link', 'add', 'bridge', 'type', 'veth', 'peer', 'name', 'nothing')
-        for device, own in (('lo', None), ('nothing', None), ('bridge', f'{BRIDGE}/16'), ('cable', f'{address}/24')):
+        for device, own in (
+            ('lo', None),
+            ('nothing', None),
+            ('bridge', f'{BRIDGE}/16'),
+            ('cable', f'{address}/24'),
+        ):
             if own:
                 ip('-n', namespace, 'addr', 'add', own, 'dev', device)
             ip('-n', namespace, 'link', 'set', device, 'up')
@@ -59,20 +81,43 @@ def hosts():
 
 @pytest.fixture
 def run(hosts, tmp_path):
-    """Function that runs Python on two ranks of each host, the way that a user's own mpiexec --hostfile does."""
+    """Function that runs Python on two ranks of each host, the way that a user's own mpiexec
+    --hostfile does."""
     remote = tmp_path / 'remote'
-    remote.write_text(f'#!/bin/sh\nhost=$1\nshift\ncase $host in {ADDRESSES[0]}) host={hosts[0]};; '
-                      f'*) host={hosts[1]};; esac\nexec ip netns exec $host sh -c "$*"\n')
+    remote.write_text(
+        f'#!/bin/sh\nhost=$1\nshift\ncase $host in {ADDRESSES[0]}) host={hosts[0]};; '
+        f'*) host={hosts[1]};; esac\nexec ip netns exec $host sh -c "$*"\n'
+    )
     remote.chmod(0o700)
 
     def run_on_hosts(*command):
         process = subprocess.run(
-            ['ip', 'netns', 'exec', hosts[0], ranks.find_mpiexec()[0], '-launcher', 'rsh', '-launcher-exec', remote,
-             '-hosts', ','.join(f'{address}:2' for address in ADDRESSES), '-n', '4', sys.executable, *command],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE,
-            env={**os.environ, 'OMP_NUM_THREADS': '1'})
+            [
+                'ip',
+                'netns',
+                'exec',
+                hosts[0],
+                ranks.find_mpiexec()[0],
+                '-launcher',
+                'rsh',
+                '-launcher-exec',
+                remote,
+                '-hosts',
+                ','.join(f'{address}:2' for address in ADDRESSES),
+                '-n',
+                '4',
+                sys.executable,
+                *command,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE,
+            env={**os.environ, 'OMP_NUM_THREADS': '1'},
+        )
         assert process.returncode == 0, process.stdout
         return process.stdout
+
     return run_on_hosts
 
 
@@ -89,6 +134,15 @@ def test_engine(run, engine):
 def test_training(run, engine, tmp_path):
     if why_not(engine):
         pytest.skip(f'{engine}: {why_not(engine)}')
-    run(TESTS.parent / 'launch.py', 'train_policy', 'test', 'run', f'--save_dir={tmp_path}',
-        f'--run.allreduce={engine}', '--ppo.total_episodes=128')
-    assert checkpoints.latest(str(tmp_path / 'run' / 'policy' / 'checkpoints')).endswith('model.ckpt-2')
+    run(
+        TESTS.parent / 'launch.py',
+        'train_policy',
+        'test',
+        'run',
+        f'--save_dir={tmp_path}',
+        f'--run.allreduce={engine}',
+        '--ppo.total_episodes=128',
+    )
+    assert checkpoints.latest(str(tmp_path / 'run' / 'policy' / 'checkpoints')).endswith(
+        'model.ckpt-2'
+    )

@@ -1,38 +1,55 @@
-"""Values that cannot work: one line that names the option and its range, status 2, and nothing started or written."""
-import pytest
+"""Values that cannot work: one line that names the option and its range, status 2, and nothing
+started or written."""
 
+import pytest
 from command_line import error_of, invoke
 
 NEW = '--rewards.train_new_model'
 
 
-@pytest.mark.parametrize('words, option, range_', [
-    ('--ppo.lr -1', '--ppo.lr', 'at least 0'),
-    ('--ppo.cliprange -1', '--ppo.cliprange', 'at least 0'),
-    ('--ppo.cliprange_value -1', '--ppo.cliprange_value', 'at least 0'),
-    ('--ppo.vf_coef -0.1', '--ppo.vf_coef', 'at least 0'),
-    ('--ppo.gamma 5', '--ppo.gamma', 'from 0 to 1'),
-    ('--ppo.gamma -0.5', '--ppo.gamma', 'from 0 to 1'),
-    ('--ppo.lam 2', '--ppo.lam', 'from 0 to 1'),
-    ('--task.policy.temperature -1', '--task.policy.temperature', 'above 0'),
-    ('--task.policy.temperature 0', '--task.policy.temperature', 'above 0'),
-    ('--rewards.kl_coef -5', '--rewards.kl_coef', 'at least 0'),
-    (f'{NEW}.lr -1', f'{NEW}.lr', 'at least 0'),
-    (f'{NEW}.labels.type best_of_1', f'{NEW}.labels.type', 'at least 2'),
-    ('--task.truncate_token -2', '--task.truncate_token', 'at least 0'),
-    ('--task.truncate_token 999999', '--task.truncate_token', '0 to 26'),
-    ('--task.truncate_token 5 --task.truncate_after 4', '--task.truncate_after', 'below --task.response_length 4'),
-    ('--task.response_length 600', '--task.response_length', '8 of --task.policy.initial_model test'),
-    ('--ppo.batch_size 1_000_000_000_000 --ppo.total_episodes 1_000_000_000_000', '--ppo.batch_size', 'at most'),
-    (f'{NEW}.rollout_batch_size 1_000_000_000_000', f'{NEW}.rollout_batch_size', 'at most'),
-    (f'{NEW}.labels.num_train 32_000_000_000_000', '--labels.num_train', 'at most'),
-    (f'{NEW}.labels.source mock', 'mock', 'set --task.policy.initial_model reviews'),
-    ('--run.precision fp8', '--run.precision', 'fp32, tf32, bf16'),
-    ('--run.console loud', '--run.console', 'summary, original, quiet'),
-    ('--run.resume maybe', '--run.resume', 'true or false'),
-    ('--dry_run maybe', '--dry_run', 'true or false'),
-    ('--ppo.whiten_rewards perhaps', '--ppo.whiten_rewards', 'true or false'),
-    ('--rewards.adaptive_kl maybe', '--rewards.adaptive_kl', 'on or off')])
+@pytest.mark.parametrize(
+    'words, option, range_',
+    [
+        ('--ppo.lr -1', '--ppo.lr', 'at least 0'),
+        ('--ppo.cliprange -1', '--ppo.cliprange', 'at least 0'),
+        ('--ppo.cliprange_value -1', '--ppo.cliprange_value', 'at least 0'),
+        ('--ppo.vf_coef -0.1', '--ppo.vf_coef', 'at least 0'),
+        ('--ppo.gamma 5', '--ppo.gamma', 'from 0 to 1'),
+        ('--ppo.gamma -0.5', '--ppo.gamma', 'from 0 to 1'),
+        ('--ppo.lam 2', '--ppo.lam', 'from 0 to 1'),
+        ('--task.policy.temperature -1', '--task.policy.temperature', 'above 0'),
+        ('--task.policy.temperature 0', '--task.policy.temperature', 'above 0'),
+        ('--rewards.kl_coef -5', '--rewards.kl_coef', 'at least 0'),
+        (f'{NEW}.lr -1', f'{NEW}.lr', 'at least 0'),
+        (f'{NEW}.labels.type best_of_1', f'{NEW}.labels.type', 'at least 2'),
+        ('--task.truncate_token -2', '--task.truncate_token', 'at least 0'),
+        ('--task.truncate_token 999999', '--task.truncate_token', '0 to 26'),
+        (
+            '--task.truncate_token 5 --task.truncate_after 4',
+            '--task.truncate_after',
+            'below --task.response_length 4',
+        ),
+        (
+            '--task.response_length 600',
+            '--task.response_length',
+            '8 of --task.policy.initial_model test',
+        ),
+        (
+            '--ppo.batch_size 1_000_000_000_000 --ppo.total_episodes 1_000_000_000_000',
+            '--ppo.batch_size',
+            'at most',
+        ),
+        (f'{NEW}.rollout_batch_size 1_000_000_000_000', f'{NEW}.rollout_batch_size', 'at most'),
+        (f'{NEW}.labels.num_train 32_000_000_000_000', '--labels.num_train', 'at most'),
+        (f'{NEW}.labels.source mock', 'mock', 'set --task.policy.initial_model reviews'),
+        ('--run.precision fp8', '--run.precision', 'fp32, tf32, bf16'),
+        ('--run.console loud', '--run.console', 'summary, original, quiet'),
+        ('--run.resume maybe', '--run.resume', 'true or false'),
+        ('--dry_run maybe', '--dry_run', 'true or false'),
+        ('--ppo.whiten_rewards perhaps', '--ppo.whiten_rewards', 'true or false'),
+        ('--rewards.adaptive_kl maybe', '--rewards.adaptive_kl', 'on or off'),
+    ],
+)
 @pytest.mark.parametrize('more', ['', '--dry_run'])
 def test_train_policy(words, option, range_, more, tmp_path):
     result = invoke(f'train_policy test first --mpi 1 --save_dir {tmp_path} {words} {more}')
@@ -43,13 +60,21 @@ def test_train_policy(words, option, range_, more, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize('words, option, range_', [
-    ('--lr -1', '--lr', 'at least 0'),
-    ('--labels.type best_of_1', '--labels.type', 'at least 2'),
-    ('--labels.type best_of_0', '--labels.type', 'at least 2'),
-    ('--task.policy.temperature 0', '--task.policy.temperature', 'above 0'),
-    ('--rollout_batch_size 1_000_000_000_000', '--rollout_batch_size', 'at most'),
-    ('--batch_size 1_000_000_000_000 --labels.num_train 1_000_000_000_000', '--batch_size', 'at most')])
+@pytest.mark.parametrize(
+    'words, option, range_',
+    [
+        ('--lr -1', '--lr', 'at least 0'),
+        ('--labels.type best_of_1', '--labels.type', 'at least 2'),
+        ('--labels.type best_of_0', '--labels.type', 'at least 2'),
+        ('--task.policy.temperature 0', '--task.policy.temperature', 'above 0'),
+        ('--rollout_batch_size 1_000_000_000_000', '--rollout_batch_size', 'at most'),
+        (
+            '--batch_size 1_000_000_000_000 --labels.num_train 1_000_000_000_000',
+            '--batch_size',
+            'at most',
+        ),
+    ],
+)
 def test_train_reward(words, option, range_, tmp_path):
     result = invoke(f'train_reward test first --mpi 1 --save_dir {tmp_path} {words}')
     assert result.exit_code == 2, result.output
@@ -64,7 +89,9 @@ def test_a_bad_value_of_a_switch_is_not_taken_for_a_folder(tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize('words', ['--dry_run test first', 'test --dry_run first', 'test first --dry_run'])
+@pytest.mark.parametrize(
+    'words', ['--dry_run test first', 'test --dry_run first', 'test first --dry_run']
+)
 def test_arguments_may_follow_a_switch(words, tmp_path):
     result = invoke(f'train_policy {words} --save_dir {tmp_path}')
     assert result.exit_code == 0 and result.stdout.startswith('first: ')
@@ -80,6 +107,14 @@ def test_a_penalty_may_be_a_fraction(penalty, printed):
 def test_the_policy_is_checked_before_its_reward_model_is_trained(tmp_path, monkeypatch):
     """Memory for a batch of episodes is needed only hours later."""
     from lm_human_preferences import train_reward
-    monkeypatch.setattr(train_reward, 'train_in_run', lambda *args: pytest.fail('training has begun'))
-    result = invoke(f'train_policy test first --mpi 1 --save_dir {tmp_path} --ppo.batch_size 1_000_000_000_000')
-    assert result.exit_code == 2 and 'error: --ppo.batch_size: what 1000000000000 of them hold' in result.stderr
+
+    monkeypatch.setattr(
+        train_reward, 'train_in_run', lambda *args: pytest.fail('training has begun')
+    )
+    result = invoke(
+        f'train_policy test first --mpi 1 --save_dir {tmp_path} --ppo.batch_size 1_000_000_000_000'
+    )
+    assert (
+        result.exit_code == 2
+        and 'error: --ppo.batch_size: what 1000000000000 of them hold' in result.stderr
+    )

@@ -1,11 +1,12 @@
 """Models and trainers built the way the recordings were made."""
+
 import re
 
 import numpy as np
 import torch
-
 from compare import array, assert_close, assert_norm_close, tokens
 from golden_data import load_npz, require
+
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.language.model import as_tf
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -16,10 +17,13 @@ PARAMETERS_ATOL = 5e-6
 
 
 def hparams_of(cls, nested, **overrides):
-    """Hyperparameters of class `cls` from a recorded nested dict; overrides by dotted name (run__seed=3)."""
+    """Hyperparameters of class `cls` from a recorded nested dict; overrides by dotted name
+    (run__seed=3)."""
     hparams = cls()
     hparams.override_from_nested_dict(nested)
-    hparams.override_from_dict({name.replace('__', '.'): value for name, value in overrides.items()})
+    hparams.override_from_dict(
+        {name.replace('__', '.'): value for name, value in overrides.items()}
+    )
     return hparams
 
 
@@ -32,20 +36,34 @@ def policy_for(task, model=('train_model',), scope='policy', **settings):
     """The policy that `task` (TaskHParams) asks for, from a model directory of the set."""
     start = trained_model(*model)
     embed_queries = lm_tasks.query_formatter(task, start.encoding.get_encoder())
-    return Policy(start, scope=scope, **{'embed_queries': embed_queries, 'temperature': task.policy.temperature,
-                                         **settings})
+    return Policy(
+        start,
+        scope=scope,
+        **{'embed_queries': embed_queries, 'temperature': task.policy.temperature, **settings},
+    )
 
 
 def ppo_trainer(nested, comm):
-    """A PPOTrainer of train_model/ on recorded hyperparameters; minibatches come from the test, not from sampling."""
+    """A PPOTrainer of train_model/ on recorded hyperparameters; minibatches come from the test, not
+    from sampling."""
     hparams = hparams_of(HParams, nested)
     policy = policy_for(hparams.task)
-    return PPOTrainer(policy=policy, ref_policy=policy, query_sampler=None, score_fn=None, hparams=hparams, comm=comm)
+    return PPOTrainer(
+        policy=policy,
+        ref_policy=policy,
+        query_sampler=None,
+        score_fn=None,
+        hparams=hparams,
+        comm=comm,
+    )
 
 
 def as_tensors(arrays):
     """Recorded arrays as the port takes them: token ids int64."""
-    return {name: tokens(a) if a.dtype.kind == 'i' else torch.from_numpy(a) for name, a in arrays.items()}
+    return {
+        name: tokens(a) if a.dtype.kind == 'i' else torch.from_numpy(a)
+        for name, a in arrays.items()
+    }
 
 
 def rollouts_of(folder, config, rank, size):
@@ -55,19 +73,23 @@ def rollouts_of(folder, config, rank, size):
 
 
 def assert_parameters(parameters, recorded, *, start=None, atol=PARAMETERS_ATOL, change_rtol=None):
-    """Parameters under TensorFlow names against recorded ones: absolutely, and their change since `start`."""
+    """Parameters under TensorFlow names against recorded ones: absolutely, and their change since
+    `start`."""
     assert recorded
     ours = {name: array(as_tf(name, parameters[name])) for name in recorded}
     for name, values in recorded.items():
         assert_close(ours[name], values, rtol=0, atol=atol, name=name)
     if start is not None:
-        changes = (np.concatenate([np.ravel(after[name] - start[name]) for name in recorded])
-                   for after in (ours, recorded))
+        changes = (
+            np.concatenate([np.ravel(after[name] - start[name]) for name in recorded])
+            for after in (ours, recorded)
+        )
         assert_norm_close(*changes, rtol=change_rtol, name='change of all parameters')
 
 
 def assert_checkpoint(ours, recorded, *, rtol=1e-4, parameters_atol=PARAMETERS_ATOL, without=()):
-    """Two checkpoints with the same variables, Adam's moments included; `without` are not compared."""
+    """Two checkpoints with the same variables, Adam's moments included; `without` are not
+    compared."""
     assert list(ours) == list(recorded)
     for name in recorded:
         if name in without:
@@ -75,7 +97,9 @@ def assert_checkpoint(ours, recorded, *, rtol=1e-4, parameters_atol=PARAMETERS_A
         kind = re.search(r'/adam(_1)?$', name)
         atol = parameters_atol
         if kind:  # moments of a gradient that cancels are rounding errors of the others
-            largest = max(np.abs(recorded[other]).max() for other in recorded if other.endswith(kind[0]))
+            largest = max(
+                np.abs(recorded[other]).max() for other in recorded if other.endswith(kind[0])
+            )
             atol = rtol * np.abs(recorded[name]).max() + 1e-6 * largest
         assert_close(ours[name], recorded[name], rtol=rtol, atol=atol, name=name)
 

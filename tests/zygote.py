@@ -1,12 +1,16 @@
-"""A fresh interpreter that has everything imported and forks itself for each training that a test may kill.
+"""A fresh interpreter that has everything imported and forks itself for each training that a test
+may kill.
 
-`python tests/zygote.py DESCRIPTOR` is told by tests/interrupted.py, over a connection of multiprocessing, what to run.
-Forking pytest instead would copy locks that other threads hold (tqdm's monitor, torch's workers, servers), and its
-children would share tqdm's semaphore: one that is killed while it holds it stops all others for ever. This process has
-one thread and has never made a progress bar, which is checked before each fork; so each child makes locks of its own.
+`python tests/zygote.py DESCRIPTOR` is told by tests/interrupted.py, over a connection of
+multiprocessing, what to run. Forking pytest instead would copy locks that other threads hold
+(tqdm's monitor, torch's workers, servers), and its children would share tqdm's semaphore: one that
+is killed while it holds it stops all others for ever. This process has one thread and has never
+made a progress bar, which is checked before each fork; so each child makes locks of its own.
 
-Messages are JSON. A request has a `number` that its answer repeats; that a child has ended is told without being asked.
+Messages are JSON. A request has a `number` that its answer repeats; that a child has ended is told
+without being asked.
 """
+
 import faulthandler
 import functools
 import importlib
@@ -19,19 +23,28 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import launch  # noqa: E402
-from blobserver.server import install_redirect  # noqa: E402
+from blobserver.server import install_redirect
+
+import launch
 
 # What trainings import when they start: each child would spend seconds on it.
-PRELOADED = ('train_policy', 'train_reward', 'utils.keeper', 'utils.uploads', 'datasets.books', 'datasets.reviews')
+PRELOADED = (
+    'train_policy',
+    'train_reward',
+    'checkpointing.checkpointer',
+    'runs.uploads',
+    'datasets.books',
+    'datasets.reviews',
+)
 
 
 def resolve(name: str) -> tuple[Any, str]:
@@ -44,11 +57,16 @@ def resolve(name: str) -> tuple[Any, str]:
 def wrap(name: str, wrapper: Callable) -> None:
     """Put wrapper(function) in the place of the function of that name."""
     place, attribute = resolve(name)
-    setattr(place, attribute, functools.wraps(getattr(place, attribute))(wrapper(getattr(place, attribute))))
+    setattr(
+        place,
+        attribute,
+        functools.wraps(getattr(place, attribute))(wrapper(getattr(place, attribute))),
+    )
 
 
 class Moments:
-    """Counts the calls of some functions, and sends a signal to this process before the `kill_at`-th."""
+    """Counts the calls of some functions, and sends a signal to this process before the
+    `kill_at`-th."""
 
     def __init__(self, names: list[str], kill_at: int | None, number: int) -> None:
         self.passed = itertools.count(1)  # which threads may advance at the same time
@@ -61,11 +79,13 @@ class Moments:
             if next(self.passed) == self.kill_at:
                 os.kill(os.getpid(), self.number)
             return function(*args, **kwargs)
+
         return wrapper
 
 
 def call_after(moment: str, count: int, call: str, arguments: list) -> None:
-    """Call the function of name `call` when that of name `moment` has returned for the `count`-th time."""
+    """Call the function of name `call` when that of name `moment` has returned for the `count`-th
+    time."""
     returned = itertools.count(1)
 
     def counted(function: Callable) -> Callable:
@@ -75,7 +95,9 @@ def call_after(moment: str, count: int, call: str, arguments: list) -> None:
                 place, attribute = resolve(call)
                 getattr(place, attribute)(*arguments)
             return result
+
         return wrapper
+
     wrap(moment, counted)
 
 
@@ -99,12 +121,15 @@ def run_job(job: dict) -> None:
 
 
 def become_child(job: dict) -> NoReturn:
-    """Run `job` with its own output and signal handlers, and end this process as an interpreter would end."""
+    """Run `job` with its own output and signal handlers, and end this process as an interpreter
+    would end."""
     status = 1
     try:
         with open(job['output'], 'ab', buffering=0) as file:
             os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
-        sys.stdout, sys.stderr = (os.fdopen(os.dup(descriptor), 'w', buffering=1) for descriptor in (1, 2))
+        sys.stdout, sys.stderr = (
+            os.fdopen(os.dup(descriptor), 'w', buffering=1) for descriptor in (1, 2)
+        )
         faulthandler.enable(2, all_threads=True)  # SIGABRT shows where it is
         signal.set_wakeup_fd(-1)
         for number in signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP:
@@ -121,7 +146,8 @@ def become_child(job: dict) -> NoReturn:
 
 
 class Zygote:
-    """Serves one connection: starts and kills children, and tells their exit statuses; ends with the connection."""
+    """Serves one connection: starts and kills children, and tells their exit statuses; ends with
+    the connection."""
 
     def __init__(self, connection: multiprocessing.connection.Connection) -> None:
         self.connection = connection
@@ -149,7 +175,8 @@ class Zygote:
         self.connection.send_bytes(json.dumps(message).encode())
 
     def reap(self) -> None:
-        """Process ids are those of children until this has told of their ends: only here are they given free."""
+        """Process ids are those of children until this has told of their ends: only here are they
+        given free."""
         for process in sorted(self.children):
             ended, status = os.waitpid(process, os.WNOHANG)
             if ended:
@@ -166,8 +193,12 @@ class Zygote:
             self.tell(number=request['number'], alive=alive)
 
     def fork(self, job: dict) -> int:
-        assert threads_of_this_process() == 1, 'a child would have the locks of threads that it has not'
-        assert not hasattr(tqdm.std.TqdmDefaultWriteLock, 'mp_lock'), 'children would share a semaphore'
+        assert threads_of_this_process() == 1, (
+            'a child would have the locks of threads that it has not'
+        )
+        assert not hasattr(tqdm.std.TqdmDefaultWriteLock, 'mp_lock'), (
+            'children would share a semaphore'
+        )
         process = os.fork()
         if not process:
             self.connection.close()

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Write docs/options.md, the tables of all options, from the code: `pipenv run python tools/options.py`."""
+"""Write docs/options.md, the tables of all options, from the code: `pipenv run python
+tools/options.py`."""
+
 import sys
 from pathlib import Path
 
@@ -17,51 +19,77 @@ INTRODUCTION = """\
 All options of all commands, as `--help` of a command shows them. This page is generated:
 `pipenv run python tools/options.py` writes it anew.
 
-- The defaults are those of the program. Each experiment sets what is *required* and changes some defaults; `--dry_run`
-  prints the settings that it ends up with. The experiments are defined in [`launch.py`](../launch.py).
+- The defaults are those of the program. Each experiment sets what is *required* and changes some
+  defaults; `--dry_run` prints the settings that it ends up with. The experiments are defined in
+  [`launch.py`](../launch.py).
 - `None` means "not set".
-- What is `off` is a group of options: `on` and `off` switch it (`--rewards.adaptive_kl off`), and setting one of its
-  options switches it on.
-- Names may be written with `-` for `_`, values with or without `=`: `--ppo.lr 1e-5`, `--ppo.lr=1e-5`. A switch alone is
-  `true`, and with `no` before its name `false`: `--noppo.whiten_rewards`.
+- What is `off` is a group of options: `on` and `off` switch it (`--rewards.adaptive_kl off`), and
+  setting one of its options switches it on.
+- Names may be written with `-` for `_`, values with or without `=`: `--ppo.lr 1e-5`,
+  `--ppo.lr=1e-5`. A switch alone is `true`, and with `no` before its name `false`:
+  `--noppo.whiten_rewards`.
 - `./launch.py resume SAVE_DIR` takes `--mpi` and all options of the command that started the run.
-- `pipenv run ./launch.py --help` and `pipenv run ./launch.py train_policy --help` show the same in a terminal.
+- `pipenv run ./launch.py --help` and `pipenv run ./launch.py train_policy --help` show the same in
+  a terminal.
 """
 NOTES = {  # below a heading
-    'Launching': '`./launch.py train_reward EXPERIMENT NAME` and `./launch.py train_policy EXPERIMENT NAME`; the '
-                 'default of\n`--save_dir` ends in the name of the command.',
-    'Run': 'Of a policy and of a reward model that `train_reward` trains. A reward model that `train_policy` trains '
-           'first has\nits own: `--rewards.train_new_model.run.NAME`. Of these, `precision` and '
-           "`gradient_checkpointing` follow the\npolicy's unless they are set. **`seed` does not**: "
-           "`--run.seed 2` alone leaves the reward model's seed as it was.",
-    'Task': 'For `train_policy`, a task option given once also holds for the reward model that is trained first.',
-    'Labels': 'Of `train_reward`. For `train_policy` the names begin with `--rewards.train_new_model.labels.`',
-    'Reward training': 'Of `train_reward`. For `train_policy` the names begin with `--rewards.train_new_model.`',
-    'Adaptive KL': 'How fast the coefficient adapts: [evaluation.md](evaluation.md#the-kl-coefficient).',
+    'Launching': (
+        '`./launch.py train_reward EXPERIMENT NAME` and `./launch.py train_policy EXPERIMENT NAME`;'
+        ' the default of\n`--save_dir` ends in the name of the command.'
+    ),
+    'Run': (
+        'Of a policy and of a reward model that `train_reward` trains. A reward model that'
+        ' `train_policy` trains first has\nits own: `--rewards.train_new_model.run.NAME`. Of these,'
+        " `precision` and `gradient_checkpointing` follow the\npolicy's unless they are set."
+        " **`seed` does not**: `--run.seed 2` alone leaves the reward model's seed as it was."
+    ),
+    'Task': (
+        'For `train_policy`, a task option given once also holds for the reward model that is'
+        ' trained first.'
+    ),
+    'Labels': (
+        'Of `train_reward`. For `train_policy` the names begin with'
+        ' `--rewards.train_new_model.labels.`'
+    ),
+    'Reward training': (
+        'Of `train_reward`. For `train_policy` the names begin with `--rewards.train_new_model.`'
+    ),
+    'Adaptive KL': (
+        'How fast the coefficient adapts: [evaluation.md](evaluation.md#the-kl-coefficient).'
+    ),
     'Sampling': '`./sample.py sample`',
     'Evaluation': '`./launch.py evaluate SAVE_DIR`',
-    'Figures': '`./launch.py figures`'}
+    'Figures': '`./launch.py figures`',
+}
 
 
 def tables() -> dict[str, option_help.Fields]:
     """The options by heading, in the order of the page."""
     commands = launch.cli.commands
-    reward, policy = (option_help.sections(commands[name].fields) for name in ('train_reward', 'train_policy'))
+    reward, policy = (
+        option_help.sections(commands[name].fields) for name in ('train_reward', 'train_policy')
+    )
     headings = ['Launching', *option_help.HEADINGS.values()]
-    return {**{heading: (policy if heading in policy else reward)[heading] for heading in headings},
-            'Sampling': sample.cli.commands['sample'].fields,
-            'Evaluation': commands['evaluate'].fields,
-            'Figures': commands['figures'].fields}
+    return {
+        **{heading: (policy if heading in policy else reward)[heading] for heading in headings},
+        'Sampling': sample.cli.commands['sample'].fields,
+        'Evaluation': commands['evaluate'].fields,
+        'Figures': commands['figures'].fields,
+    }
 
 
 def page() -> str:
     """The whole page as Markdown."""
-    contents = '\n'.join(f'- [{heading}](#{heading.lower().replace(" ", "-")})' for heading in tables())
+    contents = '\n'.join(
+        f'- [{heading}](#{heading.lower().replace(" ", "-")})' for heading in tables()
+    )
     parts = [INTRODUCTION, contents + '\n']
     for heading, fields in tables().items():
         note = f'{NOTES[heading]}\n\n' if heading in NOTES else ''
         rows = '\n'.join(_row(name, field) for name, field in fields.items())
-        parts.append(f'## {heading}\n\n{note}| option | default | what it is |\n|---|---|---|\n{rows}\n')
+        parts.append(
+            f'## {heading}\n\n{note}| option | default | what it is |\n|---|---|---|\n{rows}\n'
+        )
     return '\n'.join(parts)
 
 

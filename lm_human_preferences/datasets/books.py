@@ -1,11 +1,12 @@
 """Passages of books: the queries of `sentiment` and `descriptiveness`."""
+
 import functools
 import json
 import random
 from collections.abc import Iterator
 
-from lm_human_preferences.utils import storage
-from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils.logging import say
 
 PUBLIC = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
@@ -18,8 +19,9 @@ def books_generator(
 ) -> Iterator[str | list[int]]:
     """Yield the passages of the part `mode`: train, valid or test.
 
-    The file was lost when the storage moved. Where it cannot be had, the queries in the label file `labels` (None: the
-    published ones) stand in, as lists of token ids, whatever the part. Raises StorageError where there is neither.
+    The file was lost when the storage moved. Where it cannot be had, the queries in the label file
+    `labels` (None: the published ones) stand in, as lists of token ids, whatever the part. Raises
+    StorageError where there is neither.
     """
     passages = list(_passages(URL.format(mode=mode), labels or LABELS))
     if shuffle:
@@ -35,8 +37,13 @@ def _passages(url: str, labels: str) -> list[str] | list[list[int]]:
         try:
             queries = _queries(labels)
         except storage.StorageError as second:
-            raise storage.StorageError(f'{second}; or name a .jsonl file of texts as --task.query_dataset') from second
-        say(f'The data set books is not to be had ({e}). Using the {len(queries)} queries of {labels} instead.')
+            raise storage.StorageError(
+                f'{second}; or name a .jsonl file of texts as --task.query_dataset'
+            ) from second
+        say(
+            f'The data set books is not to be had ({e}). Using the {len(queries)} queries of'
+            f' {labels} instead.'
+        )
         return queries
 
 
@@ -52,7 +59,8 @@ def _queries(labels: str) -> list[list[int]]:
 
 
 def read_jsonl(path: str) -> list[str]:
-    """The strings in a file, local or remote, that has one JSON string a line. Raises UserError naming a bad line."""
+    """The strings in a file, local or remote, that has one JSON string a line. Raises UserError
+    naming a bad line."""
     texts = []
     for number, line in enumerate(storage.read_text(path).rstrip().split('\n'), start=1):
         try:

@@ -1,4 +1,6 @@
-"""Articles of CNN and the Daily Mail (See et al., 2017, github.com/abisee/cnn-dailymail): the queries of `cnndm`."""
+"""Articles of CNN and the Daily Mail (See et al., 2017, github.com/abisee/cnn-dailymail): the
+queries of `cnndm`."""
+
 import hashlib
 import random
 import re
@@ -6,21 +8,25 @@ from collections.abc import Iterator
 
 import ftfy
 
-from lm_human_preferences.utils import storage
-from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
 
 URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/datasets/cnndm'
 AHEAD = 128  # stories fetched at a time; a run needs a fraction of the 312,000
 
 
 def cnndm_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
-    """Yield the articles, cleaned and without their highlights, of the part `mode`: train, valid or test."""
+    """Yield the articles, cleaned and without their highlights, of the part `mode`: train, valid or
+    test."""
     part = 'val' if mode == 'valid' else mode
     urls = storage.read_text(f'{URL}/url_lists/all_{part}.txt').strip().split('\n')
     if shuffle:
         random.Random(seed).shuffle(urls)
     for start in range(0, len(urls), AHEAD):
-        stories = [f'{URL}/cache_{part}/{get_path_of_url(url.strip())}' for url in urls[start:start + AHEAD]]
+        stories = [
+            f'{URL}/cache_{part}/{get_path_of_url(url.strip())}'
+            for url in urls[start : start + AHEAD]
+        ]
         for path in storage.local_copies(stories):
             text = re.sub(r'\n{3,}', '\n\n', ftfy.fix_text(clean_up_start(storage.read_text(path))))
             yield text.split('@highlight')[0].strip()
@@ -33,12 +39,15 @@ def get_path_of_url(url: str) -> str:
     elif any(site in url for site in ('cnn.com', 'cnn.hk')):
         site = 'cnn'
     else:
-        raise UserError(f'{url!r} in the url_lists of {URL} is a page of neither CNN nor the Daily Mail')
+        raise UserError(
+            f'{url!r} in the url_lists of {URL} is a page of neither CNN nor the Daily Mail'
+        )
     return f'{site}/stories/{hashlib.sha1(url.encode()).hexdigest()}.story'
 
 
 def clean_up_start(text: str) -> str:
-    """An article without by-line, '(CNN) --' and dates of updates, and with straight single quotes."""
+    """An article without by-line, '(CNN) --' and dates of updates, and with straight single
+    quotes."""
     if text.startswith('By'):
         text = '\n'.join(text.split('\n')[2:])
     text = re.split(r'\(CNN\) +--', text)[-1]

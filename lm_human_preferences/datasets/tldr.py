@@ -1,21 +1,25 @@
 """Posts of Reddit whose authors added a summary: the queries of `tldr`."""
+
 import random
 import re
 from collections.abc import Iterator
 
 import ftfy
 
-from lm_human_preferences.utils import storage
-from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
 
 URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/tldr/{mode}-subset.json'
 
 
 def tldr_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
-    """Yield the posts, cleaned, of the part `mode`: train or valid; there is no other part for test."""
+    """Yield the posts, cleaned, of the part `mode`: train or valid; there is no other part for
+    test."""
     url = URL.format(mode='valid' if mode == 'test' else mode)
     posts = storage.read_json(url)
-    if not isinstance(posts, list) or not all(isinstance(post, dict) and 'content' in post for post in posts):
+    if not isinstance(posts, list) or not all(
+        isinstance(post, dict) and 'content' in post for post in posts
+    ):
         raise UserError(f'{url} is not a list of posts that each have a content')
     if shuffle:
         random.Random(seed).shuffle(posts)

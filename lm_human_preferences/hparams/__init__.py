@@ -1,1 +1,4 @@
-"""The hyperparameter classes, apart from the code that reads them so that the command line need not load torch."""
+"""The classes of hyperparameters, apart from the code that reads them: the command line loads no torch.
+
+Knows which values make sense; knows not what they do.
+"""

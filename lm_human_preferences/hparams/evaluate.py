@@ -1,6 +1,6 @@
 """Options of `./launch.py evaluate`."""
+
 from dataclasses import dataclass
-from typing import Optional
 
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
@@ -8,15 +8,26 @@ from lm_human_preferences.utils.hyperparams import option
 
 @dataclass
 class HParams(hyperparams.HParams):
-    queries: Optional[int] = option(
-        None, 'queries, of the test part; None: all those of reviews, 64 of another data set', at_least=2)
+    queries: int | None = option(
+        None,
+        'queries, of the test part; None: all those of reviews, 64 of another data set',
+        at_least=2,
+    )
     samples: int = option(
-        1024, 'responses of each model to each query, where all responses are too many to look at', at_least=64)
+        1024,
+        'responses of each model to each query, where all responses are too many to look at',
+        at_least=64,
+    )
     batch_size: int = option(128, 'responses sampled at a time', at_least=1)
     seed: int = option(1, 'seed of the sampling, and of which --queries of reviews are taken')
-    kl_coef: Optional[float] = option(None, 'KL coefficient of the optimum to compare with; None: the last of the run')
-    output_dir: Optional[str] = option(
-        None, 'folder for evaluation.json and evaluation.png; None: SAVE_DIR, or the current one where that is remote')
+    kl_coef: float | None = option(
+        None, 'KL coefficient of the optimum to compare with; None: the last of the run'
+    )
+    output_dir: str | None = option(
+        None,
+        'folder for evaluation.json and evaluation.png; None: SAVE_DIR, or the current one where'
+        ' that is remote',
+    )
 
     def validate(self, *, prefix: str = '') -> None:
         """Also ValueError for a KL coefficient that is not above 0."""

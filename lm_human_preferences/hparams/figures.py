@@ -1,6 +1,6 @@
 """Options of `./launch.py figures`."""
+
 from dataclasses import dataclass
-from typing import Optional
 
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
@@ -8,7 +8,11 @@ from lm_human_preferences.utils.hyperparams import option
 
 @dataclass
 class HParams(hyperparams.HParams):
-    output_dir: str = option('/tmp/save/figures', 'folder for pictures, tables and finished runs, which are not redone')
+    output_dir: str = option(
+        '/tmp/save/figures', 'folder for pictures, tables and finished runs, which are not redone'
+    )
     quick: bool = option(False, 'a smaller set: fewer KL targets, episodes and seeds')
-    seeds: Optional[int] = option(None, 'runs of each kind; None: 5, or 2 of the smaller set', at_least=1)
-    processes: Optional[int] = option(None, 'runs at a time; None: one for every CPU', at_least=1)
+    seeds: int | None = option(
+        None, 'runs of each kind; None: 5, or 2 of the smaller set', at_least=1
+    )
+    processes: int | None = option(None, 'runs at a time; None: one for every CPU', at_least=1)

@@ -1,4 +1,5 @@
 """Sizes of a GPT-2 network."""
+
 from dataclasses import dataclass
 
 from lm_human_preferences.utils import hyperparams
@@ -7,7 +8,9 @@ from lm_human_preferences.utils.hyperparams import option
 
 @dataclass
 class HParams(hyperparams.HParams):
-    """What a model directory's hparams.json holds; the dropout rates are read and written but, as always, not used."""
+    """What a model directory's hparams.json holds; the dropout rates are read and written but, as
+    always, not used."""
+
     n_vocab: int = option(0, 'tokens of the vocabulary', at_least=1)
     n_ctx: int = option(512, 'longest sequence', at_least=1)
     n_embd: int = option(768, 'width', at_least=1)
@@ -24,4 +27,7 @@ class HParams(hyperparams.HParams):
         if any(isinstance(value, bool) for value in vars(self).values()):
             raise TypeError('true and false are no sizes')
         if self.n_embd % self.n_head:
-            raise ValueError(f'--{prefix}n_embd {self.n_embd} is not a multiple of --{prefix}n_head {self.n_head}')
+            raise ValueError(
+                f'--{prefix}n_embd {self.n_embd} is not a multiple of --{prefix}n_head'
+                f' {self.n_head}'
+            )

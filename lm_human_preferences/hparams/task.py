@@ -1,6 +1,7 @@
 """What the policy is asked to do (the original's lm_tasks.py)."""
+
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
@@ -8,31 +9,48 @@ from lm_human_preferences.utils.hyperparams import option
 
 @dataclass
 class PolicyHParams(hyperparams.HParams):
-    temperature: float = option(1.0, 'divides the logits, in sampling and in every log-probability', above=0)
+    temperature: float = option(
+        1.0, 'divides the logits, in sampling and in every log-probability', above=0
+    )
     initial_model: str = option(
-        None, 'language model to start from: 124M, 355M, 774M, 1558M, test, reviews, or the path or URL of a directory')
+        None,
+        'language model to start from: 124M, 355M, 774M, 1558M, test, reviews, or the path or URL'
+        ' of a directory',
+    )
 
 
 @dataclass
 class TaskHParams(hyperparams.HParams):
-    query_length: int = option(None, 'tokens of a query: longer texts are cut, shorter ones padded', at_least=1)
+    query_length: int = option(
+        None, 'tokens of a query: longer texts are cut, shorter ones padded', at_least=1
+    )
     query_dataset: str = option(
-        None, 'where queries come from: books, cnndm, tldr, test, reviews, or a .jsonl file of strings')
+        None,
+        'where queries come from: books, cnndm, tldr, test, reviews, or a .jsonl file of strings',
+    )
     query_prefix: str = option('', 'text put before every query')
     query_suffix: str = option('', 'text put after every query')
-    start_text: Optional[str] = option('.', 'a query begins after the first of these (one token); None: at once')
-    end_text: Optional[str] = option(None, 'a query ends with the last of these (one token); None: at query_length')
+    start_text: str | None = option(
+        '.', 'a query begins after the first of these (one token); None: at once'
+    )
+    end_text: str | None = option(
+        None, 'a query ends with the last of these (one token); None: at query_length'
+    )
     response_length: int = option(None, 'tokens of a response', at_least=1)
-    truncate_token: Optional[int] = option(
-        None, 'a response ends with the first of these tokens at or after truncate_after; None: at response_length',
-        at_least=0)
+    truncate_token: int | None = option(
+        None,
+        'a response ends with the first of these tokens at or after truncate_after; None: at'
+        ' response_length',
+        at_least=0,
+    )
     truncate_after: int = option(0, 'tokens of a response before truncate_token counts', at_least=0)
     penalty_reward_value: float = option(-1, 'score of a response without a truncate_token')
 
     policy: PolicyHParams = field(default_factory=PolicyHParams)
 
     def override_from_dict(self, flat_dict: dict[str, Any], separator: str = '.') -> None:
-        """See HParams. A whole penalty stays an int: the original, whose files hold ints, reads ours as well."""
+        """See HParams. A whole penalty stays an int: the original, whose files hold ints, reads
+        ours as well."""
         super().override_from_dict(flat_dict, separator)
         penalty = self.penalty_reward_value
         if isinstance(penalty, float) and penalty.is_integer():
@@ -43,5 +61,7 @@ class TaskHParams(hyperparams.HParams):
         super().validate(prefix=prefix)
         if self.truncate_token is not None and self.truncate_after >= self.response_length:
             raise ValueError(
-                f'--{prefix}truncate_after {self.truncate_after} must be below --{prefix}response_length '
-                f'{self.response_length}: otherwise no truncate token counts and every response scores the penalty')
+                f'--{prefix}truncate_after {self.truncate_after} must be below'
+                f' --{prefix}response_length {self.response_length}: otherwise no truncate token'
+                ' counts and every response scores the penalty'
+            )

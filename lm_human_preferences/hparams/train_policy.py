@@ -1,38 +1,50 @@
 """Hyperparameters of policy training (the original's train_policy.py)."""
+
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import train_reward
 from lm_human_preferences.hparams.task import TaskHParams
-from lm_human_preferences.utils import hyperparams, storage
-from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
 _LEAST_TO_WHITEN = 8  # responses of a minibatch
 _NEW = 'rewards.train_new_model'
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
-_OF_BOTH = {'run.precision', 'run.gradient_checkpointing'}  # hold for a new reward model that has none of its own
+_OF_BOTH = {
+    'run.precision',
+    'run.gradient_checkpointing',
+}  # hold for a new reward model that has none of its own
 _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
 
 
 @dataclass
 class AdaptiveKLParams(hyperparams.HParams):
-    target: float = option(None, 'KL divergence from the initial policy to steer for, in nats per response',
-                           at_least=1e-6)
+    target: float = option(
+        None,
+        'KL divergence from the initial policy to steer for, in nats per response',
+        at_least=1e-6,
+    )
     horizon: int = option(10000, 'episodes over which kl_coef adapts', at_least=1)
 
 
 @dataclass
 class RewardHParams(hyperparams.HParams):
     kl_coef: float = option(0.2, 'weight of the KL penalty, the first one if it adapts', at_least=0)
-    adaptive_kl: Optional[AdaptiveKLParams] = option(None, 'adapt kl_coef to hold the KL divergence at a target')
+    adaptive_kl: AdaptiveKLParams | None = option(
+        None, 'adapt kl_coef to hold the KL divergence at a target'
+    )
 
-    trained_model: Optional[str] = option(
-        None, "reward model to use: path or URL of its directory, or of the run that trained it; 'mock': the known "
-              'reward of reviews')
+    trained_model: str | None = option(
+        None,
+        "reward model to use: path or URL of its directory, or of the run that trained it; 'mock':"
+        ' the known reward of reviews',
+    )
 
-    train_new_model: Optional[train_reward.HParams] = option(None, 'train a reward model first')
+    train_new_model: train_reward.HParams | None = option(None, 'train a reward model first')
 
     def validate(self, *, prefix: str = '') -> None:
         """Also AssertionError unless there is one reward model, and one only."""
@@ -40,12 +52,19 @@ class RewardHParams(hyperparams.HParams):
         trained, new = f'--{prefix}trained_model', f'--{prefix}train_new_model'
         if self.trained_model is None and self.train_new_model is None:
             raise AssertionError(f'no reward model: give {trained} DIRECTORY, or {new} on')
-        if self.trained_model is not None and self.train_new_model is not None and not self._trained_here():
-            raise AssertionError(f'{trained} {self.trained_model} is not used while a new model is trained: '
-                                 f'add {new} off')
+        if (
+            self.trained_model is not None
+            and self.train_new_model is not None
+            and not self._trained_here()
+        ):
+            raise AssertionError(
+                f'{trained} {self.trained_model} is not used while a new model is trained: '
+                f'add {new} off'
+            )
 
     def _trained_here(self) -> bool:
-        """Whether trained_model is what train_new_model makes: so it says in the JSON file of a finished run."""
+        """Whether trained_model is what train_new_model makes: so it says in the JSON file of a
+        finished run."""
         assert self.train_new_model is not None
         run_dir = self.train_new_model.run.save_dir
         return run_dir is not None and self.trained_model == storage.join(run_dir, 'reward_model')
@@ -58,16 +77,23 @@ class PpoHParams(hyperparams.HParams):
     nminibatches: int = option(1, 'minibatches that a batch is split into', at_least=1)
     noptepochs: int = option(4, 'passes over a batch', at_least=1)
     lr: float = option(5e-6, 'learning rate of the first step; it falls linearly to 0', at_least=0)
-    vf_coef: float = option(.1, 'weight of the value loss', at_least=0)
+    vf_coef: float = option(0.1, 'weight of the value loss', at_least=0)
     cliprange: float = option(
-        .2, 'how far the ratio of probabilities may move from 1 before it is clipped', at_least=0)
-    cliprange_value: float = option(.2, 'how far a value may move before it is clipped', at_least=0)
+        0.2, 'how far the ratio of probabilities may move from 1 before it is clipped', at_least=0
+    )
+    cliprange_value: float = option(
+        0.2, 'how far a value may move before it is clipped', at_least=0
+    )
     gamma: float = option(1, 'discount of later rewards', at_least=0, at_most=1)
     lam: float = option(0.95, 'lambda of generalised advantage estimation', at_least=0, at_most=1)
     whiten_rewards: bool = option(True, 'scale the rewards of each minibatch to deviation 1')
-    micro_batch_size: Optional[int] = option(
-        None, 'responses per rank held in memory at a time; None: all of a minibatch. Gradients are the same',
-        at_least=1, ours=True)
+    micro_batch_size: int | None = option(
+        None,
+        'responses per rank held in memory at a time; None: all of a minibatch. Gradients are the'
+        ' same',
+        at_least=1,
+        ours=True,
+    )
 
 
 @dataclass
@@ -79,23 +105,38 @@ class HParams(hyperparams.HParams):
     ppo: PpoHParams = field(default_factory=PpoHParams)
 
     def validate(self, *, prefix: str = '') -> None:
-        """Also UserError unless minibatches divide the batch, AssertionError if they are too small to whiten."""
+        """Also UserError unless minibatches divide the batch, AssertionError if they are too small
+        to whiten."""
         super().validate(prefix=prefix)
         name = f'--{prefix}ppo.batch_size'
-        hyperparams.check_multiple(self.ppo.batch_size, name, {f'--{prefix}ppo.nminibatches': self.ppo.nminibatches})
-        if problem := self._too_few_to_whiten(name, f'{self.ppo.nminibatches} minibatches', self.ppo.nminibatches):
+        hyperparams.check_multiple(
+            self.ppo.batch_size, name, {f'--{prefix}ppo.nminibatches': self.ppo.nminibatches}
+        )
+        if problem := self._too_few_to_whiten(
+            name, f'{self.ppo.nminibatches} minibatches', self.ppo.nminibatches
+        ):
             raise AssertionError(f'{problem}, or --{prefix}ppo.whiten_rewards false')
 
     def writes(self) -> list[str]:
         """The commands whose files the run writes, its own last."""
-        return ['train_reward', 'train_policy'] if self.rewards.train_new_model is not None else ['train_policy']
+        return (
+            ['train_reward', 'train_policy']
+            if self.rewards.train_new_model is not None
+            else ['train_policy']
+        )
 
     def check_ranks(self, ranks: int) -> None:
-        """UserError unless so many ranks can share the batches equally, and each can whiten its minibatches."""
+        """UserError unless so many ranks can share the batches equally, and each can whiten its
+        minibatches."""
         parts = self.ppo.nminibatches * ranks
-        hyperparams.check_multiple(self.ppo.batch_size, '--ppo.batch_size',
-                                   {'--mpi': ranks, '--ppo.nminibatches': self.ppo.nminibatches})
-        if problem := self._too_few_to_whiten('--ppo.batch_size', f'{parts} minibatches (--mpi {ranks})', parts):
+        hyperparams.check_multiple(
+            self.ppo.batch_size,
+            '--ppo.batch_size',
+            {'--mpi': ranks, '--ppo.nminibatches': self.ppo.nminibatches},
+        )
+        if problem := self._too_few_to_whiten(
+            '--ppo.batch_size', f'{parts} minibatches (--mpi {ranks})', parts
+        ):
             raise UserError(f'{problem}, fewer ranks, or --ppo.whiten_rewards false')
         if self.rewards.train_new_model is not None:
             self.rewards.train_new_model.check_ranks(ranks, prefix=f'{_NEW}.')
@@ -103,17 +144,23 @@ class HParams(hyperparams.HParams):
     def _too_few_to_whiten(self, name: str, parts_name: str, parts: int) -> str | None:
         """What is wrong where a batch in so many parts is too small to whiten, else None."""
         if self.ppo.whiten_rewards and self.ppo.batch_size // parts < _LEAST_TO_WHITEN:
-            return (f'{name} {self.ppo.batch_size} in {parts_name} is too few for whitening: take '
-                    f'{_LEAST_TO_WHITEN * parts} or more')
+            return (
+                f'{name} {self.ppo.batch_size} in {parts_name} is too few for whitening: take '
+                f'{_LEAST_TO_WHITEN * parts} or more'
+            )
         return None
 
 
 def complete(
-    settings: dict[str, Any], hparams: HParams, experiment: str | None,
+    settings: dict[str, Any],
+    hparams: HParams,
+    experiment: str | None,
 ) -> dict[str, Any]:
-    """What the user set, by dotted name, with what follows from it: one task for both models, a published reward model.
+    """What the user set, by dotted name, with what follows from it: one task for both models, a
+    published reward model.
 
-    hparams: the experiment's, which the settings are to be laid over. UserError if two settings contradict each other.
+    hparams: the experiment's, which the settings are to be laid over. UserError if two settings
+    contradict each other.
     """
     settings = dict(settings)
     named = any(key.startswith(f'{_NEW}.') for key in settings)
@@ -122,14 +169,28 @@ def complete(
         for key in _OF_BOTH & settings.keys():
             settings.setdefault(f'{_NEW}.{key}', settings[key])
         new_model = hparams.rewards.train_new_model
-        if experiment and new_model and 'run.seed' in settings and f'{_NEW}.run.seed' not in settings:
-            print('note: --run.seed is the seed of the policy only; that of the reward model stays '
-                  f'{new_model.run.seed} unless --{_NEW}.run.seed is given', file=sys.stderr)
-    elif not named and not settings.get('rewards.trained_model', hparams.rewards.trained_model) \
-            and experiment in _PUBLISHED:
+        if (
+            experiment
+            and new_model
+            and 'run.seed' in settings
+            and f'{_NEW}.run.seed' not in settings
+        ):
+            print(
+                'note: --run.seed is the seed of the policy only; that of the reward model stays '
+                f'{new_model.run.seed} unless --{_NEW}.run.seed is given',
+                file=sys.stderr,
+            )
+    elif (
+        not named
+        and not settings.get('rewards.trained_model', hparams.rewards.trained_model)
+        and experiment in _PUBLISHED
+    ):
         settings['rewards.trained_model'] = f'{_RUNS}/{experiment}/reward_model'
-        print(f'note: no --rewards.trained_model given: using the published one, {settings["rewards.trained_model"]}',
-              file=sys.stderr)
+        print(
+            'note: no --rewards.trained_model given: using the published one,'
+            f' {settings["rewards.trained_model"]}',
+            file=sys.stderr,
+        )
     return settings
 
 
@@ -137,5 +198,7 @@ def _share_task(settings: dict[str, Any]) -> None:
     for key, value in list(settings.items()):
         twin = f'{_NEW}.{key}' if key.startswith('task.') else key.removeprefix(f'{_NEW}.')
         if 'task.' in key and settings.setdefault(twin, value) != value:
-            raise UserError(f'--{key} {value} and --{twin} {settings[twin]} differ, but a policy and its reward model '
-                            'share one task: give one of them')
+            raise UserError(
+                f'--{key} {value} and --{twin} {settings[twin]} differ, but a policy and its reward'
+                ' model share one task: give one of them'
+            )

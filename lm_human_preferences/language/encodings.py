@@ -1,4 +1,6 @@
-"""Text to token ids and back: `main` is GPT-2's byte pair encoding, `test` has letters, `reviews` whole words."""
+"""Text to token ids and back: `main` is GPT-2's byte pair encoding, `test` has letters, `reviews`
+whole words."""
+
 import dataclasses
 import functools
 import os
@@ -7,11 +9,12 @@ from typing import Protocol, SupportsInt
 
 import tiktoken
 
+from lm_human_preferences import storage
 from lm_human_preferences.datasets.reviews import WORDS as REVIEW_WORDS
-from lm_human_preferences.utils import storage
-from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.errors import UserError
 
-# Words, numbers, punctuation and white space: GPT-2's pattern (section 2.2 of its paper; encoder.py of its release).
+# Words, numbers, punctuation and white space: GPT-2's pattern (section 2.2 of its paper; encoder.py
+# of its release).
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 END_OF_TEXT = '<|endoftext|>'
 LETTERS = 'abcdefghijklmnopqrstuvwxyz.'
@@ -42,30 +45,42 @@ class Encoder(Protocol):
 class BytePairEncoder:
     """GPT-2's encoding (the original's ReversibleEncoder).
 
-    pieces: the bytes of every token, in the order in which pairs merge, but for the last token, the end of a text.
+    pieces: the bytes of every token, in the order in which pairs merge, but for the last token, the
+    end of a text.
     """
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.eot_token = len(pieces)
         self.padding_token = len(pieces) + 3
         ranks = {piece: token for token, piece in enumerate(pieces)}
-        self._bpe = tiktoken.Encoding('gpt2', pat_str=WORDS, mergeable_ranks=ranks, special_tokens={})
-        self._bytes = {**dict(enumerate(pieces)), self.eot_token: END_OF_TEXT.encode(), self.padding_token: b''}
+        self._bpe = tiktoken.Encoding(
+            'gpt2', pat_str=WORDS, mergeable_ranks=ranks, special_tokens={}
+        )
+        self._bytes = {
+            **dict(enumerate(pieces)),
+            self.eot_token: END_OF_TEXT.encode(),
+            self.padding_token: b'',
+        }
 
     def encode(self, text: str) -> list[int]:
         """List of token ids of `text`."""
         return self._bpe.encode_ordinary(text)
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Text of token ids (list, numpy array or tensor); bytes that are not UTF-8 become U+FFFD, padding nothing.
+        """Text of token ids (list, numpy array or tensor); bytes that are not UTF-8 become U+FFFD,
+        padding nothing.
 
         Raises KeyError for an id that is neither token nor padding.
         """
-        return b''.join(self._bytes[int(token)] for token in tokens).decode('utf-8', errors='replace')
+        return b''.join(self._bytes[int(token)] for token in tokens).decode(
+            'utf-8', errors='replace'
+        )
 
 
 class LetterEncoder:
-    """A token for each of a to z and for the full stop, which also stands for all other characters."""
+    """A token for each of a to z and for the full stop, which also stands for all other
+    characters."""
+
     eot_token = None
     padding_token = len(LETTERS)
 
@@ -74,13 +89,15 @@ class LetterEncoder:
         return [LETTERS.find(letter) if letter in LETTERS else len(LETTERS) - 1 for letter in text]
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Text of token ids; as in the original, padding and most unknown ids give <unk>, one gives nothing."""
+        """Text of token ids; as in the original, padding and most unknown ids give <unk>, one gives
+        nothing."""
         texts = {**dict(enumerate(LETTERS)), len(LETTERS) + 2: ''}
         return ''.join(texts.get(int(token), '<unk>') for token in tokens)
 
 
 class WordEncoder:
     """A token for each word of the film reviews, which white space separates."""
+
     eot_token = None
     padding_token = len(REVIEW_WORDS)
     token_of = {word: token for token, word in enumerate(REVIEW_WORDS)}
@@ -90,16 +107,21 @@ class WordEncoder:
         try:
             return [self.token_of[word] for word in text.split()]
         except KeyError as e:
-            raise UserError(f"encoding 'reviews' has no word {e}; it knows those of our film reviews only") from e
+            raise UserError(
+                f"encoding 'reviews' has no word {e}; it knows those of our film reviews only"
+            ) from e
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
         """Text of token ids, padding left out; IndexError for an id that is neither."""
-        return ' '.join(REVIEW_WORDS[token] for token in map(int, tokens) if token != self.padding_token)
+        return ' '.join(
+            REVIEW_WORDS[token] for token in map(int, tokens) if token != self.padding_token
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
     """An encoding by name. base_path: directory or URL of its encoder.json and vocab.bpe."""
+
     name: str
     n_vocab: int
     eot_token: int | None
@@ -120,27 +142,40 @@ class Encoding:
 
 @functools.lru_cache
 def _byte_pair_encoder(vocab_path: str, merges_path: str, n_vocab: int) -> BytePairEncoder:
-    """The encoder in encoder.json and vocab.bpe. The latter implies the former, which shows damage to either."""
+    """The encoder in encoder.json and vocab.bpe. The latter implies the former, which shows damage
+    to either."""
     vocab = storage.read_json(vocab_path)
     merges = storage.read_text(merges_path).split('\n')[1:-1]
     byte_of = _byte_of()
     if not isinstance(vocab, dict) or len(vocab) != n_vocab:
         raise UserError(f'{vocab_path} is not an object of {n_vocab} tokens; get it again')
     if len(merges) != n_vocab - len(byte_of) - 1:
-        raise UserError(f'{merges_path} has {len(merges)} merges, not {n_vocab - len(byte_of) - 1}; get it again')
+        raise UserError(
+            f'{merges_path} has {len(merges)} merges, not {n_vocab - len(byte_of) - 1}; get it'
+            ' again'
+        )
     names = [*byte_of, *(''.join(merge.split(' ')) for merge in merges)]
-    if (vocab != {name: token for token, name in enumerate([*names, END_OF_TEXT])}
-            or not set(''.join(names)) <= byte_of.keys()):
+    if (
+        vocab != {name: token for token, name in enumerate([*names, END_OF_TEXT])}
+        or not set(''.join(names)) <= byte_of.keys()
+    ):
         raise UserError(f'{vocab_path} and {merges_path} do not belong together; get both again')
     table = str.maketrans({name: chr(byte) for name, byte in byte_of.items()})
     return BytePairEncoder([name.translate(table).encode('latin-1') for name in names])
 
 
 def _byte_of() -> dict[str, int]:
-    """{character: byte} for the 256 printable characters that stand for bytes in GPT-2's files, in token order."""
-    printable = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
+    """{character: byte} for the 256 printable characters that stand for bytes in GPT-2's files, in
+    token order."""
+    printable = [
+        *range(ord('!'), ord('~') + 1),
+        *range(ord('¡'), ord('¬') + 1),
+        *range(ord('®'), ord('ÿ') + 1),
+    ]
     rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + i): byte for i, byte in enumerate(rest)
+    }
 
 
 Main = Encoding('main', n_vocab=50257, eot_token=50256, base_path='gs://gpt-2/encodings/main')

@@ -1,17 +1,24 @@
 """Sampling from an autoregressive model; knows neither tokens' meaning nor the network."""
+
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from lm_human_preferences.utils.core import (
-    MIN_TEMPERATURE, logprobs_from_logits, sample_from_logits, take_top_k_logits, take_top_p_logits)
+    MIN_TEMPERATURE,
+    logprobs_from_logits,
+    sample_from_logits,
+    take_top_k_logits,
+    take_top_p_logits,
+)
 
 
 def adjust_logits(
     logits: torch.Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
 ) -> torch.Tensor:
-    """The distribution that is sampled: `logits (..., n_vocab)` over the temperature, cut to top k and top p."""
+    """The distribution that is sampled: `logits (..., n_vocab)` over the temperature, cut to top k
+    and top p."""
     logits = logits.float() / max(temperature, MIN_TEMPERATURE)
     if top_k != 0:
         logits = take_top_k_logits(logits, top_k)
@@ -22,21 +29,30 @@ def adjust_logits(
 
 @torch.no_grad()
 def sample_sequence(
-    *, step: Callable[[torch.Tensor, Any, torch.Tensor], dict[str, Any]], context: torch.Tensor,
-    length: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
+    *,
+    step: Callable[[torch.Tensor, Any, torch.Tensor], dict[str, Any]],
+    context: torch.Tensor,
+    length: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
     extra_outputs: Sequence[str] = (),
 ) -> dict[str, torch.Tensor]:
-    """Continue `context (batch, context_length)` by `length` tokens (the original's language/sample.py).
+    """Continue `context (batch, context_length)` by `length` tokens (the original's
+    language/sample.py).
 
-    step: function of (tokens, past, past_tokens) -> dict with the last position's 'logits' (batch, n_vocab), the new
-        'past', and each of `extra_outputs` (batch,); `past` is whatever it returned before, None at first.
-    Returns a dict of 'tokens' (batch, context_length + length), 'logprobs' (batch, length) of the sampled tokens under
-    the adjusted distribution, and each of `extra_outputs` (batch, length), read where the token was chosen.
+    step: function of (tokens, past, past_tokens) -> dict with the last position's 'logits' (batch,
+    n_vocab), the new
+        'past', and each of `extra_outputs` (batch,); `past` is whatever it returned before, None at
+        first.
+    Returns a dict of 'tokens' (batch, context_length + length), 'logprobs' (batch, length) of the
+    sampled tokens under the adjusted distribution, and each of `extra_outputs` (batch, length),
+    read where the token was chosen.
     """
     tokens, new, past = context, context, None
     columns = {name: [] for name in ('logprobs', *extra_outputs)}
     for _ in range(length):
-        output = step(new, past, tokens[:, :tokens.shape[1] - new.shape[1]])
+        output = step(new, past, tokens[:, : tokens.shape[1] - new.shape[1]])
         logits, past = adjust_logits(output['logits'], temperature, top_k, top_p), output['past']
         sampled = sample_from_logits(logits)
         columns['logprobs'].append(logprobs_from_logits(logits=logits, labels=sampled))
@@ -45,4 +61,7 @@ def sample_sequence(
         new = sampled.unsqueeze(1)
         tokens = torch.cat([tokens, new], dim=1)
     empty = torch.empty(context.shape[0], 0, device=context.device)
-    return {'tokens': tokens, **{k: torch.stack(v, dim=1) if v else empty for k, v in columns.items()}}
+    return {
+        'tokens': tokens,
+        **{k: torch.stack(v, dim=1) if v else empty for k, v in columns.items()},
+    }

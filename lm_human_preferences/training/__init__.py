@@ -1,4 +1,4 @@
-"""What both trainings share: checks before they start, what they tell the person at the console.
+"""What trainings have in common: optimizer, precision, memory, health, what the console shows.
 
-Knows the trainings' hyperparameters and the statistics of their steps; knows neither networks nor files of a run.
+Knows hyperparameters and the statistics of steps; knows neither networks nor files of a run.
 """

@@ -1,7 +1,10 @@
-"""What a training tells the person at the console: its settings first, then a table that grows, at the end what next.
+"""What a training tells the person at the console: its settings first, then a table that grows, at
+the end what next.
 
-`--run.console original` prints what the original printed instead, and `quiet` only warnings, errors and the end.
+`--run.console original` prints what the original printed instead, and `quiet` only warnings, errors
+and the end.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -12,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.comm import Comm
 from lm_human_preferences.utils.hyperparams import HParams
 from lm_human_preferences.utils.logging import announce, console_is, say_in_summary
 
@@ -27,8 +30,8 @@ NEW_MODEL = 'rewards.train_new_model'
 class Table:
     """A table that is printed line by line, its head before the first.
 
-    columns: {head: (width, format of a number)}; a head is the name of a value, with spaces for underscores and
-    /s for _per_second.
+    columns: {head: (width, format of a number)}; a head is the name of a value, with spaces for
+    underscores and /s for _per_second.
     """
 
     def __init__(self, columns: dict[str, tuple[int, str]]) -> None:
@@ -38,7 +41,9 @@ class Table:
     def add(self, **values: float | str) -> None:
         """Print a line: a value for each column."""
         if not self.has_head:
-            say_in_summary('', ' '.join(f'{head:>{width}}' for head, (width, _) in self.columns.items()))
+            say_in_summary(
+                '', ' '.join(f'{head:>{width}}' for head, (width, _) in self.columns.items())
+            )
             self.has_head = True
         cells = []
         for head, (width, form) in self.columns.items():
@@ -50,18 +55,36 @@ class Table:
 
 def reward_table() -> Table:
     """Of the training of a reward model."""
-    return Table({'step': (11, ''), 'labels': (9, ''), 'loss': (8, '.3f'), 'labels/s': (9, '.0f'),
-                  'time left': (9, '')})
+    return Table(
+        {
+            'step': (11, ''),
+            'labels': (9, ''),
+            'loss': (8, '.3f'),
+            'labels/s': (9, '.0f'),
+            'time left': (9, ''),
+        }
+    )
 
 
 def policy_table() -> Table:
     """Of the training of a policy; score and KL are those of the present step."""
-    return Table({'step': (11, ''), 'episodes': (9, ''), 'score': (7, '.2f'), 'KL': (6, '.2f'), 'KL coef': (8, '.4g'),
-                  'loss': (7, '.3f'), 'episodes/s': (10, '.0f'), 'time left': (9, '')})
+    return Table(
+        {
+            'step': (11, ''),
+            'episodes': (9, ''),
+            'score': (7, '.2f'),
+            'KL': (6, '.2f'),
+            'KL coef': (8, '.4g'),
+            'loss': (7, '.3f'),
+            'episodes/s': (10, '.0f'),
+            'time left': (9, ''),
+        }
+    )
 
 
 def is_due(step: int, last: int, interval: int) -> bool:
-    """Whether there is a line of the table after `step` of `last` steps: the first, each `interval`-th, the last."""
+    """Whether there is a line of the table after `step` of `last` steps: the first, each
+    `interval`-th, the last."""
     return step in (1, last) or step % interval == 0
 
 
@@ -70,7 +93,8 @@ def show_start(
     hparams: train_policy.HParams | train_reward.HParams,
     comm: Comm,
 ) -> None:
-    """Say what starts, where, and with which settings; hparams: of `command`, train_policy or train_reward."""
+    """Say what starts, where, and with which settings; hparams: of `command`, train_policy or
+    train_reward."""
     run = hparams.run
     device = 'GPU' if torch.cuda.is_available() else 'CPU'
     ranks = f'1 rank on a {device}' if comm.size == 1 else f'{comm.size} ranks on {device}s'
@@ -84,8 +108,8 @@ def show_start(
 
 
 def show_settings(hparams: HParams, record: str | None) -> None:
-    """Print the settings that differ from the defaults, a paragraph for each group; record: file that holds them all.
-    """
+    """Print the settings that differ from the defaults, a paragraph for each group; record: file
+    that holds them all."""
     groups: dict[str, list[str]] = {}
     unchanged = 0
     for name, value, default in _leaves(hparams):
@@ -96,7 +120,9 @@ def show_settings(hparams: HParams, record: str | None) -> None:
         leaf = name.removeprefix(f'{group}.')
         if leaf == name:  # train_reward has options without a group
             group = ''
-        groups.setdefault(group, []).append(f'{leaf}={value!r}' if isinstance(value, str) else f'{leaf}={value}')
+        groups.setdefault(group, []).append(
+            f'{leaf}={value!r}' if isinstance(value, str) else f'{leaf}={value}'
+        )
     say_in_summary('settings:')
     for group, words in groups.items():
         say_in_summary(*_paragraph(f'{group}: ' if group else '', words))
@@ -105,7 +131,8 @@ def show_settings(hparams: HParams, record: str | None) -> None:
 
 
 def _leaves(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, object, object]]:
-    """(dotted name, value, default) of every setting; a reward model's task, the same as the policy's, only once."""
+    """(dotted name, value, default) of every setting; a reward model's task, the same as the
+    policy's, only once."""
     for field in dataclasses.fields(hparams):
         value = getattr(hparams, field.name)
         name = prefix + field.name
@@ -121,8 +148,14 @@ def _leaves(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, object, o
 
 def _paragraph(head: str, words: list[str]) -> list[str]:
     columns = min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST)
-    return textwrap.wrap('  '.join(words), columns - 1, initial_indent=f'  {head}', subsequent_indent='    ',
-                         break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        '  '.join(words),
+        columns - 1,
+        initial_indent=f'  {head}',
+        subsequent_indent='    ',
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def announce_next(*lines: str, **commands: str) -> None:
@@ -133,5 +166,8 @@ def announce_next(*lines: str, **commands: str) -> None:
     if console_is('original'):
         return
     width = max(map(len, commands), default=0) + 1
-    next_lines = [f'  {purpose.replace("_", " ") + ":":{width}} {command}' for purpose, command in commands.items()]
+    next_lines = [
+        f'  {purpose.replace("_", " ") + ":":{width}} {command}'
+        for purpose, command in commands.items()
+    ]
     announce('', *lines, *next_lines)

@@ -1,4 +1,6 @@
-"""How long a command of several phases still takes: training a reward model, a policy, evaluating it."""
+"""How long a command of several phases still takes: training a reward model, a policy, evaluating
+it."""
+
 import time
 from collections.abc import Callable, Mapping
 
@@ -6,35 +8,41 @@ from collections.abc import Callable, Mapping
 class TimeLeft:
     """An estimate from the speed so far.
 
-    work: {phase: how much of it there is}, in the order of the phases. The unit is arbitrary, but the same for all
-    phases: the speed of the present phase tells how long the later ones take. clock: gives seconds.
+    work: {phase: how much of it there is}, in the order of the phases. The unit is arbitrary, but
+    the same for all phases: the speed of the present phase tells how long the later ones take.
+    clock: gives seconds.
     """
 
-    def __init__(self, work: Mapping[str, float], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, work: Mapping[str, float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.work = dict(work)
         self.clock = clock
         self.phase = ''
         self.started = self.share_at_start = 0.0
 
     def begin(self, phase: str, share: float = 0.0) -> None:
-        """`phase` begins now, or goes on after an interruption, where this share of it (0 to 1) is done already."""
+        """`phase` begins now, or goes on after an interruption, where this share of it (0 to 1) is
+        done already."""
         self.phase = phase
         self.started = self.clock()
         self.share_at_start = share
 
     def seconds(self, share: float) -> float | None:
-        """Seconds until the last phase is done, when this share of the present one is; None while nothing is done."""
+        """Seconds until the last phase is done, when this share of the present one is; None while
+        nothing is done."""
         done = share - self.share_at_start
         if done <= 0:
             return None
         seconds_per_unit = (self.clock() - self.started) / (done * self.work[self.phase])
         phases = list(self.work)
-        later = phases[phases.index(self.phase) + 1:]
+        later = phases[phases.index(self.phase) + 1 :]
         units = (1 - share) * self.work[self.phase] + sum(self.work[phase] for phase in later)
         return units * seconds_per_unit
 
     def per_second(self, share: float, total: float) -> float:
-        """How many of the `total` things of this phase are done in a second, when this share of them is done."""
+        """How many of the `total` things of this phase are done in a second, when this share of
+        them is done."""
         seconds = max(self.clock() - self.started, 1e-9)
         return (share - self.share_at_start) * total / seconds
 

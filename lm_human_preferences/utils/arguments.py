@@ -1,8 +1,11 @@
-"""Reads the words of a command line with the tolerance that python-fire 0.1.3, the original's parser, had.
+"""Reads the words of a command line with the tolerance that python-fire 0.1.3, the original's
+parser, had.
 
-`--a.b=v`, `--a.b v`, `--a-b v`, `--flag`, `--noflag` and quoted values are all good, before and after the positionals.
-`read_words` tells what is given, as text; `convert` reads a value as the type of its field says.
+`--a.b=v`, `--a.b v`, `--a-b v`, `--flag`, `--noflag` and quoted values are all good, before and
+after the positionals. `read_words` tells what is given, as text; `convert` reads a value as the
+type of its field says.
 """
+
 import ast
 import contextlib
 import dataclasses
@@ -12,10 +15,19 @@ import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils.hyperparams import TEXTS, describe, group_class, members, parse
 
-_SWITCHES = {'on': 'on', 't': 'on', 'true': 'on', 'off': 'off', 'f': 'off', 'false': 'off', 'none': 'off', '': 'off'}
+_SWITCHES = {
+    'on': 'on',
+    't': 'on',
+    'true': 'on',
+    'off': 'off',
+    'f': 'off',
+    'false': 'off',
+    'none': 'off',
+    '': 'off',
+}
 
 
 def read_words(
@@ -28,10 +40,10 @@ def read_words(
 ) -> dict[str, str | tuple[str, ...]]:
     """What the words after a command give, as text: {name: value} of options and arguments.
 
-    fields: name -> dataclass field, of every option. arguments: name -> name shown, of what has to be given by
-    position or as `--name`; positionals: names of options that may follow by position; example: a command line to
-    show where an argument is missing. UserError says what is wrong.
-    An option that may be given several times has a tuple of texts; of another the last one counts.
+    fields: name -> dataclass field, of every option. arguments: name -> name shown, of what has to
+    be given by position or as `--name`; positionals: names of options that may follow by position;
+    example: a command line to show where an argument is missing. UserError says what is wrong. An
+    option that may be given several times has a tuple of texts; of another the last one counts.
     """
     given: dict[str, str | tuple[str, ...]] = {}
     by_position = []
@@ -55,7 +67,9 @@ def read_words(
     _assign_by_position(given, by_position, fields, arguments, positionals)
     missing = [shown for key, shown in arguments.items() if key not in given]
     if missing:
-        raise UserError(f'{" and ".join(missing)} missing; {f"example: {example}" if example else "see --help"}')
+        raise UserError(
+            f'{" and ".join(missing)} missing; {f"example: {example}" if example else "see --help"}'
+        )
     return given
 
 
@@ -66,10 +80,12 @@ def _assign_by_position(
     arguments: Mapping[str, str],
     positionals: Sequence[str],
 ) -> None:
-    """Add to `given` what the words without an option's name mean; UserError for one that has no place.
+    """Add to `given` what the words without an option's name mean; UserError for one that has no
+    place.
 
-    by_position: each such word, and the switch that stood right before it without a value. After a switch comes an
-    argument, as in `--dry_run sentiment NAME`; where only options are left, it is a bad value of the switch.
+    by_position: each such word, and the switch that stood right before it without a value. After a
+    switch comes an argument, as in `--dry_run sentiment NAME`; where only options are left, it is a
+    bad value of the switch.
     """
     keys = [key for key in (*arguments, *positionals) if key not in given]
     for key, (word, bare_flag) in zip(keys, by_position):
@@ -78,7 +94,9 @@ def _assign_by_position(
             continue
         if bare_flag is not None:
             break
-        with contextlib.suppress(UserError):  # a word that does not suit its place is reported below
+        with contextlib.suppress(
+            UserError
+        ):  # a word that does not suit its place is reported below
             convert(key, fields[key], word)
             given[key] = word
             continue
@@ -86,12 +104,16 @@ def _assign_by_position(
     used = sum(key in given for key in keys)
     for word, bare_flag in by_position[used:]:
         if bare_flag is not None:
-            raise UserError(f'--{bare_flag} must be {describe(fields[bare_flag].type)}, got {word!r}')
+            raise UserError(
+                f'--{bare_flag} must be {describe(fields[bare_flag].type)}, got {word!r}'
+            )
         raise UserError(f'unexpected argument {word!r}: options are given as --name value')
 
 
 def _known(
-    name: str, fields: Mapping[str, dataclasses.Field], arguments: Mapping[str, str],
+    name: str,
+    fields: Mapping[str, dataclasses.Field],
+    arguments: Mapping[str, str],
     may_negate: bool,
 ) -> tuple[str, bool]:
     """The option that `name` means, and whether a `no` before it switches it off."""
@@ -100,13 +122,17 @@ def _known(
         return key, False
     if may_negate and key[:2] == 'no' and key[2:] in fields and _is_flag(fields[key[2:]]):
         return key[2:], True
-    raise UserError(f'no such option: --{name}' + did_you_mean(f'--{name}', [f'--{key}' for key in fields]))
+    raise UserError(
+        f'no such option: --{name}' + did_you_mean(f'--{name}', [f'--{key}' for key in fields])
+    )
 
 
 def did_you_mean(word: str, choices: Collection[str]) -> str:
-    """A hint for an error message: the choice that ends in `.word` or is spelt like `word`, if there is one."""
-    close = sorted((choice for choice in choices if choice.endswith(word.replace('--', '.'))), key=len) \
-        or difflib.get_close_matches(word, sorted(choices), n=1, cutoff=0.7)
+    """A hint for an error message: the choice that ends in `.word` or is spelt like `word`, if
+    there is one."""
+    close = sorted(
+        (choice for choice in choices if choice.endswith(word.replace('--', '.'))), key=len
+    ) or difflib.get_close_matches(word, sorted(choices), n=1, cutoff=0.7)
     return f' (did you mean {close[0]}?)' if close else ''
 
 
@@ -119,24 +145,33 @@ def _is_flag(field: dataclasses.Field) -> bool:
 
 
 def _next_value(key: str, field: dataclasses.Field | None, words: list[str]) -> str:
-    """Take the option's value from `words`. A flag without one is on; a number without one is 1, as it was."""
+    """Take the option's value from `words`. A flag without one is on; a number without one is 1, as
+    it was."""
     flag = field is not None and _is_flag(field)
-    if words and not words[0].startswith('--') and (not flag or _unquote(words[0]).lower() in {*_SWITCHES, '0', '1'}):
+    if (
+        words
+        and not words[0].startswith('--')
+        and (not flag or _unquote(words[0]).lower() in {*_SWITCHES, '0', '1'})
+    ):
         return words.pop(0)
-    if flag or field is not None and {int, float} & set(members(field.type)):
+    if flag or (field is not None and {int, float} & set(members(field.type))):
         return 'True'
     raise UserError(f'--{key} needs a value')
 
 
 def convert(key: str, field: dataclasses.Field, text: str | tuple[str, ...]) -> Any:
-    """The value of option `key` given as `text`; UserError names the option, the text and the expected type.
+    """The value of option `key` given as `text`; UserError names the option, the text and the
+    expected type.
 
-    text: of an option that may be given several times, a tuple of texts, which are taken as they are.
+    text: of an option that may be given several times, a tuple of texts, which are taken as they
+    are.
     """
     if TEXTS in members(field.type):
         return tuple(_checked_text(key, one) for one in text)
     assert isinstance(text, str)
-    if field.metadata.get('ours') and bool in members(field.type):  # the original's take no on and off
+    if field.metadata.get('ours') and bool in members(
+        field.type
+    ):  # the original's take no on and off
         text = {'on': 'true', 'off': 'false'}.get(text, text)
     try:
         return _read(field.type, text)
@@ -148,13 +183,16 @@ def _checked_text(key: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UserError(f'--{key} {ascii(text)} is not text in the encoding of this terminal; is the locale '
-                        'right, such as LC_ALL=C.UTF-8?') from None
+        raise UserError(
+            f'--{key} {text!a} is not text in the encoding of this terminal; is the locale '
+            'right, such as LC_ALL=C.UTF-8?'
+        ) from None
     return text
 
 
 def _read(ty: Any, text: str) -> Any:
-    """The value that hyperparams.parse makes of `text`, after what is tolerated here: case, quotes, 1e3 as an int."""
+    """The value that hyperparams.parse makes of `text`, after what is tolerated here: case, quotes,
+    1e3 as an int."""
     allowed, plain = members(ty), _unquote(text)
     if str in allowed:
         plain.encode()  # UnicodeEncodeError, a ValueError, for what is not text
@@ -167,7 +205,11 @@ def _read(ty: Any, text: str) -> Any:
         return parse(ty, plain.lower())
     except ValueError:
         number = _literal(plain)
-        if bool in allowed or not isinstance(number, (int, float)) or int in allowed and number % 1 != 0:
+        if (
+            bool in allowed
+            or not isinstance(number, (int, float))
+            or (int in allowed and number % 1 != 0)
+        ):
             raise
         return parse(ty, int(number) if int in allowed else number)
 

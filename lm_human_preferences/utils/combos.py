@@ -1,8 +1,9 @@
 """Experiments as lists of trials, composed from few parts (the original's utils/combos.py).
 
-A trial is a tuple of entries `(variable, value, extra)`; `extra` may hold a `descriptor`, which becomes part of the
-job's name. Every function takes or returns lists of trials.
+A trial is a tuple of entries `(variable, value, extra)`; `extra` may hold a `descriptor`, which
+becomes part of the job's name. Every function takes or returns lists of trials.
 """
+
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -29,7 +30,9 @@ def bind(var: str | None, val: Any, descriptor: str | int | None = '') -> list[T
 
 def bind_all(prefix: str = '', /, **values: Any) -> list[Trial]:
     """One trial that sets the variables `prefix.name` for names and values."""
-    return combos(*[bind(f'{prefix}.{name}' if prefix else name, value) for name, value in values.items()])
+    return combos(
+        *[bind(f'{prefix}.{name}' if prefix else name, value) for name, value in values.items()]
+    )
 
 
 def label(descriptor: str | int | None) -> list[Trial]:
@@ -42,7 +45,8 @@ def labels(*descriptors: str | int | None) -> list[Trial]:
 
 
 def options(
-    var: str | None, opts_with_descs: Iterable[tuple[Any, str | int | None]],
+    var: str | None,
+    opts_with_descs: Iterable[tuple[Any, str | int | None]],
 ) -> list[Trial]:
     """A trial for every `(value, descriptor)`."""
     return each(*[bind(var, val, descriptor) for val, descriptor in opts_with_descs])
@@ -71,9 +75,16 @@ def repeat(n: int) -> list[Trial]:
 
 def foreach(inputs: Sequence[Trial], body: Callable[..., Sequence[Trial]]) -> list[Trial]:
     """Every trial followed by the trials that `body` makes of its descriptors."""
-    return [trial + rest for trial in inputs for rest in body(*[extra['descriptor'] for _, _, extra in trial])]
+    return [
+        trial + rest
+        for trial in inputs
+        for rest in body(*[extra['descriptor'] for _, _, extra in trial])
+    ]
 
 
 def bind_nested(prefix: str, binds: Sequence[Trial]) -> list[Trial]:
     """The same trials with `prefix.` before every variable."""
-    return [tuple((var if var is None else f'{prefix}.{var}', val, extra) for var, val, extra in x) for x in binds]
+    return [
+        tuple((var if var is None else f'{prefix}.{var}', val, extra) for var, val, extra in x)
+        for x in binds
+    ]

@@ -1,4 +1,6 @@
-"""Mathematics on numbers and tensors that knows nothing of models, tasks or files (the original's utils/core.py)."""
+"""Mathematics on numbers and tensors that knows nothing of models, tasks or files (the original's
+utils/core.py)."""
+
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ def one_thread() -> Iterator[None]:
 @dataclass(frozen=True)
 class Schema:
     """Type and shape of one field of one example, without the batch dimension."""
+
     dtype: torch.dtype
     shape: tuple
 
@@ -43,14 +46,16 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def set_seed(seed: int | None, rank: int = 0) -> None:
-    """Seed numpy and torch for this rank; None draws fresh entropy (the original's set_mpi_seed)."""
+    """Seed numpy and torch for this rank; None draws fresh entropy (the original's
+    set_mpi_seed)."""
     seed = None if seed is None else seed + rank * RANK_SEED_STRIDE
-    np.random.seed(seed and seed % 2 ** 32)  # it takes no others
+    np.random.seed(seed and seed % 2**32)  # it takes no others
     torch.seed() if seed is None else torch.manual_seed(seed)
 
 
 def whiten(values: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
-    """Scale to variance 1 (biased, epsilon 1e-8) over all elements; the mean becomes 0 if `shift_mean`, else stays."""
+    """Scale to variance 1 (biased, epsilon 1e-8) over all elements; the mean becomes 0 if
+    `shift_mean`, else stays."""
     var, mean = torch.var_mean(values, correction=0)
     whitened = (values - mean) * torch.rsqrt(var + 1e-8)
     return whitened if shift_mean else whitened + mean
@@ -63,37 +68,51 @@ def logprobs_from_logits(*, logits: torch.Tensor, labels: torch.Tensor) -> torch
 
 def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
     """Entropy in nats of `logits (..., n_vocab)`; a logit of -inf gives nan, as in the original."""
-    logprobs = logits.log_softmax(-1)  # unlike logsumexp - sum(p * logits), this loses no digits to large logits
+    logprobs = logits.log_softmax(
+        -1
+    )  # unlike logsumexp - sum(p * logits), this loses no digits to large logits
     return -(logprobs.exp() * logprobs).sum(-1)
 
 
 def logprobs_and_entropies(
-    h: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor,
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
     gradient_type: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Both of the above, of `labels (...)`, for logits `h (..., n_embd) @ weight (n_vocab, n_embd).T`: each `(...)`.
+    """Both of the above, of `labels (...)`, for logits `h (..., n_embd) @ weight (n_vocab,
+    n_embd).T`: each `(...)`.
 
-    The logits are held once, and read in pieces that fit a cache. Entropies have no gradient. gradient_type: what the
-    gradients are multiplied in, if not the type of `h`.
+    The logits are held once, and read in pieces that fit a cache. Entropies have no gradient.
+    gradient_type: what the gradients are multiplied in, if not the type of `h`.
     """
     results = _ReadOut.apply(h.flatten(0, -2), weight, labels.flatten(), gradient_type or h.dtype)
     return tuple(result.view(labels.shape) for result in results)
 
 
 class _ReadOut(torch.autograd.Function):
-    """The memory of the logits becomes that of the probabilities and then that of the logits' gradient."""
+    """The memory of the logits becomes that of the probabilities and then that of the logits'
+    gradient."""
 
-    ROWS, COLUMNS = 64, 1024  # of the pieces: a softmax needs whole rows, sums over the vocabulary do not
+    ROWS, COLUMNS = (
+        64,
+        1024,
+    )  # of the pieces: a softmax needs whole rows, sums over the vocabulary do not
 
     @staticmethod
     def forward(
-        ctx: Any, h: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor,
+        ctx: Any,
+        h: torch.Tensor,
+        weight: torch.Tensor,
+        labels: torch.Tensor,
         gradient_type: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See logprobs_and_entropies: `h (rows, n_embd)`, `labels (rows,)` -> two of (rows,)."""
         table = h @ weight.T
         logprobs, entropies = h.new_empty(len(h)), h.new_empty(len(h))
-        rows = _ReadOut.ROWS * (16 if h.is_cuda else 1)  # starting so many kernels would take a GPU longer than they do
+        rows = _ReadOut.ROWS * (
+            16 if h.is_cuda else 1
+        )  # starting so many kernels would take a GPU longer than they do
         pieces = (values.split(rows) for values in (table, labels, logprobs, entropies))
         for piece, label, logprob, entropy in zip(*pieces, strict=True):
             all_logprobs = piece.log_softmax(-1)
@@ -107,13 +126,22 @@ class _ReadOut(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, gradient: torch.Tensor, _: torch.Tensor | None,
+        ctx: Any,
+        gradient: torch.Tensor,
+        _: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         """Of a row's logits: its gradient times (one at the label, minus the probabilities)."""
         (h, weight, labels, table), low = ctx.saved_tensors, ctx.gradient_type
         gradient, h_low = gradient.unsqueeze(1), h.to(low)
-        d_h, d_weight = gradient * weight[labels], torch.empty_like(weight)  # at the label, and room
-        pieces = table.split(_ReadOut.COLUMNS, dim=1), weight.split(_ReadOut.COLUMNS), d_weight.split(_ReadOut.COLUMNS)
+        d_h, d_weight = (
+            gradient * weight[labels],
+            torch.empty_like(weight),
+        )  # at the label, and room
+        pieces = (
+            table.split(_ReadOut.COLUMNS, dim=1),
+            weight.split(_ReadOut.COLUMNS),
+            d_weight.split(_ReadOut.COLUMNS),
+        )
         for piece, w, d_w in zip(*pieces, strict=True):
             d_logits = piece.mul_(-gradient).to(low)
             d_h += d_logits @ w.to(low)
@@ -124,24 +152,31 @@ class _ReadOut(torch.autograd.Function):
 def sample_from_logits(logits: torch.Tensor) -> torch.Tensor:
     """One draw per distribution: `logits (..., n_vocab)` -> int64 `(...)`.
 
-    Inverse CDF with one uniform number each, in float64 so that the tail of 50,000 probabilities keeps its mass;
-    twenty times faster than torch.multinomial on a CPU.
+    Inverse CDF with one uniform number each, in float64 so that the tail of 50,000 probabilities
+    keeps its mass; twenty times faster than torch.multinomial on a CPU.
     """
     cdf = logits.double().softmax(-1).cumsum(-1)
-    uniform = torch.rand(cdf.shape[:-1] + (1,), dtype=cdf.dtype, device=cdf.device)
-    return torch.searchsorted(cdf, uniform * cdf[..., -1:], right=True).clamp_(max=logits.shape[-1] - 1).squeeze(-1)
+    uniform = torch.rand((*cdf.shape[:-1], 1), dtype=cdf.dtype, device=cdf.device)
+    return (
+        torch.searchsorted(cdf, uniform * cdf[..., -1:], right=True)
+        .clamp_(max=logits.shape[-1] - 1)
+        .squeeze(-1)
+    )
 
 
 def take_top_k_logits(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Keep the `k` largest of `logits (..., n_vocab)`, and what equals the k-th; the others become -1e10."""
+    """Keep the `k` largest of `logits (..., n_vocab)`, and what equals the k-th; the others become
+    -1e10."""
     smallest_kept = logits.topk(k).values[..., -1:]
     return logits.masked_fill(logits < smallest_kept, -1e10)
 
 
 def take_top_p_logits(logits: torch.Tensor, p: float) -> torch.Tensor:
-    """Nucleus sampling: keep the fewest tokens of `logits (..., n_vocab)` whose probability reaches `p`.
+    """Nucleus sampling: keep the fewest tokens of `logits (..., n_vocab)` whose probability reaches
+    `p`.
 
-    The others become -1e10. Unlike the original's, the token that crosses `p` is kept, and any shape works.
+    The others become -1e10. Unlike the original's, the token that crosses `p` is kept, and any
+    shape works.
     """
     if p >= 1:
         return logits  # in float32 the largest few may already sum to 1
@@ -158,20 +193,25 @@ def cumulative_max(x: torch.Tensor) -> torch.Tensor:
 
 
 def index_each(a: torch.Tensor, ix: torch.Tensor) -> torch.Tensor:
-    """Index row i of `a (batch, n, ...)` by `ix[i]`: `ix (batch, ...)` -> `(batch, ..., *a.shape[2:])`."""
+    """Index row i of `a (batch, n, ...)` by `ix[i]`: `ix (batch, ...)` -> `(batch, ...,
+    *a.shape[2:])`."""
     rows = torch.arange(a.shape[0], device=a.device).reshape(-1, *[1] * (ix.ndim - 1))
     return a[rows, ix]
 
 
 def pearson_r(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Correlation of two vectors; nan where one is constant."""
-    (x_var, x_mean), (y_var, y_mean) = torch.var_mean(x, correction=0), torch.var_mean(y, correction=0)
+    (x_var, x_mean), (y_var, y_mean) = (
+        torch.var_mean(x, correction=0),
+        torch.var_mean(y, correction=0),
+    )
     return ((x - x_mean) * (y - y_mean)).mean() / torch.sqrt(x_var * y_var)
 
 
 def adam_epsilon(step: int, epsilon: float = 1e-5, beta2: float = 0.999) -> float:
-    """PyTorch's `eps` for update `step` (from 1) to equal TensorFlow's, which adds epsilon before bias correction."""
-    return epsilon / (1 - beta2 ** step) ** 0.5
+    """PyTorch's `eps` for update `step` (from 1) to equal TensorFlow's, which adds epsilon before
+    bias correction."""
+    return epsilon / (1 - beta2**step) ** 0.5
 
 
 def default_device() -> torch.device:

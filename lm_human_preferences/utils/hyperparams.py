@@ -1,4 +1,6 @@
-"""Hyperparameters: nested dataclasses that are overridden by dotted names (the original's utils/hyperparams.py)."""
+"""Hyperparameters: nested dataclasses that are overridden by dotted names (the original's
+utils/hyperparams.py)."""
+
 import contextlib
 import dataclasses
 import json
@@ -9,20 +11,27 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TextIO
 
-from lm_human_preferences.utils import storage
-from lm_human_preferences.utils.errors import UserError
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
 
 _BOOLS = {'t': True, 'true': True, 'True': True, 'f': False, 'false': False, 'False': False}
 
 TEXTS = tuple[str, ...]  # type of an option that may be given several times
-MAX_INT, MAX_FLOAT = 2 ** 63 - 1, 3e38  # the latter, as tensors hold them
+MAX_INT, MAX_FLOAT = 2**63 - 1, 3e38  # the latter, as tensors hold them
 _WORDS: dict[Any, str] = {
-    bool: 'true or false', int: 'a whole number (int)', float: 'a number (float)',
-    str: 'text (str)', types.NoneType: 'None', TEXTS: 'texts (str)'}
+    bool: 'true or false',
+    int: 'a whole number (int)',
+    float: 'a number (float)',
+    str: 'text (str)',
+    types.NoneType: 'None',
+    TEXTS: 'texts (str)',
+}
 
 
 class UnknownFieldError(AttributeError, KeyError):
-    """A name that no field has. The original raised one or the other, or nothing, depending on the method."""
+    """A name that no field has. The original raised one or the other, or nothing, depending on the
+    method."""
+
     __str__ = AttributeError.__str__
 
 
@@ -39,12 +48,20 @@ def option(
 ) -> Any:
     """A field with a line of help; the other arguments say which values are accepted.
 
-    at_least, at_most: inclusive limits. above: an exclusive one. ours: the original does not know the option, so it is
-    left out of what is printed and saved while it has its default. recorded: False for an option that is about this
-    start of the program only, and is left out of what is printed and saved altogether.
+    at_least, at_most: inclusive limits. above: an exclusive one. ours: the original does not know
+    the option, so it is left out of what is printed and saved while it has its default. recorded:
+    False for an option that is about this start of the program only, and is left out of what is
+    printed and saved altogether.
     """
-    metadata = {'help': help, 'at_least': at_least, 'above': above, 'at_most': at_most, 'one_of': one_of, 'ours': ours,
-                'recorded': recorded}
+    metadata = {
+        'help': help,
+        'at_least': at_least,
+        'above': above,
+        'at_most': at_most,
+        'one_of': one_of,
+        'ours': ours,
+        'recorded': recorded,
+    }
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
 
 
@@ -53,13 +70,16 @@ class HParams:
     """Base of all hyperparameter classes, which are dataclasses as well."""
 
     def override_from_json_file(self, filename: str) -> None:
-        """Override from a JSON file of nested objects, local or remote, and check all values; UserError names it."""
+        """Override from a JSON file of nested objects, local or remote, and check all values;
+        UserError names it."""
         nested = storage.read_json(filename)
         try:
             self.override_from_nested_dict(nested)
             self.check_values()
         except (AttributeError, TypeError, ValueError) as e:
-            raise UserError(f'{filename} does not hold the hyperparameters that it should: {e}') from e
+            raise UserError(
+                f'{filename} does not hold the hyperparameters that it should: {e}'
+            ) from e
 
     def override_from_str(self, hparam_str: str) -> None:
         """Override from 'x.y=1,name=foobar'; a value cannot hold a comma."""
@@ -70,18 +90,22 @@ class HParams:
         self.override_from_str_dict({key: value for key, _, value in pairs})
 
     def override_from_str_dict(self, flat_dict: dict[str, str], separator: str = '.') -> None:
-        """Override from {'x.y': '1'}: values are read as the field's type says; ValueError if that cannot be done."""
-        self.override_from_dict({key: parse(self._field(key, separator).type, text) for key, text in flat_dict.items()},
-                                separator=separator)
+        """Override from {'x.y': '1'}: values are read as the field's type says; ValueError if that
+        cannot be done."""
+        self.override_from_dict(
+            {key: parse(self._field(key, separator).type, text) for key, text in flat_dict.items()},
+            separator=separator,
+        )
 
     def parse_json(self, s: str) -> None:
         self.override_from_nested_dict(json.loads(s))
 
     def override_from_dict(self, flat_dict: dict[str, Any], separator: str = '.') -> None:
-        """Override from {'x.y': 1}. 'on' makes a fresh group and those that hold it, 'off' makes it None.
+        """Override from {'x.y': 1}. 'on' makes a fresh group and those that hold it, 'off' makes it
+        None.
 
-        A field of a group that is off is an AttributeError; groups that are on keep their values (the original
-        made those around the one switched on anew).
+        A field of a group that is off is an AttributeError; groups that are on keep their values
+        (the original made those around the one switched on anew).
         """
         groups = {key: group_class(self._field(key, separator).type) for key in flat_dict}
         inner: dict[str, dict[str, Any]] = {}
@@ -95,7 +119,10 @@ class HParams:
                 value = group() if value == 'on' else None
             setattr(self, name, value)
         for name, values in inner.items():
-            on = any(groups[name + separator + key] and value not in ('off', None) for key, value in values.items())
+            on = any(
+                groups[name + separator + key] and value not in ('off', None)
+                for key, value in values.items()
+            )
             if on and name not in flat_dict and getattr(self, name) is None:
                 group = group_class(self._field(name).type)
                 assert group is not None  # a dotted name was found below it
@@ -112,13 +139,16 @@ class HParams:
                 setattr(self, name, value)
                 continue
             if not group:
-                raise UnknownFieldError(f'{name!r} of {type(self).__name__} holds no fields: {sorted(value)}')
+                raise UnknownFieldError(
+                    f'{name!r} of {type(self).__name__} holds no fields: {sorted(value)}'
+                )
             if getattr(self, name) is None:
                 setattr(self, name, group())
             getattr(self, name).override_from_nested_dict(value)
 
     def to_nested_dict(self, *, recorded_only: bool = False) -> dict[str, Any]:
-        """What override_from_nested_dict takes: fields that the original has too, others unless at their default.
+        """What override_from_nested_dict takes: fields that the original has too, others unless at
+        their default.
 
         recorded_only: leave out the options that are about one start of the program, see `option`.
         """
@@ -142,14 +172,17 @@ class HParams:
                 value.validate(prefix=f'{prefix}{f.name}.')
 
     def check_values(self, *, prefix: str = '') -> None:
-        """TypeError for a value that is not of its field's type, ValueError for a number out of range."""
+        """TypeError for a value that is not of its field's type, ValueError for a number out of
+        range."""
         for f in dataclasses.fields(self):
             name, value, allowed = f'--{prefix}{f.name}', getattr(self, f.name), members(f.type)
             if TEXTS in allowed:
-                if not isinstance(value, (tuple, list)) or not all(isinstance(text, str) for text in value):
+                if not isinstance(value, (tuple, list)) or not all(
+                    isinstance(text, str) for text in value
+                ):
                     raise TypeError(f'{name} must be {describe(f.type)}, got {value!r:.80}')
                 continue
-            if not isinstance(value, allowed + (int,) if float in allowed else allowed):
+            if not isinstance(value, (*allowed, int) if float in allowed else allowed):
                 raise TypeError(f'{name} must be {describe(f.type)}, got {value!r:.80}')
             if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
                 raise ValueError(f'{name} must be a number of at most 64 bits')
@@ -166,7 +199,9 @@ class HParams:
         try:
             return fields(type(self), separator)[key]
         except KeyError:
-            raise UnknownFieldError(f'{type(self).__module__}.{type(self).__name__} has no field {key!r}') from None
+            raise UnknownFieldError(
+                f'{type(self).__module__}.{type(self).__name__} has no field {key!r}'
+            ) from None
 
 
 @lru_cache
@@ -176,13 +211,20 @@ def fields(cls: type[HParams], separator: str = '.') -> dict[str, dataclasses.Fi
     for f in dataclasses.fields(cls):
         found[f.name] = f
         if group := group_class(f.type):
-            found.update({f'{f.name}{separator}{key}': field for key, field in fields(group, separator).items()})
+            found.update(
+                {
+                    f'{f.name}{separator}{key}': field
+                    for key, field in fields(group, separator).items()
+                }
+            )
     return found
 
 
 def members(ty: Any) -> tuple[Any, ...]:
     """The types that `ty` allows: those of a Union, or `ty` alone."""
-    return typing.get_args(ty) if typing.get_origin(ty) in (typing.Union, types.UnionType) else (ty,)
+    return (
+        typing.get_args(ty) if typing.get_origin(ty) in (typing.Union, types.UnionType) else (ty,)
+    )
 
 
 def group_class(ty: Any) -> type[HParams] | None:
@@ -201,12 +243,19 @@ def _in_range(field: dataclasses.Field, value: float) -> bool:
 
 
 def describe_range(field: dataclasses.Field) -> str:
-    """The values that `field` accepts in words, such as 'from 0 to 1'; '' where any number will do."""
+    """The values that `field` accepts in words, such as 'from 0 to 1'; '' where any number will
+    do."""
     limits = field.metadata
     at_least, above, at_most = limits.get('at_least'), limits.get('above'), limits.get('at_most')
     if at_least is not None and at_most is not None:
         return f'from {at_least} to {at_most}'
-    lower = f'at least {at_least}' if at_least is not None else f'above {above}' if above is not None else ''
+    lower = (
+        f'at least {at_least}'
+        if at_least is not None
+        else f'above {above}'
+        if above is not None
+        else ''
+    )
     upper = f'at most {at_most}' if at_most is not None else ''
     return ' and '.join(filter(None, [lower, upper]))
 
@@ -214,22 +263,28 @@ def describe_range(field: dataclasses.Field) -> str:
 def describe(ty: Any) -> str:
     """`ty` in words, for error messages."""
     return ' or '.join(
-        'on or off' if group_class(t) else _WORDS.get(t) or t.__name__ for t in members(ty))
+        'on or off' if group_class(t) else _WORDS.get(t) or t.__name__ for t in members(ty)
+    )
 
 
 def check_multiple(total: int, name: str, factors: Mapping[str, int]) -> None:
-    """UserError unless the product of `factors` {name: number} divides `total`; it names the nearest that fit."""
+    """UserError unless the product of `factors` {name: number} divides `total`; it names the
+    nearest that fit."""
     factors = {factor: number for factor, number in factors.items() if number != 1}
     part = math.prod(factors.values())
     below = total - total % part
     if below != total:
         parts = ' x '.join(f'{factor} {number}' for factor, number in factors.items())
         near = f'{below} or {below + part}' if below > 0 else below + part
-        raise UserError(f'{name} {total} is not a multiple of {parts}{f" = {part}" * (len(factors) > 1)}: take {near}')
+        raise UserError(
+            f'{name} {total} is not a multiple of {parts}{f" = {part}" * (len(factors) > 1)}: take'
+            f' {near}'
+        )
 
 
 def dump(hparams: HParams, *, name: str = 'hparams', out: TextIO | None = None) -> None:
-    """Write `name:` and sorted, indented `name: value` lines to `out` (standard output unless given)."""
+    """Write `name:` and sorted, indented `name: value` lines to `out` (standard output unless
+    given)."""
     nested = hparams.to_nested_dict(recorded_only=True)
     print(f'{name}:', *_dump_lines(nested, '  '), sep='\n', file=out)
 
@@ -244,9 +299,12 @@ def _dump_lines(nested: Mapping[str, Any], indent: str) -> Iterator[str]:
 
 
 def parse(ty: Any, s: str | float) -> Any:
-    """Read `s` as type `ty`; ValueError if it is not one, TypeError if a Union leaves it open what is meant."""
+    """Read `s` as type `ty`; ValueError if it is not one, TypeError if a Union leaves it open what
+    is meant."""
     options = [t for t in members(ty) if t is not types.NoneType]
-    if len(options) < len(members(ty)) and (s == 'None' or s in ('none', '') and str not in options):
+    if len(options) < len(members(ty)) and (
+        s == 'None' or (s in ('none', '') and str not in options)
+    ):
         return None
     if len(options) > 1 and (str in options or {int, float} <= set(options)):
         raise TypeError(f'cannot tell which of {describe(ty)} {s!r} is meant to be')

@@ -1,4 +1,6 @@
-"""A dict of named numbers in, TensorBoard and the original's console lines out; and what is printed at all."""
+"""A dict of named numbers in, TensorBoard and the original's console lines out; and what is printed
+at all."""
+
 from __future__ import annotations
 
 import contextlib
@@ -22,17 +24,18 @@ from tensorboard.compat.proto.summary_pb2 import (
 )
 from tqdm import tqdm
 
-from lm_human_preferences.utils.errors import UserError
-from lm_human_preferences.utils.tf_table import masked_crc
+from lm_human_preferences.checkpointing.tf_table import masked_crc
+from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
-    from lm_human_preferences.utils.comm import Comm
+    from lm_human_preferences.distributed.comm import Comm
 
 _console = 'summary'  # a value of --run.console
 
 
 def configure_console(console: str) -> None:
-    """Set what this process prints from now on to `console`, a value of --run.console: see CONSOLES."""
+    """Set what this process prints from now on to `console`, a value of --run.console: see
+    CONSOLES."""
     global _console
     _console = console
 
@@ -72,19 +75,28 @@ def announce(*lines: object) -> None:
 
 
 def progress(iterable: Iterable[Any] | None = None, *, comm: Comm, **settings: Any) -> tqdm:
-    """A tqdm bar on rank 0, unless the console is quiet; drawn often on a terminal, seldom into a file."""
+    """A tqdm bar on rank 0, unless the console is quiet; drawn often on a terminal, seldom into a
+    file."""
     is_hidden = comm.rank != 0 or _console == 'quiet'
-    return tqdm(iterable, disable=is_hidden, mininterval=0.5 if sys.stderr.isatty() else 30, **settings)
+    return tqdm(
+        iterable, disable=is_hidden, mininterval=0.5 if sys.stderr.isatty() else 30, **settings
+    )
 
 
 class Logger:
-    """Writes every step to SAVE_DIR/tb/SUBDIR, prints every `log_interval`-th; silent on other ranks than 0.
+    """Writes every step to SAVE_DIR/tb/SUBDIR, prints every `log_interval`-th; silent on other
+    ranks than 0.
 
     The original lost its last events; this one flushes with each printed step and when closed.
     """
 
     def __init__(
-        self, save_dir: str | None, subdir: str, *, log_interval: int, comm: Comm,
+        self,
+        save_dir: str | None,
+        subdir: str,
+        *,
+        log_interval: int,
+        comm: Comm,
         tag_prefix: str = '',
     ) -> None:
         self.log_interval, self.tag_prefix = log_interval, tag_prefix
@@ -94,7 +106,8 @@ class Logger:
         self.first_step: int | None = None
 
     def rewind(self, step: int) -> None:
-        """Forget what a run that was interrupted has logged from `step` on; before anything is logged."""
+        """Forget what a run that was interrupted has logged from `step` on; before anything is
+        logged."""
         if self.directory:
             with self._explained():
                 _cut_events(self.directory, step)
@@ -107,26 +120,40 @@ class Logger:
     def log(self, stats: Mapping[str, float], step: int) -> None:
         """Record `stats`, a dict of numbers, under `step` (from 0)."""
         if self.directory:
-            values = [Summary.Value(tag=self.tag_prefix + name, simple_value=value) for name, value in stats.items()]
+            values = [
+                Summary.Value(tag=self.tag_prefix + name, simple_value=value)
+                for name, value in stats.items()
+            ]
             with self._explained():
                 self.file = self.file or self._open()
-                self.file.write(_record(Event(wall_time=time.time(), step=step, summary=Summary(value=values))))
+                self.file.write(
+                    _record(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+                )
         if self.is_due(step):
-            say_as_recorded(*(f'k =  {name} , v =  {_as_float32(value)}' for name, value in stats.items()))
+            say_as_recorded(
+                *(f'k =  {name} , v =  {_as_float32(value)}' for name, value in stats.items())
+            )
             self.flush()
 
     def _open(self) -> BinaryIO:
         assert self.directory is not None
         os.makedirs(self.directory, exist_ok=True)
-        # TensorBoard reads files in the order of their names, which clocks and process ids alone may get wrong.
-        others = [name.split('.')[3] for name in os.listdir(self.directory) if name.startswith('events.out.tfevents.')]
+        # TensorBoard reads files in the order of their names, which clocks and process ids alone
+        # may get wrong.
+        others = [
+            name.split('.')[3]
+            for name in os.listdir(self.directory)
+            if name.startswith('events.out.tfevents.')
+        ]
         second = max([int(time.time()), *(int(other) + 1 for other in others if other.isdecimal())])
         name = f'events.out.tfevents.{second}.{socket.gethostname()}.{os.getpid()}'
         file = open(os.path.join(self.directory, name), 'ab')
         file.write(_record(Event(wall_time=time.time(), file_version='brain.Event:2')))
         if self.first_step is not None:
             start = SessionLog(status=SessionLog.START)
-            file.write(_record(Event(wall_time=time.time(), step=self.first_step, session_log=start)))
+            file.write(
+                _record(Event(wall_time=time.time(), step=self.first_step, session_log=start))
+            )
         return file
 
     @contextlib.contextmanager
@@ -150,22 +177,26 @@ class Logger:
 
 
 def _record(event: Event) -> bytes:
-    """An event as TensorBoard's files hold it: its length, a checksum of that, the event, a checksum of that."""
+    """An event as TensorBoard's files hold it: its length, a checksum of that, the event, a
+    checksum of that."""
     data = event.SerializeToString()
     size = struct.pack('<Q', len(data))
-    return b''.join([size, struct.pack('<I', masked_crc(size)), data, struct.pack('<I', masked_crc(data))])
+    return b''.join(
+        [size, struct.pack('<I', masked_crc(size)), data, struct.pack('<I', masked_crc(data))]
+    )
 
 
 def _cut_events(directory: str, step: int) -> None:
-    """Cut TensorBoard's files off before the first event of `step` or later, or where a kill has left half of one."""
+    """Cut TensorBoard's files off before the first event of `step` or later, or where a kill has
+    left half of one."""
     for path in glob.glob(os.path.join(glob.escape(directory), 'events.out.tfevents.*')):
         if os.path.islink(path) or not os.path.isfile(path):  # which is not ours to cut
             continue
         with open(path, 'rb+') as f:
             data, end = f.read(), 0
             while end < len(data):
-                after = end + 16 + int.from_bytes(data[end:end + 8], 'little')
-                event, crc = data[end + 12:after - 4], data[after - 4:after]
+                after = end + 16 + int.from_bytes(data[end : end + 8], 'little')
+                event, crc = data[end + 12 : after - 4], data[after - 4 : after]
                 if masked_crc(event) != int.from_bytes(crc, 'little') or _step_of(event) >= step:
                     break
                 end = after

@@ -1,4 +1,6 @@
-"""How options are described: the sections that help pages and docs/options.md group them in, types, defaults."""
+"""How options are described: the sections that help pages and docs/options.md group them in, types,
+defaults."""
+
 import dataclasses
 import types
 
@@ -9,14 +11,22 @@ Fields = dict[str, dataclasses.Field]
 LAUNCHING = ('mpi', 'mode', 'dry_run', 'save_dir', 'overwrite')
 NEW_REWARD_MODEL = 'rewards.train_new_model'
 HEADINGS = {  # of the options in a group, in the order of help pages; '' holds train_reward's own
-    'run': 'Run', 'task': 'Task', 'task.policy': 'Policy', 'labels': 'Labels', '': 'Reward training',
-    'rewards': 'Rewards', 'rewards.adaptive_kl': 'Adaptive KL', 'ppo': 'PPO'}
+    'run': 'Run',
+    'task': 'Task',
+    'task.policy': 'Policy',
+    'labels': 'Labels',
+    '': 'Reward training',
+    'rewards': 'Rewards',
+    'rewards.adaptive_kl': 'Adaptive KL',
+    'ppo': 'PPO',
+}
 FOLDED = 'New reward model'  # the options of `train_reward` once more
 _TYPES = {int: 'INT', float: 'FLOAT', str: 'TEXT', tuple[str, ...]: 'TEXT', types.NoneType: 'None'}
 
 
 def sections(fields: Fields) -> dict[str, Fields]:
-    """`fields` {name: field} by heading. A command without groups of options has one section, 'Options'."""
+    """`fields` {name: field} by heading. A command without groups of options has one section,
+    'Options'."""
     if not any('.' in name for name in fields):
         return {'Options': fields} if fields else {}
     found = {heading: {} for heading in ('Launching', *HEADINGS.values(), FOLDED)}

@@ -1,4 +1,5 @@
 """Fixtures around the server: import those you need into a test module."""
+
 import os
 import shutil
 import subprocess
@@ -7,7 +8,7 @@ import pytest
 from blobfile import _azure
 
 from blobserver.server import SUFFIX, BlobServer, redirect
-from lm_human_preferences.utils import storage
+from lm_human_preferences import storage
 
 KEY = 'c2VjcmV0'  # of the account `private`
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -19,9 +20,30 @@ def certificate(tmp_path_factory):
     if not shutil.which('openssl'):
         pytest.skip('no openssl to make a certificate for the loopback server with')
     folder = tmp_path_factory.mktemp('certificate')
-    subprocess.run(['openssl', 'req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes',
-                    '-days', '2', '-subj', '/CN=loopback blob test', '-addext', f'subjectAltName=DNS:*{SUFFIX}',
-                    '-keyout', folder / 'key.pem', '-out', folder / 'cert.pem'], check=True, capture_output=True)
+    subprocess.run(
+        [
+            'openssl',
+            'req',
+            '-x509',
+            '-newkey',
+            'ec',
+            '-pkeyopt',
+            'ec_paramgen_curve:prime256v1',
+            '-nodes',
+            '-days',
+            '2',
+            '-subj',
+            '/CN=loopback blob test',
+            '-addext',
+            f'subjectAltName=DNS:*{SUFFIX}',
+            '-keyout',
+            folder / 'key.pem',
+            '-out',
+            folder / 'cert.pem',
+        ],
+        check=True,
+        capture_output=True,
+    )
     both = folder / 'both.pem'
     both.write_bytes((folder / 'cert.pem').read_bytes() + (folder / 'key.pem').read_bytes())
     return str(both)
@@ -30,9 +52,15 @@ def certificate(tmp_path_factory):
 @pytest.fixture
 def blobs():
     """What the server holds."""
-    return {'openaipublic/lm-human-preferences': {'labels/a.json': b'[1]', 'big': os.urandom(5 << 20),
-                                                  **{f'd/{i:03d}.story': b'x%d' % i for i in range(40)}},
-            'openaipublic/gpt-2': {'encodings/main/encoder.json': b'{}'}, 'private/runs': {}}
+    return {
+        'openaipublic/lm-human-preferences': {
+            'labels/a.json': b'[1]',
+            'big': os.urandom(5 << 20),
+            **{f'd/{i:03d}.story': b'x%d' % i for i in range(40)},
+        },
+        'openaipublic/gpt-2': {'encodings/main/encoder.json': b'{}'},
+        'private/runs': {},
+    }
 
 
 @pytest.fixture
@@ -51,7 +79,8 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(blobs, certificate, cache):
-    """A server that this process, and children started with `server.env`, take for the public storage."""
+    """A server that this process, and children started with `server.env`, take for the public
+    storage."""
     with BlobServer(blobs, certificate=certificate, keys={'private': KEY}) as s, redirect(s):
         path = os.pathsep.join([HERE, os.path.dirname(os.path.dirname(HERE))])
         s.env = {**os.environ, 'PYTHONPATH': path}

@@ -1,19 +1,23 @@
-"""A small HTTPS imitation of Azure Blob Storage's API, with faults on demand. Standard library only.
+"""A small HTTPS imitation of Azure Blob Storage's API, with faults on demand. Standard library
+only.
 
     blobs = {'openaipublic/lm-human-preferences': {'labels/a.json': b'[]'}}
     with BlobServer(blobs, certificate=path) as server, redirect(server):
-        ...                                   # https://openaipublic.blob.core.windows.net/... is the server now
+        ...  # https://openaipublic.blob.core.windows.net/... is the server now
         server.faults.append(Fault('status', 503, times=2, path=r'a\\.json'))
         assert server.count('GET', 'a.json') == 1
 
-It answers Get Blob and Get Blob Properties, with ranges and If-Match, and error bodies in Azure's form. Like many
-public containers it cannot be listed, and like Azure it does not fall back to anonymous access when a request carries
-credentials. An account that has a key is private: to who signs with it, Put Block, Put Block List, Get Block List,
-Delete Blob and List Blobs are answered, too.
+It answers Get Blob and Get Blob Properties, with ranges and If-Match, and error bodies in Azure's
+form. Like many public containers it cannot be listed, and like Azure it does not fall back to
+anonymous access when a request carries credentials. An account that has a key is private: to who
+signs with it, Put Block, Put Block List, Get Block List, Delete Blob and List Blobs are answered,
+too.
 
-`redirect` sends host names to it inside this process and lets no other name resolve, so that a test cannot reach the
-network; TLS still verifies the real name. For child processes see sitecustomize.py.
+`redirect` sends host names to it inside this process and lets no other name resolve, so that a test
+cannot reach the network; TLS still verifies the real name. For child processes see
+sitecustomize.py.
 """
+
 import base64
 import contextlib
 import email.utils
@@ -40,7 +44,8 @@ Logged = namedtuple('Logged', 'method path status')
 
 
 class Fault:
-    """What goes wrong for the next `times` requests (None: for all) of `method` whose path matches `path`.
+    """What goes wrong for the next `times` requests (None: for all) of `method` whose path matches
+    `path`.
 
     status N     this status and an Azure error body
     truncate N   the right headers, N bytes of the body, then the connection closes
@@ -61,20 +66,30 @@ class Fault:
     def take(self, method, path):
         """Whether this request is to go wrong; counted if so."""
         with self._lock:
-            due = (self.method in ('', method) and self.path.search(path) is not None
-                   and (self.times is None or self.hits < self.times))
+            due = (
+                self.method in ('', method)
+                and self.path.search(path) is not None
+                and (self.times is None or self.hits < self.times)
+            )
             self.hits += due
             return due
 
 
 class BlobServer:
-    """`blobs`: {'account/container': {name: bytes}}. `certificate`: PEM file, a self-signed certificate and its key.
+    """`blobs`: {'account/container': {name: bytes}}. `certificate`: PEM file, a self-signed
+    certificate and its key.
 
-    keys: {account: its key, in base64}. `on_change()` is called after each request that has changed a blob.
+    keys: {account: its key, in base64}. `on_change()` is called after each request that has changed
+    a blob.
     """
 
     def __init__(self, blobs, *, certificate, with_md5=True, keys=None):
-        self.blobs, self.certificate, self.with_md5, self.keys = blobs, certificate, with_md5, keys or {}
+        self.blobs, self.certificate, self.with_md5, self.keys = (
+            blobs,
+            certificate,
+            with_md5,
+            keys or {},
+        )
         self.on_change = lambda: None
         self.faults, self.log = [], []
         self.uncommitted, self.committed = {}, {}  # path of a blob -> {id of a block: its bytes}
@@ -82,11 +97,15 @@ class BlobServer:
         self.changing = threading.Lock()  # a blob and its properties change at once, as in Azure
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
-        self._httpd = _Server(('127.0.0.1', 0), type('Handler', (_Handler,), {'state': self}), context)
+        self._httpd = _Server(
+            ('127.0.0.1', 0), type('Handler', (_Handler,), {'state': self}), context
+        )
         self.host, self.port = self._httpd.server_address[:2]
 
     def __enter__(self):
-        threading.Thread(target=self._httpd.serve_forever, kwargs={'poll_interval': .02}, daemon=True).start()
+        threading.Thread(
+            target=self._httpd.serve_forever, kwargs={'poll_interval': 0.02}, daemon=True
+        ).start()
         return self
 
     def __exit__(self, *exc):
@@ -104,7 +123,9 @@ class BlobServer:
 
     def count(self, method='', path=''):
         """How many requests of `method` there were with `path` (a regular expression)."""
-        return sum(method in ('', r.method) and re.search(path, r.path) is not None for r in self.log)
+        return sum(
+            method in ('', r.method) and re.search(path, r.path) is not None for r in self.log
+        )
 
 
 class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
@@ -157,12 +178,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def answer(self):
         self.body = self.rfile.read(int(self.headers.get('Content-Length', 0)))
         fault = next((f for f in self.state.faults if f.take(self.command, self.path)), None)
-        self.kind, self.arg, self.hits = (fault.kind, fault.arg, fault.hits) if fault else (None, None, 0)
+        self.kind, self.arg, self.hits = (
+            (fault.kind, fault.arg, fault.hits) if fault else (None, None, 0)
+        )
         if self.kind == 'reset':
             self.record(0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
             self.close_connection = True
-            return socket.socket.close(self.connection)  # with linger 0 that is an RST, and no TLS goodbye
+            return socket.socket.close(
+                self.connection
+            )  # with linger 0 that is an RST, and no TLS goodbye
         if self.kind == 'stall':
             self.record(0)
             time.sleep(self.arg)
@@ -171,7 +196,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.kind == 'status':
             return self.error(self.arg, 'Injected')
         if self.kind == 'html':
-            return self.reply(200, b'<html>Please log in to the hotel network</html>', {'Content-Type': 'text/html'})
+            return self.reply(
+                200,
+                b'<html>Please log in to the hotel network</html>',
+                {'Content-Type': 'text/html'},
+            )
         url = urllib.parse.urlsplit(self.path)
         self.query = dict(urllib.parse.parse_qsl(url.query))
         container, _, self.name = urllib.parse.unquote(url.path).removeprefix('/').partition('/')
@@ -180,7 +209,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         signature = self.headers.get('Authorization')
         if account in self.state.keys and not signature:
             return self.error(409, 'PublicAccessNotPermitted')
-        if signature and signature != self.signature(account, self.state.keys.get(account, ''), url.path):
+        if signature and signature != self.signature(
+            account, self.state.keys.get(account, ''), url.path
+        ):
             return self.error(403, 'AuthenticationFailed')
         if self.command == 'PUT' and not signature:
             return self.error(404, 'ResourceNotFound')
@@ -191,12 +222,32 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def signature(self, account, key, path):
         """What an owner of the key has in the header Authorization."""
-        names = ('Content-Encoding Content-Language Content-Length Content-MD5 Content-Type Date If-Modified-Since '
-                 'If-Match If-None-Match If-Unmodified-Since Range').split()
+        names = [
+            'Content-Encoding',
+            'Content-Language',
+            'Content-Length',
+            'Content-MD5',
+            'Content-Type',
+            'Date',
+            'If-Modified-Since',
+            'If-Match',
+            'If-None-Match',
+            'If-Unmodified-Since',
+            'Range',
+        ]
         values = {name: self.headers.get(name, '') for name in names}
-        values['Content-Length'] = values['Content-Length'].removesuffix('0') and values['Content-Length']
-        ours = sorted(f'{key.lower()}:{value}' for key, value in self.headers.items() if key.lower()[:5] == 'x-ms-')
-        resource = [f'/{account}{path}', *sorted(f'{key}:{value}' for key, value in self.query.items())]
+        values['Content-Length'] = (
+            values['Content-Length'].removesuffix('0') and values['Content-Length']
+        )
+        ours = sorted(
+            f'{key.lower()}:{value}'
+            for key, value in self.headers.items()
+            if key.lower()[:5] == 'x-ms-'
+        )
+        resource = [
+            f'/{account}{path}',
+            *sorted(f'{key}:{value}' for key, value in self.query.items()),
+        ]
         text = '\n'.join([self.command, *values.values(), *ours, *resource])
         digest = hmac.digest(base64.b64decode(key), text.encode(), 'sha256')
         return f'SharedKey {account}:{base64.b64encode(digest).decode()}'
@@ -213,39 +264,59 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         names = sorted(name for name in self.blobs if name.startswith(prefix) and name >= first)
         size = int(self.query.get('maxresults', 10))
         entries = ''.join(self.list_entry(name) for name in names[:size])
-        following = ''.join(names[size:size + 1])
-        body = (f'<?xml version="1.0" encoding="utf-8"?><EnumerationResults><Blobs>{entries}</Blobs>'
-                f'<NextMarker>{following}</NextMarker></EnumerationResults>')
+        following = ''.join(names[size : size + 1])
+        body = (
+            f'<?xml version="1.0" encoding="utf-8"?><EnumerationResults><Blobs>{entries}</Blobs>'
+            f'<NextMarker>{following}</NextMarker></EnumerationResults>'
+        )
         return self.reply(200, body.encode(), {'Content-Type': 'application/xml'})
 
     def list_entry(self, name):
         container = self.place.removesuffix(self.name)
         md5, modified = self.state.properties.get(container + name, ('', LAST_MODIFIED))
-        return (f'<Blob><Name>{name}</Name><Properties><Creation-Time>{LAST_MODIFIED}</Creation-Time>'
-                f'<Last-Modified>{modified}</Last-Modified><Etag>x</Etag><Content-MD5>{md5}</Content-MD5>'
-                f'<Content-Length>{len(self.blobs[name])}</Content-Length></Properties></Blob>')
+        return (
+            f'<Blob><Name>{name}</Name><Properties><Creation-Time>{LAST_MODIFIED}</Creation-Time>'
+            f'<Last-Modified>{modified}</Last-Modified><Etag>x</Etag><Content-MD5>{md5}</Content-MD5>'
+            f'<Content-Length>{len(self.blobs[name])}</Content-Length></Properties></Blob>'
+        )
 
     def get_blocklist(self):
-        blocks = ''.join(f'<Block><Name>{block}</Name></Block>' for block in self.state.committed.get(self.place, ()))
-        return self.reply(200, f'<BlockList><CommittedBlocks>{blocks}</CommittedBlocks></BlockList>'.encode(), {})
+        blocks = ''.join(
+            f'<Block><Name>{block}</Name></Block>'
+            for block in self.state.committed.get(self.place, ())
+        )
+        return self.reply(
+            200, f'<BlockList><CommittedBlocks>{blocks}</CommittedBlocks></BlockList>'.encode(), {}
+        )
 
     def put_block(self):
-        if base64.b64encode(hashlib.md5(self.body).digest()).decode() != self.headers.get('Content-MD5'):
+        if base64.b64encode(hashlib.md5(self.body).digest()).decode() != self.headers.get(
+            'Content-MD5'
+        ):
             return self.error(400, 'Md5Mismatch')
         self.state.uncommitted.setdefault(self.place, {})[self.query['blockid']] = self.body
         return self.reply(201, b'', {})
 
     def put_blocklist(self):
-        if 'If-Match' in self.headers and self.headers['If-Match'] != self.etag(self.blobs.get(self.name, b'')):
+        if 'If-Match' in self.headers and self.headers['If-Match'] != self.etag(
+            self.blobs.get(self.name, b'')
+        ):
             return self.error(412, 'ConditionNotMet')
         wanted = re.findall('<Latest>(.*?)</Latest>', self.body.decode())
-        properties = self.headers.get('x-ms-blob-content-md5', ''), email.utils.formatdate(usegmt=True)
+        properties = (
+            self.headers.get('x-ms-blob-content-md5', ''),
+            email.utils.formatdate(usegmt=True),
+        )
         with self.state.changing:
-            blocks = self.state.committed.get(self.place, {}) | self.state.uncommitted.pop(self.place, {})
+            blocks = self.state.committed.get(self.place, {}) | self.state.uncommitted.pop(
+                self.place, {}
+            )
             if not blocks.keys() >= set(wanted):
                 return self.error(400, 'InvalidBlockList')
             self.state.committed[self.place] = {block: blocks[block] for block in wanted}
-            body = self.state.commit(self.place, b''.join(self.state.committed[self.place].values()))
+            body = self.state.commit(
+                self.place, b''.join(self.state.committed[self.place].values())
+            )
             self.blobs[self.name], self.state.properties[self.place] = body, properties
         self.state.on_change()
         return self.reply(201, b'', {'ETag': self.etag(body)})
@@ -258,17 +329,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self.reply(202, b'', {})
 
     def etag(self, body):
-        return '"0x%s"' % hashlib.sha1(body).hexdigest()[:15] if self.kind != 'etag' else f'"0x{self.hits}"'
+        if self.kind == 'etag':
+            return f'"0x{self.hits}"'
+        return f'"0x{hashlib.sha1(body).hexdigest()[:15]}"'
 
     def send_blob(self, body, properties):
-        """Answer with `body`; properties: (MD5, time) of its last change, None: it was there from the start."""
+        """Answer with `body`; properties: (MD5, time) of its last change, None: it was there from
+        the start."""
         etag = self.etag(body)
         if self.headers.get('If-Match', etag) != etag:
             return self.error(412, 'ConditionNotMet')
         md5 = base64.b64encode(hashlib.md5(body).digest()).decode() if self.state.with_md5 else None
         md5, modified = properties or (md5, LAST_MODIFIED)
-        headers = {'ETag': etag, 'Last-Modified': modified, 'x-ms-creation-time': LAST_MODIFIED,
-                   'x-ms-blob-type': 'BlockBlob'}
+        headers = {
+            'ETag': etag,
+            'Last-Modified': modified,
+            'x-ms-creation-time': LAST_MODIFIED,
+            'x-ms-blob-type': 'BlockBlob',
+        }
         wanted = re.fullmatch(r'bytes=(\d+)-(\d*)', self.headers.get('Range') or '')
         if not wanted:
             return self.reply(200, body, headers | ({'Content-MD5': md5} if md5 else {}))
@@ -279,8 +357,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self.reply(206, body[start:end], headers)
 
     def error(self, status, code):
-        body = b'\xef\xbb\xbf<?xml version="1.0" encoding="utf-8"?><Error><Code>%s</Code><Message>x</Message></Error>'
-        self.reply(status, body % code.encode(), {'Content-Type': 'application/xml', 'x-ms-error-code': code})
+        body = (
+            b'\xef\xbb\xbf<?xml version="1.0"'
+            b' encoding="utf-8"?><Error><Code>%s</Code><Message>x</Message></Error>'
+        )
+        self.reply(
+            status,
+            body % code.encode(),
+            {'Content-Type': 'application/xml', 'x-ms-error-code': code},
+        )
 
     def reply(self, status, body, headers):
         self.record(status)
@@ -291,26 +376,29 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.command == 'HEAD':
             return
         if self.kind == 'truncate':
-            body, self.close_connection = body[:self.arg], True
+            body, self.close_connection = body[: self.arg], True
         elif self.kind == 'corrupt':
-            body = body[:self.arg] + bytes([body[self.arg] ^ 1]) + body[self.arg + 1:]
+            body = body[: self.arg] + bytes([body[self.arg] ^ 1]) + body[self.arg + 1 :]
         for i in range(0, len(body), 1 << 16):
             time.sleep(self.arg if self.kind == 'slow' else 0)
-            self.wfile.write(body[i:i + (1 << 16)])
+            self.wfile.write(body[i : i + (1 << 16)])
 
     def record(self, status):
         self.state.log.append(Logged(self.command, urllib.parse.unquote(self.path), status))
 
 
 def redirect_spec(server, hosts=HOSTS):
-    """What BLOBTEST_REDIRECT and install_redirect take; `server` has `host` and `port`, or is None: no network."""
+    """What BLOBTEST_REDIRECT and install_redirect take; `server` has `host` and `port`, or is None:
+    no network."""
     return ','.join(f'{host}={server.host}:{server.port}' for host in hosts) if server else ''
 
 
 def install_redirect(spec):
-    """Let the names of `spec` ('host=127.0.0.1:8443,...') resolve to that address and port, and no other name at all.
+    """Let the names of `spec` ('host=127.0.0.1:8443,...') resolve to that address and port, and no
+    other name at all.
 
-    Whatever connects in Python takes both from getaddrinfo, and checks the certificate against the name it asked for.
+    Whatever connects in Python takes both from getaddrinfo, and checks the certificate against the
+    name it asked for.
     """
     table = {}
     for item in filter(None, spec.split(',')):
@@ -324,13 +412,17 @@ def install_redirect(spec):
             return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, '', table[host])]
         if host in (None, '', 'localhost', '127.0.0.1', '::1', '0.0.0.0'):
             return original(host, port, *args, **kwargs)
-        raise socket.gaierror(socket.EAI_AGAIN, f'Temporary failure in name resolution (blocked in tests: {host})')
+        raise socket.gaierror(
+            socket.EAI_AGAIN, f'Temporary failure in name resolution (blocked in tests: {host})'
+        )
+
     socket.getaddrinfo = getaddrinfo
 
 
 @contextlib.contextmanager
 def redirect(server, hosts=HOSTS):
-    """Within the block, `hosts` are `server`, whose certificate is trusted, and no other name resolves.
+    """Within the block, `hosts` are `server`, whose certificate is trusted, and no other name
+    resolves.
 
     Children that heed BLOBTEST_REDIRECT are redirected as well.
     """
@@ -347,7 +439,8 @@ def redirect(server, hosts=HOSTS):
 
 
 class BlackHole:
-    """A listening port whose backlog is full: connection attempts are neither accepted nor refused."""
+    """A listening port whose backlog is full: connection attempts are neither accepted nor
+    refused."""
 
     def __enter__(self):
         self._sockets = [socket.socket()]
@@ -358,7 +451,7 @@ class BlackHole:
             self._sockets.append(socket.socket())
             self._sockets[-1].setblocking(False)
             self._sockets[-1].connect_ex((self.host, self.port))
-        time.sleep(.05)
+        time.sleep(0.05)
         return self
 
     def __exit__(self, *exc):

@@ -1,6 +1,9 @@
-"""The same redirection in child processes: this folder on PYTHONPATH, and BLOBTEST_REDIRECT (see redirect_spec)."""
+"""The same redirection in child processes: this folder on PYTHONPATH, and BLOBTEST_REDIRECT (see
+redirect_spec)."""
+
 import os
 
 if 'BLOBTEST_REDIRECT' in os.environ:
     import server
+
     server.install_redirect(os.environ['BLOBTEST_REDIRECT'])

@@ -1,8 +1,11 @@
-"""Ranks and launchers that are ended in the midst of training: nothing hangs, nothing stays, no checkpoint is torn.
+"""Ranks and launchers that are ended in the midst of training: nothing hangs, nothing stays, no
+checkpoint is torn.
 
-Where and when comes from a seed, LMHP_TEST_SEED or a new one each time; it is printed with a failure. LMHP_FAULTS=20 is
-the whole test: so many ranks are killed, and half as many launchers get each signal.
+Where and when comes from a seed, LMHP_TEST_SEED or a new one each time; it is printed with a
+failure. LMHP_FAULTS=20 is the whole test: so many ranks are killed, and half as many launchers get
+each signal.
 """
+
 import os
 import random
 import re
@@ -11,10 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
-
 from launched import FAULTS, FOREVER, Launch, eventually, job, start_job
-from lm_human_preferences.utils import checkpoints
-from lm_human_preferences.utils.tf_bundle import Bundle
+
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
 
 pytestmark = pytest.mark.slow
 END = 10  # seconds in which everything has to end
@@ -23,13 +26,14 @@ KILLED = 'error: rank {}, process {}, was ended by SIGKILL: probably out of memo
 
 @pytest.fixture(autouse=True)
 def chance(request):
-    seed = os.environ.get('LMHP_TEST_SEED', str(random.randrange(10 ** 6)))
+    seed = os.environ.get('LMHP_TEST_SEED', str(random.randrange(10**6)))
     print(f'LMHP_TEST_SEED={seed}')
     return random.Random(f'{seed} {request.node.name}')
 
 
 def train_for_a_while(directory, chance):
-    """Two ranks that are somewhere between the first and the thirtieth step, or in the checkpoint after it."""
+    """Two ranks that are somewhere between the first and the thirtieth step, or in the checkpoint
+    after it."""
     launch = Launch(directory, '--mpi=2', *FOREVER)
     launch.reach(chance.randrange(1, 30))
     launch.assert_shared_memory_is_nameless()
@@ -56,7 +60,9 @@ def test_killed_rank(tmp_path, chance, attempt):
     process = launch.ranks()[rank]
     os.kill(process, signal.SIGKILL)
     assert_ended(launch, time.monotonic(), status=1)
-    assert launch.errors().splitlines()[-1] == KILLED.format(rank, process)  # after what mpiexec says
+    assert launch.errors().splitlines()[-1] == KILLED.format(
+        rank, process
+    )  # after what mpiexec says
     assert 'Traceback' not in launch.errors()
     assert_checkpoint_is_intact(launch)
 
@@ -67,7 +73,9 @@ def test_signal_to_the_launcher(tmp_path, chance, number, attempt):
     launch = train_for_a_while(tmp_path, chance)
     launch.process.send_signal(number)
     assert_ended(launch, time.monotonic(), status=128 + number)
-    assert re.fullmatch(f'({launch.saved_step()})?', launch.errors())  # unless the step took too long
+    assert re.fullmatch(
+        f'({launch.saved_step()})?', launch.errors()
+    )  # unless the step took too long
     assert_checkpoint_is_intact(launch)
 
 
@@ -113,7 +121,9 @@ def test_killed_launcher(waiting):
 
 
 def test_killed_mpiexec(waiting):
-    mpiexec, = Path(f'/proc/{waiting.process.pid}/task/{waiting.process.pid}/children').read_text().split()
+    (mpiexec,) = (
+        Path(f'/proc/{waiting.process.pid}/task/{waiting.process.pid}/children').read_text().split()
+    )
     os.kill(int(mpiexec), signal.SIGKILL)
     assert_ended(waiting, time.monotonic(), status=1)
     assert waiting.errors() == 'error: mpiexec was ended by SIGKILL: probably out of memory'
@@ -123,7 +133,9 @@ def test_killed_parent_of_the_ranks(waiting):
     """mpiexec and its ranks do not notice by themselves."""
     os.kill(parent_of(waiting.ranks()[0]), signal.SIGKILL)
     assert_ended(waiting, time.monotonic(), status=1)
-    assert re.search('^error: (mpiexec was ended by SIGKILL|rank . failed)', waiting.errors(), re.MULTILINE)
+    assert re.search(
+        '^error: (mpiexec was ended by SIGKILL|rank . failed)', waiting.errors(), re.MULTILINE
+    )
 
 
 def test_stopped_rank(waiting):
@@ -135,7 +147,10 @@ def test_stopped_rank(waiting):
 
 def test_out_of_memory(tmp_path):
     failed = job(tmp_path, 'run_out_of_memory')
-    assert failed.errors().splitlines()[-2:] == ['MemoryError', 'error: rank 1 failed, so all 2 were ended']
+    assert failed.errors().splitlines()[-2:] == [
+        'MemoryError',
+        'error: rank 1 failed, so all 2 were ended',
+    ]
 
 
 def test_error_of_all_ranks_is_shown_once(tmp_path):

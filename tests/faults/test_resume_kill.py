@@ -1,8 +1,10 @@
-"""kill -9 at random moments, again and again, and going on after each: the result is that of a run left alone.
+"""kill -9 at random moments, again and again, and going on after each: the result is that of a run
+left alone.
 
-LMHP_FAULTS is how many kills there are, with a fifth of that on two ranks: 50 is the whole test. Moments come from a
-seed, LMHP_TEST_SEED or a new one each time; it is printed with a failure.
+LMHP_FAULTS is how many kills there are, with a fifth of that on two ranks: 50 is the whole test.
+Moments come from a seed, LMHP_TEST_SEED or a new one each time; it is printed with a failure.
 """
+
 import contextlib
 import os
 import random
@@ -11,29 +13,42 @@ import signal
 import time
 
 import pytest
-
 from interrupted import RECORD_STEP_STATS, TRAIN_BATCH, assert_same, result_anywhere, run, start
 from launched import FAULTS, PATIENCE, Launch, eventually
-from lm_human_preferences.utils import checkpoints
+
+from lm_human_preferences.checkpointing import checkpoints
 
 pytestmark = pytest.mark.slow
 NEW = '--rewards.train_new_model'
-WORDS = ['--ppo.total_episodes=640', '--run.save_interval=2', f'{NEW}.run.save_interval=4']  # 32 steps, then 10
+WORDS = [
+    '--ppo.total_episodes=640',
+    '--run.save_interval=2',
+    f'{NEW}.run.save_interval=4',
+]  # 32 steps, then 10
 
 
 @pytest.fixture
 def chance():
-    seed = os.environ.get('LMHP_TEST_SEED', str(random.randrange(10 ** 6)))
+    seed = os.environ.get('LMHP_TEST_SEED', str(random.randrange(10**6)))
     print(f'LMHP_TEST_SEED={seed}')
     return random.Random(seed)
 
 
 def words(directory):
-    return ['train_policy', 'test', 'run', '--mpi=1', f'--save_dir={directory}', *WORDS, '--run.resume=on']
+    return [
+        'train_policy',
+        'test',
+        'run',
+        '--mpi=1',
+        f'--save_dir={directory}',
+        *WORDS,
+        '--run.resume=on',
+    ]
 
 
 def test_killed_at_random_moments(tmp_path, chance):
-    """A run is killed wherever it is, and what goes on as well, five times or until it is through."""
+    """A run is killed wherever it is, and what goes on as well, five times or until it is
+    through."""
     (tmp_path / 'alone').mkdir()
     began = time.monotonic()
     assert run(words(tmp_path / 'alone'), tmp_path / 'alone/out') == 0
@@ -49,40 +64,73 @@ def test_killed_at_random_moments(tmp_path, chance):
             if child.wait() == 0:
                 break
             kills += 1
-        assert run(words(directory), directory / 'out') == 0, (directory / 'out').read_text()[-2000:]
+        assert run(words(directory), directory / 'out') == 0, (directory / 'out').read_text()[
+            -2000:
+        ]
         assert_same(result_anywhere(directory), expected)
         runs += 1
     print(f'{kills} kills in {runs} runs')
 
 
-@pytest.mark.parametrize('moment, count, number', [
-    (TRAIN_BATCH, 2, signal.SIGTERM), (RECORD_STEP_STATS, 3, signal.SIGINT)], ids=['reward', 'policy'])
+@pytest.mark.parametrize(
+    'moment, count, number',
+    [(TRAIN_BATCH, 2, signal.SIGTERM), (RECORD_STEP_STATS, 3, signal.SIGINT)],
+    ids=['reward', 'policy'],
+)
 def test_asked_to_end(tmp_path, moment, count, number):
-    """The step is finished and saved, whatever the interval, and the run goes on from there as one left alone."""
+    """The step is finished and saved, whatever the interval, and the run goes on from there as one
+    left alone."""
+
     def argv(name):
         (tmp_path / name).mkdir(exist_ok=True)
-        return [*words(tmp_path / name), '--run.save_interval=1000', f'{NEW}.run.save_interval=1000']
+        return [
+            *words(tmp_path / name),
+            '--run.save_interval=1000',
+            f'{NEW}.run.save_interval=1000',
+        ]
+
     assert run(argv('alone'), tmp_path / 'alone/out') == 0
     output, asked = tmp_path / 'asked/out', argv('asked')
-    patient = {'lm_human_preferences.utils.keeper:STEP': PATIENCE}  # however busy the machine is
-    assert run(asked, output, kill_at=count, moments=[moment], number=number, patches=patient) == 130
+    patient = {
+        'lm_human_preferences.checkpointing.checkpointer:STEP': PATIENCE
+    }  # however busy the machine is
+    assert (
+        run(asked, output, kill_at=count, moments=[moment], number=number, patches=patient) == 130
+    )
     assert output.read_text().count('\nEnding: a step that is done within 5 s is saved') == 1
-    saved, = (tmp_path / 'asked').rglob('*.resume.json')
+    (saved,) = (tmp_path / 'asked').rglob('*.resume.json')
     done = output.read_text().count('[ppo_step')
     assert saved.name.startswith(f'model.ckpt-{done}.' if done else 'model.ckpt-')
-    assert run(asked, output) == 0 and f'Going on from {saved.parent}/model.ckpt-' in output.read_text()
-    more = re.compile(rf'policy/checkpoints/(checkpoint|{saved.name.split(".resume")[0]}\.\w+)')  # than alone
-    assert_same(*({key: value for key, value in result_anywhere(tmp_path / name).items()
-                   if not more.fullmatch(key if isinstance(key, str) else key[0])} for name in ('asked', 'alone')))
+    assert (
+        run(asked, output) == 0
+        and f'Going on from {saved.parent}/model.ckpt-' in output.read_text()
+    )
+    more = re.compile(
+        rf'policy/checkpoints/(checkpoint|{saved.name.split(".resume")[0]}\.\w+)'
+    )  # than alone
+    assert_same(
+        *(
+            {
+                key: value
+                for key, value in result_anywhere(tmp_path / name).items()
+                if not more.fullmatch(key if isinstance(key, str) else key[0])
+            }
+            for name in ('asked', 'alone')
+        )
+    )
 
 
 def test_two_ranks_asked_to_end(tmp_path):
-    asked = Launch(tmp_path, '--mpi=2', '--run.save_interval=1000', '--ppo.total_episodes=64_000_000')
+    asked = Launch(
+        tmp_path, '--mpi=2', '--run.save_interval=1000', '--ppo.total_episodes=64_000_000'
+    )
     asked.reach(3)
     asked.process.send_signal(signal.SIGINT)
     assert asked.wait() == 130
     assert re.fullmatch(asked.saved_step(), asked.errors())
-    assert asked.output().endswith('Ending: a step that is done within 5 s is saved; once more, and it ends at once\n')
+    assert asked.output().endswith(
+        'Ending: a step that is done within 5 s is saved; once more, and it ends at once\n'
+    )
     directory = asked.run / 'policy/checkpoints'
     prefix, state = checkpoints.newest(str(directory))
     assert state['trainer']['step'] >= 4 and len(state['random']) == 2
@@ -96,7 +144,8 @@ def begun(directory):
 
 
 def test_two_ranks_killed(tmp_path, chance):
-    """One rank of two, or the launcher, is killed; `./launch.py resume` knows how many ranks there were."""
+    """One rank of two, or the launcher, is killed; `./launch.py resume` knows how many ranks there
+    were."""
     alone = Launch(tmp_path / 'alone', '--mpi=2', *WORDS)
     assert alone.wait() == 0, alone.errors()
     expected = result_anywhere(tmp_path / 'alone')
@@ -111,8 +160,13 @@ def test_two_ranks_killed(tmp_path, chance):
             os.kill(victim, signal.SIGKILL)
         killed.wait()
         eventually(lambda killed=killed: not killed.processes(), 10)
-        if victim != killed.process.pid or not (killed.run / 'policy/checkpoints/model.ckpt-10.index').exists():
-            killed.assert_nothing_left(10)  # a launcher that dies after its ranks are done leaves their folder behind
+        if (
+            victim != killed.process.pid
+            or not (killed.run / 'policy/checkpoints/model.ckpt-10.index').exists()
+        ):
+            killed.assert_nothing_left(
+                10
+            )  # a launcher that dies after its ranks are done leaves their folder behind
         again = Launch(directory / 'again', command=('launch.py', 'resume', str(killed.run)))
         assert again.wait() == 0, again.errors()
         assert re.search('^2 ranks, averaging by', again.output(), re.MULTILINE)

@@ -1,0 +1,161 @@
+"""LevelDB tables as TensorFlow 1.13 keeps the index of a checkpoint in: sorted (key, value) pairs
+of bytes.
+
+The format is that of tensorflow/core/lib/io/{format,block,block_builder,table_builder}.cc. Nothing
+in a file is trusted: damage raises ValueError, and what reading can cost is bounded by MAX_SIZE.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from google_crc32c import value as crc32c
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_SIZE = (
+    1 << 23
+)  # bytes, of a file and of what its entries take; 1558M with its optimiser needs a fortieth
+TOO_LARGE = f'it takes more than {MAX_SIZE >> 20} MiB'
+MAGIC = bytes.fromhex('57fb808b247547db')
+FOOTER_SIZE = 48
+ENTRY_COST = 64  # what an entry takes of MAX_SIZE besides its key
+RESTART_INTERVAL = 16
+
+
+def masked_crc(data: bytes | bytearray | memoryview | np.ndarray) -> int:
+    """The CRC32C of a bytes-like object as TensorFlow stores it (lib/hash/crc32c.h)."""
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """(value, position after it) of the base-128 number at `position`."""
+    value = 0
+    for length, byte in enumerate(data[position : position + 10], start=1):
+        value |= (byte & 0x7F) << 7 * (length - 1)
+        if byte < 0x80:
+            return value, position + length
+    raise ValueError('damaged number')
+
+
+def varint(value: int) -> bytes:
+    """A number >= 0 in base 128."""
+    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + varint(value >> 7)
+
+
+class Table:
+    """The table whose file holds `data` (bytes)."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._budget = MAX_SIZE
+
+    def rows(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield its (key, value) pairs, once; raises ValueError where it is damaged."""
+        if len(self._data) > MAX_SIZE:
+            raise ValueError(TOO_LARGE)
+        if len(self._data) < FOOTER_SIZE or not self._data.endswith(MAGIC):
+            raise ValueError('it does not end as the index of a TensorFlow checkpoint')
+        footer = self._data[-FOOTER_SIZE:-8]
+        start = read_varint(footer, read_varint(footer, 0)[1])[
+            1
+        ]  # past the handle of the meta-index, which is empty
+        for _, handle in self._entries(footer[start:]):
+            yield from self._entries(handle)
+
+    def _block(self, handle: bytes) -> bytes:
+        """The contents of the block at `handle` (offset and size), which its kind of compression
+        and CRC follow."""
+        offset, position = read_varint(handle, 0)
+        end = offset + read_varint(handle, position)[0]
+        if end + 5 > len(self._data):
+            raise ValueError('a block is beyond the end')
+        self._budget -= end - offset
+        if (
+            masked_crc(self._data[offset : end + 1])
+            != struct.unpack_from('<I', self._data, end + 1)[0]
+        ):
+            raise ValueError('the checksum of a block does not match')
+        if self._data[end]:
+            raise ValueError(
+                'it is compressed, which is not supported; TensorFlow from 1.2 on writes none'
+                ' that is'
+            )
+        return self._data[offset:end]
+
+    def _entries(self, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) of the block at `handle`; of a key it holds what differs from the one
+        before."""
+        block = self._block(handle)
+        end = len(block) - 4 - 4 * int.from_bytes(block[-4:], 'little')
+        if end < 0:
+            raise ValueError('a block is too short')
+        position, key = 0, b''
+        while position < end:
+            shared, position = read_varint(block, position)
+            rest, position = read_varint(block, position)
+            size, position = read_varint(block, position)
+            if shared > len(key) or position + rest + size > end:
+                raise ValueError('an entry is damaged')
+            self._budget -= shared + rest + ENTRY_COST
+            if self._budget < 0:
+                raise ValueError(TOO_LARGE)
+            key = key[:shared] + block[position : position + rest]
+            position += rest + size
+            yield key, block[position - size : position]
+
+
+def _shared_length(first: bytes, second: bytes) -> int:
+    """How many bytes both begin with."""
+    for i, (a, b) in enumerate(zip(first, second)):
+        if a != b:
+            return i
+    return min(len(first), len(second))
+
+
+def encode_block(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The contents of a block of (key, value) `rows`; every RESTART_INTERVAL-th key is written in
+    full."""
+    entries, restarts, last = bytearray(), [0], b''
+    for i, (key, value) in enumerate(rows):
+        if i and i % RESTART_INTERVAL == 0:
+            restarts.append(len(entries))
+            last = b''
+        shared = _shared_length(key, last)
+        entries += (
+            varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
+        )
+        last = key
+    return bytes(entries) + struct.pack(f'<{len(restarts) + 1}I', *restarts, len(restarts))
+
+
+def successor(key: bytes) -> bytes:
+    """A short key not before `key`, the one TensorFlow takes (FindShortSuccessor)."""
+    for i, byte in enumerate(key):
+        if byte < 0xFF:
+            return key[:i] + bytes([byte + 1])
+    return key
+
+
+def encode_table(rows: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """The bytes of the table that TensorFlow 1.13 writes for a list of (key, value) `rows`, keys
+    ascending.
+
+    It would begin another block after 256 KiB, four times what 1558M with its optimiser takes; here
+    there is one only.
+    """
+    table = bytearray()
+
+    def write(block: bytes) -> bytes:
+        """Append a block, not compressed; returns its handle."""
+        handle = varint(len(table)) + varint(len(block))
+        table.extend(block + b'\0' + struct.pack('<I', masked_crc(block + b'\0')))
+        return handle
+
+    handle = write(encode_block(rows))
+    footer = write(encode_block([])) + write(encode_block([(successor(rows[-1][0]), handle)]))
+    return bytes(table) + footer.ljust(FOOTER_SIZE - 8, b'\0') + MAGIC

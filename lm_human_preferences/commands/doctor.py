@@ -1,0 +1,204 @@
+"""What a run needs and whether it is here: `./launch.py doctor`, a line for each, with the fix of
+what is wrong.
+
+A check returns what is well, and raises UserError with what is wrong.
+"""
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from lm_human_preferences import storage
+from lm_human_preferences.distributed import ranks
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.train_reward import ENGINES
+from lm_human_preferences.training import memory
+
+PACKAGES = (
+    'blobfile',
+    'filelock',
+    'ftfy',
+    'google_crc32c',
+    'matplotlib',
+    'mpi4py',
+    'numpy',
+    'safetensors',
+    'tensorboard',
+    'tiktoken',
+    'torch',
+    'tqdm',
+    'transformers',
+    'urllib3',
+)
+OLDEST_PYTHON, NEWEST_PYTHON = (
+    (3, 11),
+    (3, 14),
+)  # those that Pipfile.lock has wheels for; so in tools/, too
+SAVES = Path('/tmp/save')  # where runs are kept by default
+LEAST_DISK, LEAST_MEMORY = (
+    10,
+    6,
+)  # GiB that a 124M run takes, with two checkpoints and micro-batches of 8
+PATIENCE = 180  # seconds for a training step, most of which go into starting
+STEP = [
+    'train_policy',
+    'test',
+    'doctor',
+    '--save_dir=None',
+    '--run.console=original',
+    '--ppo.total_episodes=64',
+    '--rewards.train_new_model=off',
+    '--rewards.trained_model=test',
+]
+
+
+def _python() -> str:
+    if not OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
+        oldest, newest = ('.'.join(map(str, version)) for version in (OLDEST_PYTHON, NEWEST_PYTHON))
+        raise UserError(
+            f'{sys.version} is not supported; {oldest} to {newest} are: '
+            f'`PYTHON=python{newest} sh tools/setup.sh`'
+        )
+    return sys.version
+
+
+def _packages() -> str:
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f'{", ".join(missing)} missing: `sh tools/setup.sh` installs all; then start by `pipenv'
+            ' run`'
+        )
+    import torch
+
+    return (
+        f'all there, with torch {torch.__version__} and transformers'
+        f' {importlib.metadata.version("transformers")}'
+    )
+
+
+def _devices() -> str:
+    import torch
+
+    if count := torch.cuda.device_count():
+        return f'{count} GPU(s): ' + '; '.join(
+            f'{torch.cuda.get_device_name(i)}, {torch.cuda.mem_get_info(i)[0] >> 30} GiB free'
+            for i in range(count)
+        )
+    if shutil.which('nvidia-smi'):
+        raise UserError(
+            f'torch {torch.__version__} sees no GPU, though there is a driver: see `nvidia-smi` and'
+            ' CUDA_VISIBLE_DEVICES, or install a torch for its CUDA'
+        )
+    return (
+        f'no GPU, {len(os.sched_getaffinity(0))} processors, of which torch takes'
+        f' {torch.get_num_threads()}'
+    )
+
+
+def _room() -> str:
+    available = memory.on_host() >> 30
+    place = next(path for path in (SAVES, *SAVES.parents) if path.exists())
+    disk = shutil.disk_usage(place).free >> 30
+    found = f'{available} GiB of memory available, {disk} GiB free at {place}'
+    if available < LEAST_MEMORY or disk < LEAST_DISK:
+        raise UserError(
+            f'{found}, but GPT-2 124M needs {LEAST_MEMORY} and {LEAST_DISK}: make room, or see'
+            ' --save_dir'
+        )
+    return found
+
+
+def _cache() -> str:
+    folder = storage.cache_root()
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return f'{folder} is writable, {shutil.disk_usage(folder).free >> 30} GiB free'
+    except OSError as e:
+        raise UserError(
+            f'{folder} cannot keep downloads ({e.strerror}): name another folder by LMHP_CACHE'
+        ) from e
+
+
+def _store() -> str:
+    if os.environ.get('LMHP_OFFLINE') == '1':
+        return 'not asked, as LMHP_OFFLINE=1: only what is in the cache can be used'
+    storage.reach('gs://gpt-2/models/124M/hparams.json')
+    return 'labels and models can be downloaded'
+
+
+def _mpi() -> str:
+    path, is_open_mpi = ranks.find_mpiexec()
+    horovod = (
+        'Horovod'
+        if importlib.util.find_spec('horovod')
+        else 'no Horovod, which `sh tools/horovod.sh` compiles'
+    )
+    return f'{path} of {"Open MPI" if is_open_mpi else "MPICH"}, with {horovod}'
+
+
+def step(*options: str) -> str:
+    """A check: a step of the experiment `test` with `options`; several ranks that would share a GPU
+    do without it."""
+    import torch
+
+    gpus = {'CUDA_VISIBLE_DEVICES': ''} if torch.cuda.device_count() == 1 and options else {}
+    command = [
+        sys.executable,
+        Path(__file__).parents[2] / 'launch.py',
+        *STEP,
+        *(options or ['--mpi=1']),
+    ]
+    try:
+        done = subprocess.run(
+            command, env=os.environ | gpus, capture_output=True, text=True, timeout=PATIENCE
+        )
+    except subprocess.TimeoutExpired as e:
+        raise UserError(
+            f'not done after {PATIENCE} s; see what {" ".join(map(str, command))} prints'
+        ) from e
+    if done.returncode:
+        raise UserError(
+            (done.stderr.strip() or f'ended with status {done.returncode}').splitlines()[-1]
+        )
+    found = re.search('step_time=.*', done.stdout)
+    assert found is not None, 'the step printed no step_time'
+    return f'done, {found[0]}'
+
+
+def doctor() -> None:
+    """Print what every check finds; SystemExit 1 where not even one rank could train."""
+    checks = {
+        'Python': _python,
+        'packages': _packages,
+        'devices': _devices,
+        'room': _room,
+        'cache': _cache,
+        'store': _store,
+        'MPI': _mpi,
+        'one rank': step,
+    }
+    for engine in ENGINES[1:]:
+        if engine != 'horovod' or importlib.util.find_spec('horovod'):
+            checks[f'two by {engine}'] = functools.partial(
+                step, '--mpi=2', f'--run.allreduce={engine}'
+            )
+    broken = set()
+    for name, check in checks.items():
+        try:
+            print(f'ok       {name}: {check()}', flush=True)
+        except Exception as e:  # whatever stops a check is what the user came to hear
+            text = str(e) if isinstance(e, UserError) else f'{type(e).__name__}: {e}'
+            print(f'problem  {name}: {" ".join(text.splitlines())}', flush=True)
+            broken.add(name)
+    print(f'{len(broken)} problem(s)' if broken else 'All is well.')
+    if broken & {'packages', 'one rank'}:
+        sys.exit(1)

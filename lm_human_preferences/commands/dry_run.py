@@ -1,0 +1,178 @@
+"""What `--dry_run` does: every check of a training that needs neither work nor the network, and
+what would start."""
+
+from dataclasses import replace
+
+from lm_human_preferences import lm_tasks, rewards, storage, train_policy, train_reward
+from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.model import HParams as Sizes
+from lm_human_preferences.hparams.task import TaskHParams
+from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.language import datasets, encodings, trained_models
+from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.runs import run_dir
+from lm_human_preferences.synthetic import known_reward, language_model
+from lm_human_preferences.training import memory, precision
+from lm_human_preferences.utils.core import default_device
+
+FETCHED_DATASETS = ('books', 'cnndm', 'tldr')  # downloaded when they are first used
+
+
+class DryRun:
+    """The checks of one training. unchecked: what would have to be fetched first, in words."""
+
+    def __init__(self, hparams: train_policy.HParams | train_reward.HParams, ranks: int) -> None:
+        self.hparams = hparams
+        self.ranks = ranks
+        self.device = default_device()
+        self.unchecked: list[str] = []
+        self.plans: list[memory.Training] = []
+        self.new_model: train_reward.HParams | None
+        if isinstance(hparams, train_policy.HParams):
+            self.new_model = hparams.rewards.train_new_model
+        else:
+            self.new_model = hparams
+
+    def check(self, overwrite: bool) -> None:
+        """UserError where the training could not start; overwrite: whether it may delete the run
+        that is there."""
+        run = self.hparams.run
+        self.hparams.check_ranks(self.ranks)
+        precision.check(run.precision, self.device)
+        if run.save_dir is not None and storage.is_remote(run.save_dir):
+            self.unchecked.append(f'--save_dir {run.save_dir}')
+        else:
+            run_dir.check_directory(run.directory)
+            if run.directory is not None and not overwrite and not run.resume:
+                run_dir.refuse_existing(self.hparams)
+        model = self._find_model()
+        if model is not None:
+            self._check_task(*model)
+            self._check_memory(model[0])
+        encoding = model[1] if model is not None else None
+        self._check_dataset(self.hparams.task, encoding)
+        if self.new_model is not None:
+            self._check_labels(self.new_model, encoding)
+        else:
+            assert isinstance(self.hparams, train_policy.HParams)
+            assert self.hparams.rewards.trained_model is not None
+            self._check_trained_model(self.hparams.rewards.trained_model, encoding)
+
+    def _find_model(self) -> tuple[Sizes, Encoding] | None:
+        """Sizes and encoding of the initial model; None where they would have to be fetched."""
+        name = self.hparams.task.policy.initial_model
+        if name == 'reviews':
+            return Sizes(**language_model.SIZES), encodings.Reviews
+        if name in trained_models.RELEASED and not storage.exists(name):
+            return Sizes(**trained_models.RELEASED[name]), encodings.Main
+        if storage.is_remote(name):
+            self.unchecked.append(f'--task.policy.initial_model {name}')
+            return None
+        trained_model = trained_models.TrainedModel(name)
+        return trained_model.hparams(), trained_model.encoding
+
+    def _check_task(self, sizes: Sizes, encoding: Encoding) -> None:
+        if not _has_encoder(encoding):
+            self.unchecked.append("GPT-2's encoding, by which lengths are checked")
+            return
+        lm_tasks.check_task(self.hparams.task, encoding, sizes.n_ctx)
+
+    def _check_memory(self, sizes: Sizes) -> None:
+        if self.new_model is not None:
+            is_whole_run = self.new_model is self.hparams
+            prefix = '--' if is_whole_run else '--rewards.train_new_model.'
+            self.plans.append(train_reward.work(self.new_model, sizes, self.ranks, prefix))
+        if self.new_model is not self.hparams:
+            assert isinstance(self.hparams, train_policy.HParams)
+            self.plans.append(train_policy.work(self.hparams, sizes, self.ranks))
+        for plan in self.plans:
+            memory.check_rows(plan, self._free_memory())
+
+    def _free_memory(self) -> int:
+        """Bytes that each rank may take."""
+        if self.device.type == 'cuda':
+            return memory.free_on(self.device, comms.SingleProcess())
+        return memory.on_host() // self.ranks
+
+    def _check_dataset(self, task: TaskHParams, encoding: Encoding | None) -> None:
+        name = task.query_dataset
+        if name in FETCHED_DATASETS or (storage.is_remote(name) and not storage.is_here(name)):
+            self.unchecked.append(f'--task.query_dataset {name}')
+            return
+        datasets.get_dataset(name)
+        if encoding is not None and _has_encoder(encoding):
+            sampler = lm_tasks.make_query_sampler(
+                hparams=task, encoder=encoding.get_encoder(), batch_size=1
+            )
+            sampler()
+
+    def _check_labels(self, hparams: train_reward.HParams, encoding: Encoding | None) -> None:
+        source = hparams.labels.source
+        label_files.schemas_of(hparams)
+        if source == 'mock':
+            self._check_known_reward(encoding)
+            if hparams.labels.num_train is None:
+                raise UserError(
+                    '--labels.source mock answers as many queries as it is asked: give'
+                    ' --labels.num_train'
+                )
+        elif not storage.is_here(source) and storage.is_remote(source):
+            self.unchecked.append(f'--labels.source {source}')
+        elif encoding is not None and _has_encoder(encoding):
+            label_files.load_labels(hparams, encoding)
+
+    def _check_known_reward(self, encoding: Encoding | None) -> None:
+        if encoding is not None:
+            known_reward.check_encoding(encoding)
+
+    def _check_trained_model(self, name: str, encoding: Encoding | None) -> None:
+        if name == 'mock':
+            self._check_known_reward(encoding)
+        elif storage.is_remote(name) or not storage.exists(name):
+            self.unchecked.append(f'--rewards.trained_model {name}')  # it may be in training still
+        elif name != 'test':
+            rewards.reward_model_dir(name)
+
+    def lines(self) -> list[str]:
+        """What would start, for the user."""
+        run = self.hparams.run
+        device = 'GPU' if self.device.type == 'cuda' else 'CPU'
+        lines = [f'would start 1 rank on a {device}, {run.precision}']
+        if self.ranks > 1:
+            engine = comms.expected_engine(run.allreduce)
+            lines = [
+                f'would start {self.ranks} ranks on {device}s, {run.precision}, averaging gradients'
+                f' by {engine}'
+            ]
+        lines.append(f'would write to {run.save_dir}' if run.save_dir else 'would save nothing')
+        if self.plans:
+            free = self._free_memory()
+            plans = [
+                replace(plan, ranks=self.ranks, fused=self.device.type == 'cuda')
+                for plan in self.plans
+            ]
+            peak = max(plan.peak() for plan in plans)
+            lines.append(
+                f'memory expected: {peak / 1e9:.2f} GB for each rank, which has {free / 1e9:.1f} GB'
+            )
+            warnings = [memory.warning(plan, free) for plan in plans]
+            lines += [warning for warning in warnings if warning]
+        if self.unchecked:
+            lines.append(f'not checked, as it is not on this machine: {", ".join(self.unchecked)}')
+        return lines
+
+
+def _has_encoder(encoding: Encoding) -> bool:
+    """Whether texts can be encoded without fetching anything."""
+    return encoding is not encodings.Main or storage.is_here(encoding.path('encoder.json'))
+
+
+def dry_run(
+    hparams: train_policy.HParams | train_reward.HParams, ranks: int, overwrite: bool
+) -> list[str]:
+    """Check a training that would start with `ranks` ranks; returns lines for the user, UserError
+    if it could not."""
+    found = DryRun(hparams, ranks)
+    found.check(overwrite)
+    return found.lines()

@@ -1,0 +1,67 @@
+"""Writing a trained model as a Hugging Face directory (safetensors), for other tools."""
+
+import os
+import shutil
+
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.language import trained_models
+
+TOKENIZER_FILES = {
+    'encoder.json': 'vocab.json',
+    'vocab.bpe': 'merges.txt',
+}  # the release's name: Hugging Face's
+
+
+def export(model_dir: str, output_dir: str) -> None:
+    """Save the language model in `model_dir` (a run, a model directory or a released name) to
+    `output_dir`.
+
+    The scalar heads stay behind: transformers has no place for them.
+    """
+    if os.path.exists(output_dir) and not (
+        os.path.isdir(output_dir) and not os.listdir(output_dir)
+    ):
+        raise UserError(f'{output_dir} is not empty: give a new directory')
+    _refuse_reward_run(model_dir)
+    trained_model = trained_models.TrainedModel(model_dir)
+    sizes = {
+        theirs: getattr(trained_model.hparams(), ours)
+        for ours, (theirs, _) in trained_models.HUGGING_FACE_SIZES.items()
+    }
+    network = GPT2LMHeadModel(
+        GPT2Config(
+            **sizes,
+            activation_function='gelu_pytorch_tanh',
+            layer_norm_epsilon=1e-5,
+            embd_pdrop=0,
+            attn_pdrop=0,
+            resid_pdrop=0,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+    network.transformer.load_state_dict(trained_model.build(scope='model').transformer.state_dict())
+    network.save_pretrained(output_dir)
+    encoding = trained_model.encoding
+    if encoding.name == 'main':
+        for ours, theirs in TOKENIZER_FILES.items():
+            shutil.copyfile(
+                storage.local_copy(encoding.path(ours)), os.path.join(output_dir, theirs)
+            )
+    print(f'Saved {model_dir} to {output_dir}')
+
+
+def _refuse_reward_run(model_dir: str) -> None:
+    """UserError where `model_dir`, path or URL, is a run of train_reward, which has no policy."""
+    reward_model, policy = (
+        storage.join(model_dir, name, 'hparams.json') for name in ('reward_model', 'policy')
+    )
+    if storage.exists(reward_model) and not storage.exists(policy):
+        raise UserError(
+            f'{model_dir} holds a reward model and no policy: a Hugging Face language model has no'
+            ' place for the score. Give a run of train_policy, or the directory or name of a'
+            ' language model'
+        )

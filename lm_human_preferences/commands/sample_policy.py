@@ -1,0 +1,335 @@
+"""Printing samples of a trained policy (the original's sample.py)."""
+
+import contextlib
+import io
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from lm_human_preferences import lm_tasks, rewards, storage
+from lm_human_preferences.commands.sample_file import SampleFile
+from lm_human_preferences.datasets.books import read_jsonl
+from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.task import TaskHParams
+from lm_human_preferences.hparams.train_policy import HParams
+from lm_human_preferences.language import trained_models
+from lm_human_preferences.language.encodings import Encoder, Encoding
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.synthetic.known_reward import MockRewardModel
+from lm_human_preferences.training import precision as precisions
+from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils.core import default_device, set_seed
+
+SHOWN = 60  # characters of a prompt in an error message
+
+
+def load_run_hparams(save_dir: str) -> HParams:
+    """The hyperparameters of the run that wrote `save_dir`, local or remote."""
+    hparams = HParams()
+    try:
+        hparams.override_from_json_file(storage.join(save_dir, 'train_policy_hparams.json'))
+    except storage.NotFound as e:
+        raise UserError(
+            f'--save_dir {save_dir} is no run of train_policy: it has no train_policy_hparams.json'
+        ) from e
+    return hparams
+
+
+def sample_policy(
+    save_dir: str,
+    savescope: str = 'policy',
+    temperature: float | None = None,
+    seed: int | None = None,
+    batch_size: int = 4,
+    nsamples: int = 0,
+    precision: str = 'fp32',
+    prompt: Sequence[str] = (),
+    queries: str | None = None,
+    per_query: int = 1,
+    output: str | None = None,
+    console: str = 'summary',
+    comm: comms.SingleProcess | None = None,
+) -> None:
+    """Print `nsamples` (over all ranks) queries, each with a response of the policy.
+
+    save_dir: a run directory. savescope: the model in its checkpoints to sample from, 'policy' or
+    'ref_policy'. temperature: None for the task's own. nsamples: 0 for all of the queries given, or
+    without end where none are. precision: see training.precision.prepare. prompt, queries: texts,
+    and a .jsonl file of texts, to respond to; without them, the test part of the run's data set.
+    per_query: responses to each. output: file that gets each sample and what `Judge` says of it,
+    one JSON object a line. console: 'summary' prints samples alone on standard output, and notes on
+    standard error; 'original' prints what the original did.
+    """
+    comm = comm or comms.world()
+    file = SampleFile(output if comm.rank == 0 else None)
+    is_original = console == 'original'
+    stdout = sys.stdout
+    with contextlib.redirect_stdout(stdout if is_original else sys.stderr):
+        hparams = load_run_hparams(save_dir)
+        trained_model = trained_models.TrainedModel(
+            'sample', storage.join(save_dir, 'policy'), savescope
+        )
+        if is_original:
+            print('hparams', hparams)
+            hyperparams.dump(trained_model.hparams(), name='model_hparams')
+        task, encoder = hparams.task, trained_model.encoding.get_encoder()
+        precisions.prepare(precision, default_device())
+        lm_tasks.check_lengths(task, encoder, trained_model.hparams().n_ctx)
+        scopes = _checked_scopes(trained_model)
+        given = given_queries(prompt, queries, task, encoder)
+
+        judge = Judge(save_dir, hparams, scopes) if output is not None else None
+        set_seed(seed, comm.rank)
+        if temperature is None:
+            temperature = task.policy.temperature
+        with contextlib.nullcontext() if is_original else warnings_only():
+            policy = _policy(trained_model, task, temperature)
+        rounds = _rounds(given, hparams, encoder, per_query, batch_size, comm)
+
+        samples = samples_of(rounds, policy, task, judge, comm)
+        for sample in itertools.islice(samples, nsamples or None):
+            file.write(sample)
+            texts = [encoder.decode(sample[name]) for name in ('query_tokens', 'response_tokens')]
+            lines = ['=' * 80, *(text.replace('\n', '⏎') for text in texts)]
+            print(*lines, sep='\n', file=stdout, flush=True)
+    if file.count:
+        print(f'Saved {file.count} samples in {output}', file=sys.stderr)
+
+
+def _rounds(
+    given: torch.Tensor | None,
+    hparams: HParams,
+    encoder: Encoder,
+    per_query: int,
+    batch_size: int,
+    comm: comms.SingleProcess,
+) -> Iterator[torch.Tensor]:
+    """This rank's queries: those given, or else those of the run's data set, see endless_rounds."""
+    if given is not None:
+        return rounds_of(given, per_query, batch_size, comm)
+    sampler = lm_tasks.make_query_sampler(
+        hparams=hparams.task,
+        encoder=encoder,
+        comm=comm,
+        batch_size=batch_size,
+        mode='test',
+        labels=rewards.label_source(hparams),
+    )
+    return endless_rounds(sampler, per_query, batch_size, comm)
+
+
+def _policy(
+    trained_model: trained_models.TrainedModel, task: TaskHParams, temperature: float
+) -> Policy:
+    formatter = lm_tasks.query_formatter(task, trained_model.encoding.get_encoder())
+    scope = trained_model.scope
+    assert scope is not None
+    return Policy(trained_model, scope=scope, embed_queries=formatter, temperature=temperature)
+
+
+def _checked_scopes(trained_model: trained_models.TrainedModel) -> list[str]:
+    """The scopes of the models in a checkpoint; UserError if the one to sample from is missing."""
+    with contextlib.redirect_stdout(io.StringIO()):  # warnings come again as the model is built
+        scopes = trained_model.scopes()
+    if scopes and trained_model.scope not in scopes:
+        raise UserError(
+            f'--savescope {trained_model.scope}: the checkpoint in {trained_model.savedir} has '
+            f'{" and ".join(scopes)}'
+        )
+    return scopes
+
+
+@contextlib.contextmanager
+def warnings_only() -> Iterator[None]:
+    """Pass on warnings, and nothing else, that are printed in the block to standard output.
+
+    Loading a model prints a line for each variable.
+    """
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        for line in printed.getvalue().splitlines():
+            if line.startswith('WARNING'):
+                print(line, file=sys.stderr)
+
+
+def given_queries(
+    prompts: Sequence[str], path: str | None, task: TaskHParams, encoder: Encoder
+) -> torch.Tensor | None:
+    """The texts `prompts` and those in the .jsonl file `path` as queries (queries, query_length).
+
+    None where neither is given. UserError for a text that is too long, empty or cannot be encoded.
+    """
+    named = [(f'--prompt {_shortened(text)}', text) for text in prompts]
+    if path is not None:
+        try:
+            texts = read_jsonl(path)
+        except UserError as e:
+            raise UserError(f'--queries {e}') from e
+        named += [
+            (f'--queries {path}, line {number}', text) for number, text in enumerate(texts, start=1)
+        ]
+    if not named:
+        return None
+    return torch.tensor([_encoded(name, text, task, encoder) for name, text in named])
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else f'{text[:SHOWN]}...')
+
+
+def _encoded(name: str, text: str, task: TaskHParams, encoder: Encoder) -> list[int]:
+    """The tokens of a query, padded to `query_length`; `name` says in errors which one it is."""
+    try:
+        tokens = encoder.encode(text)
+    except UnicodeEncodeError as e:  # JSON can hold half a character
+        raise UserError(f'{name} is no text: {e.reason}') from e
+    except UserError as e:
+        raise UserError(f'{name}: {e}') from e
+    if len(tokens) > task.query_length:
+        raise UserError(
+            f'{name} has {len(tokens)} tokens, but the queries of this run have at most '
+            f'{task.query_length} (its --task.query_length): shorten it'
+        )
+    if not tokens and not task.query_prefix and not task.query_suffix:
+        raise UserError(f'{name} is empty: the model needs at least one token to continue')
+    return tokens + [encoder.padding_token] * (task.query_length - len(tokens))
+
+
+def rounds_of(
+    queries: torch.Tensor, per_query: int, batch_size: int, comm: comms.SingleProcess
+) -> Iterator[torch.Tensor]:
+    """This rank's share of `queries (queries, query_length)`, at most `batch_size` rows at a time.
+
+    Each query comes `per_query` times. Of n ranks, rank r takes every n-th row from the r-th on.
+    All ranks have the same number of rounds; in the last one, some may have fewer rows, or none.
+    """
+    for part in queries.repeat_interleave(per_query, 0).split(batch_size * comm.size):
+        yield part[comm.rank :: comm.size]
+
+
+def endless_rounds(
+    query_sampler: Callable[[], dict[str, torch.Tensor]],
+    per_query: int,
+    batch_size: int,
+    comm: comms.SingleProcess,
+) -> Iterator[torch.Tensor]:
+    """The same of queries without end: (batch_size, query_length) each.
+
+    query_sampler: gives the next queries of this rank, see lm_tasks.make_query_sampler.
+    """
+    rows = batch_size * comm.size
+    waiting: list[torch.Tensor] = []
+    while True:
+        while len(waiting) < rows:
+            shares = comm.gather(query_sampler()['tokens'])
+            queries = [query for in_turn in zip(*shares, strict=True) for query in in_turn]
+            waiting += [query for query in queries for _ in range(per_query)]
+        yield torch.stack(waiting[:rows][comm.rank :: comm.size])
+        waiting = waiting[rows:]
+
+
+def samples_of(
+    rounds: Iterator[torch.Tensor],
+    policy: Policy,
+    task: TaskHParams,
+    judge: 'Judge | None',
+    comm: comms.SingleProcess,
+) -> Iterator[dict[str, Any]]:
+    """The samples of all ranks, on every rank, in the order of their queries.
+
+    rounds: the queries of this rank (rows, query_length), see rounds_of. Each sample is a dict of
+    query_tokens and response_tokens, with `judge` also of query, response, score and kl.
+    """
+    for queries in rounds:
+        own = _answered(queries, policy, task, judge) if len(queries) else []
+        for in_turn in itertools.zip_longest(*comm.gather(own)):
+            yield from filter(None, in_turn)
+
+
+def _answered(
+    queries: torch.Tensor, policy: Policy, task: TaskHParams, judge: 'Judge | None'
+) -> list[dict[str, Any]]:
+    drawn = policy.respond(queries, length=task.response_length)
+    columns = {'query_tokens': queries.tolist(), 'response_tokens': drawn['responses'].tolist()}
+    if judge is not None:
+        columns = {**_texts(columns, policy), **columns, **judge(queries, drawn)}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _texts(columns: dict[str, list[list[int]]], policy: Policy) -> dict[str, list[str]]:
+    """The texts of tokens {'query_tokens': ...}, as {'query': ...}; padding is left out."""
+    return {
+        name.removesuffix('_tokens'): [
+            policy.encoder.decode([token for token in tokens if token != policy.padding_token])
+            for tokens in rows
+        ]
+        for name, rows in columns.items()
+    }
+
+
+class Judge:
+    """The score of samples by the run's reward model, and their KL from its initial model.
+
+    The score is the task's: a response is cut after the truncate token, and gets the penalty where
+    it has none. The KL of a sample is log pi - log rho, summed over its response, in nats. pi is
+    the model sampled from, at the temperature of the sampling; rho is the initial model at the
+    task's temperature, as in training. The mean over samples estimates the KL divergence of the
+    two. Without a reward model or an initial model the score or the KL is None, and a note says so.
+    """
+
+    def __init__(self, save_dir: str, hparams: HParams, scopes: Sequence[str]) -> None:
+        """scopes: of the models in the policy's checkpoint."""
+        policy_dir = storage.join(save_dir, 'policy')
+        model = trained_models.TrainedModel('judge', policy_dir, 'ref_policy')
+        self.reference = self.score_fn = None
+        with warnings_only():
+            if 'ref_policy' in scopes:
+                self.reference = _policy(model, hparams.task, hparams.task.policy.temperature)
+            else:
+                print(f'note: {policy_dir} has no ref_policy, so kl is null', file=sys.stderr)
+            places = [rewards.reward_model_of(save_dir, hparams), policy_dir]
+            reward_model = self._reward_model(places, model.encoding)
+            if reward_model is not None:
+                self.score_fn = rewards.make_score_fn(hparams.task, reward_model)
+
+    def _reward_model(
+        self, places: Sequence[str], encoding: Encoding
+    ) -> MockRewardModel | rewards.TrainedRewardModel | None:
+        """The first one that can be loaded; None, and a note, where there is none."""
+        errors = []
+        for place in places:
+            try:
+                return rewards.get_reward_model(place, encoding)
+            except UserError as e:
+                errors.append(e)
+        print(f'note: no reward model to be had, so score is null: {errors[0]}', file=sys.stderr)
+        return None
+
+    def __call__(
+        self, queries: torch.Tensor, drawn: dict[str, torch.Tensor]
+    ) -> dict[str, list[float | None]]:
+        """The score and the KL of each sample, as columns.
+
+        queries (rows, query_length); drawn: what Policy.respond returned for them.
+        """
+        responses = drawn['responses']
+        scores = kls = torch.full([len(queries)], math.nan)
+        if self.score_fn is not None:
+            scores = self.score_fn(queries.to(responses.device), responses)[0]
+        if self.reference is not None:
+            ref_logprobs = self.reference.analyze_responses(queries, responses)['logprobs']
+            kls = (drawn['logprobs'].double() - ref_logprobs.double()).sum(1)
+        return {'score': _numbers(scores), 'kl': _numbers(kls)}
+
+
+def _numbers(values: torch.Tensor) -> list[float | None]:
+    """As JSON has them: None for what is not a finite number."""
+    return [value if math.isfinite(value) else None for value in values.tolist()]

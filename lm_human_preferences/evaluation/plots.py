@@ -1,0 +1,147 @@
+"""What all our pictures share: size, colours that everybody can tell apart, the frontier, a file
+written whole."""
+
+from __future__ import annotations
+
+import bisect
+import io
+import math
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lm_human_preferences import storage
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's, without the yellow.
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = (
+    '#0072B2',
+    '#D55E00',
+    '#009E73',
+    '#CC79A7',
+    '#E69F00',
+    '#56B4E9',
+)
+INK, GREY = '#222222', '#888888'
+
+
+def panels(count: int = 1, *, width: float = 6.4, height: float = 4.4) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` empty panels side by side, each so many inches large: (figure, list of
+    axes)."""
+    from matplotlib.figure import Figure  # takes a while, and needs no display
+
+    figure = Figure(figsize=(width * count, height), layout='constrained')
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def label(axes: Axes, *, title: str, x: str, y: str) -> None:
+    """Title and axis labels; a quiet grid, no frame."""
+    axes.set_title(title, loc='left', color=INK, fontsize=12, fontweight='bold')
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
+    axes.grid(color='#E5E5E5', linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[['top', 'right']].set_visible(False)
+    axes.spines[['left', 'bottom']].set_color(GREY)
+    axes.tick_params(colors=GREY, labelcolor=INK)
+
+
+def draw_frontier(
+    axes: Axes,
+    kls: Sequence[float],
+    rewards: Sequence[float],
+    errors: Sequence[float] | None = None,
+    *,
+    label: str = 'optimum',
+    up_to: float = math.inf,
+) -> None:
+    """The highest reward at each KL as a line up to the KL `up_to`.
+
+    kls, rewards and errors, of which a band is drawn, are lists. Where they end before `up_to`,
+    a dotted line goes on at the last reward: more KL never means less.
+    """
+    end = min(up_to, kls[-1])
+    count = bisect.bisect_left(kls, end)
+    shown = [*kls[:count], end]
+
+    def ending(values: Sequence[float]) -> list[float]:
+        return [*values[:count], np.interp(end, kls, values)]
+
+    best = ending(rewards)
+    if errors is not None:
+        low, high = ([r + sign * e for r, e in zip(best, ending(errors))] for sign in (-1, 1))
+        axes.fill_between(shown, low, high, color=INK, alpha=0.12, linewidth=0, zorder=1)
+    axes.plot(shown, best, color=INK, linewidth=1.8, label=label, zorder=2)
+    if end < up_to < math.inf:
+        axes.plot(
+            [end, up_to],
+            [best[-1]] * 2,
+            color=INK,
+            linewidth=1.8,
+            linestyle=':',
+            zorder=2,
+            label=f'{label}, or above',
+        )
+
+
+def draw_points(
+    axes: Axes,
+    kls: Sequence[float],
+    rewards: Sequence[float],
+    *,
+    marker: str,
+    colour: str,
+    label: str,
+    errors: Sequence[Sequence[float] | None] = (None, None),
+    texts: Iterable[str] = (),
+) -> None:
+    """Policies of one kind as marks at `kls` and `rewards`, lists.
+
+    errors: standard errors of both, lists, or None where there are none. texts: one below each.
+    """
+    axes.errorbar(
+        kls,
+        rewards,
+        xerr=errors[0],
+        yerr=errors[1],
+        linestyle='none',
+        marker=marker,
+        color=colour,
+        markersize=13 if marker == '*' else 7,
+        markeredgecolor=INK,
+        markeredgewidth=0.6,
+        elinewidth=1.2,
+        ecolor=INK,
+        capsize=3,
+        label=label,
+        zorder=4 if marker == '*' else 3,
+    )
+    for kl, reward, text in zip(kls, rewards, texts):
+        axes.annotate(
+            text,
+            (kl, reward),
+            xytext=(6, -12),
+            textcoords='offset points',
+            color=INK,
+            fontsize=9,
+            zorder=4,
+        )
+
+
+def legend(axes: Axes, **settings: Any) -> None:
+    """A legend without a frame; settings: those of matplotlib's `Axes.legend`."""
+    axes.legend(frameon=False, labelcolor=INK, **settings)
+
+
+def save(figure: Figure, path: str) -> None:
+    """Write `figure` to `path` as PNG; all of it appears, or nothing."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format='png', dpi=150)
+    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+    with storage.replacing(path) as (file,):
+        file.write(buffer.getvalue())

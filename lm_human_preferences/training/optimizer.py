@@ -1,0 +1,107 @@
+"""Adam as TensorFlow does it, with its slots under TensorFlow's names (the original's
+utils.core.minimize)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.optim.adam import adam
+
+from lm_human_preferences.training import precision
+from lm_human_preferences.utils.core import adam_epsilon
+
+if TYPE_CHECKING:
+    from lm_human_preferences.distributed.comm import Comm
+
+BETAS = (0.9, 0.999)
+
+
+class Adam:
+    """Minimises a loss over parameters {TensorFlow variable name: Parameter}; gradients are
+    averaged over ranks."""
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, comm: Comm) -> None:
+        self.parameters = parameters
+        self.steps = 0
+        self.gradients = comm.average_gradients(parameters.values())
+        # of each parameter: its count of updates, first and second moment
+        self.state: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+
+    def minimize(self, loss: torch.Tensor, lr: float) -> None:
+        """One update against the gradient of the scalar `loss`."""
+        self.gradients.clear()
+        self.backward(loss, last=True)
+        self.update(lr)
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Add the gradient of the scalar `loss`; `last`: no more follows before the update."""
+        if last:
+            self.gradients.expect_last()
+        loss.backward()
+
+    def update(self, lr: float) -> None:
+        """Average the gradients that were added since `gradients.clear()`, and take the step.
+
+        By torch.optim's function: its class loads the compiler, which takes a second.
+        """
+        self.gradients.wait()
+        self.steps += 1
+        learned: list[torch.Tensor] = [p for p in self.parameters.values() if p.grad is not None]
+        gradients = [p.grad for p in learned if p.grad is not None]
+        counts, means, squares = zip(*(self._state_of(p) for p in learned))
+        with torch.no_grad():
+            adam(
+                learned,
+                gradients,
+                list(means),
+                list(squares),
+                [],
+                list(counts),
+                fused=True,
+                lr=lr,
+                beta1=BETAS[0],
+                beta2=BETAS[1],
+                eps=adam_epsilon(self.steps),
+                weight_decay=0,
+                amsgrad=False,
+                maximize=False,
+            )
+        precision.changed(learned)
+
+    def _state_of(
+        self,
+        parameter: torch.Tensor,
+        steps: int = 0,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The state of a parameter, made where there is none."""
+        if parameter not in self.state:
+            self.state[parameter] = (
+                torch.tensor(float(steps), device=parameter.device),
+                torch.zeros_like(parameter),
+                torch.zeros_like(parameter),
+            )
+        return self.state[parameter]
+
+    def start_at(self, steps: int) -> None:
+        """Make ready to go on after `steps` updates: the moments, which `tf_slots` gives, are to be
+        filled in."""
+        self.steps = steps
+        for parameter in self.parameters.values() if steps else ():
+            self._state_of(parameter, steps)
+
+    def tf_slots(self, scope: str) -> dict[str, torch.Tensor]:
+        """The moments and beta powers as the original's checkpoints name them, tensors by variable
+        name."""
+        slots = {
+            f'{scope}/beta{i}_power': torch.tensor(np.float32(beta ** (self.steps + 1)))
+            for i, beta in enumerate(BETAS, start=1)
+        }
+        for name, parameter in self.parameters.items():
+            none = torch.zeros((), device=parameter.device).expand_as(parameter)
+            _, slots[f'{name}/adam'], slots[f'{name}/adam_1'] = self.state.get(
+                parameter, (none,) * 3
+            )
+        return slots
