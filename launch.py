@@ -202,7 +202,7 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
     """Both kinds of run go on by this; one with both steps is known by what the second of them
     writes."""
     mpi = settings.pop('mpi', None)
-    directory = run_dir.recall(save_dir)
+    directory = run_dir.fetch_run_dir(save_dir)
     paths = {name: storage.join(directory, f'{name}_hparams.json') for name in TRAININGS}
     name = next(filter(lambda name: storage.exists(paths[name]), paths), None)
     if name is None:
@@ -217,7 +217,7 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
     if isinstance(hparams, train_policy.HParams):
         settings = train_policy.complete(settings, hparams, None)
     launch.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
-    run_dir.claim(launch.validated(hparams), overwrite=False, named=settings)
+    run_dir.prepare_run_dir(launch.validated(hparams), overwrite=False, explicitly_set=settings)
     launch.run(
         f'lm_human_preferences.{name}:train',
         {'hparams': hparams},

@@ -35,14 +35,14 @@ def parameters_of_124m():
 
 def engine_mean(name):
     """Function that averages all gradients once."""
-    return comm.world(name).average_gradients(parameters_of_124m()).wait
+    return comm.init_comm(name).average_gradients(parameters_of_124m()).wait
 
 
 def plain_mean():
     """The same with nothing of ours but the rendezvous."""
     import torch.distributed
 
-    world = comm.world('torch')
+    world = comm.init_comm('torch')
     flat = torch.zeros(sum(p.numel() for p in parameters_of_124m()))
 
     def mean():
@@ -56,13 +56,13 @@ def measure_here(name):
     """Print the seconds of each of REPEATS means, as JSON; the first, which warms up, is left
     out."""
     mean = plain_mean() if name == 'plain' else engine_mean(name)
-    barrier, seconds = comm.world('torch' if name == 'plain' else name).barrier, []
+    barrier, seconds = comm.init_comm('torch' if name == 'plain' else name).barrier, []
     for _ in range(REPEATS + 1):
         barrier()
         started = time.perf_counter()
         mean()
         seconds.append(time.perf_counter() - started)
-    if comm.world('torch' if name == 'plain' else name).rank == 0:
+    if comm.init_comm('torch' if name == 'plain' else name).rank == 0:
         print(json.dumps(seconds[1:]))
 
 

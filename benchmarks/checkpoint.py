@@ -25,7 +25,7 @@ import torch
 from ppo_update import Ours, hparams_of
 from workload import QUERY_LENGTH, SIZES, VOCABULARY
 
-from lm_human_preferences.checkpointing.checkpointer import Keeper
+from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.hparams import train_policy
 from lm_human_preferences.training import precision
@@ -45,7 +45,7 @@ def timed(work):
     return tuple(after - start for after, start in zip(clocks(), before))
 
 
-def measure(trainer, keeper, args):
+def measure(trainer, checkpointer, args):
     """Seconds of a step, of the call that saves, of a checkpoint in all; each of clock and
     processors."""
 
@@ -54,9 +54,9 @@ def measure(trainer, keeper, args):
             trainer.step()
 
     def steps_after_saving():
-        calls.append(timed(lambda: keeper.save(trainer)))
+        calls.append(timed(lambda: checkpointer.save(trainer)))
         steps()
-        keeper.wait()
+        checkpointer.wait()
 
     calls, plain, saving = [], [], []
     first = timed(steps_after_saving)
@@ -86,18 +86,22 @@ def main():
         '--interval', type=int, default=DEFAULT_INTERVAL, help='--run.save_interval'
     )
     args = parser.parse_args()
-    precision.prepare('fp32', torch.device('cpu'))
-    world = comm.SingleProcess()
+    precision.configure('fp32', torch.device('cpu'))
+    world = comm.LocalComm()
     queries = torch.randint(VOCABULARY, (args.episodes, QUERY_LENGTH))
     trainer = Ours(args.size, hparams_of(args.episodes), queries, world).trainer
     trainer.query_sampler.position = (0, 0)  # these are no texts
     with (
         tempfile.TemporaryDirectory() as directory,
-        Keeper(
-            directory, world, resume=False, fixed=['ref_policy', 'reward_model'], max_to_keep=2
-        ) as keeper,
+        Checkpointer(
+            directory,
+            world,
+            resume=False,
+            frozen_scopes=['ref_policy', 'reward_model'],
+            max_to_keep=2,
+        ) as checkpointer,
     ):
-        step, first_call, call, first, cost = measure(trainer, keeper, args)
+        step, first_call, call, first, cost = measure(trainer, checkpointer, args)
         size = max(os.path.getsize(os.path.join(directory, name)) for name in os.listdir(directory))
     print(
         f'{args.size}, {args.episodes} episodes a step, checkpoints of {size >> 20} MiB every'

@@ -80,7 +80,7 @@ def set_up(variant):
     """The library and the types of products that a variant uses; for what is not ours, as PyTorch
     is by itself."""
     if variant in PRECISIONS:
-        precision.prepare(variant, default_device())
+        precision.configure(variant, default_device())
     else:
         torch.backends.mkldnn.matmul.fp32_precision = 'none'
         torch.backends.cuda.matmul.allow_tf32 = False

@@ -51,11 +51,11 @@ def ppo(args, common):
     )
 
     def made():
-        run = ppo_update.Ours(args.size, hparams, workload.queries(args.batch), comm.world())
-        run.trainer.policy.model.checkpointed = args.checkpointing
+        run = ppo_update.Ours(args.size, hparams, workload.queries(args.batch), comm.init_comm())
+        run.trainer.policy.model.gradient_checkpointing = args.checkpointing
         return run.trainer, run.update
 
-    return train_policy.work(hparams, workload.RandomModel(args.size).sizes, 1), made
+    return train_policy.memory_plan(hparams, workload.RandomModel(args.size).sizes, 1), made
 
 
 def reward(args, common):
@@ -79,19 +79,19 @@ def reward(args, common):
         reward_model, policy = (
             kind(workload.RandomModel(args.size)) for kind in (RewardModel, Policy)
         )
-        reward_model.model.checkpointed = args.checkpointing
+        reward_model.model.gradient_checkpointing = args.checkpointing
         trainer = train_reward.RewardModelTrainer(
             reward_model=reward_model,
             policy=policy,
             query_sampler=None,
             labels=reward_step.labels(args.batch),
             hparams=hparams,
-            comm=comm.world(),
+            comm=comm.init_comm(),
         )
         trainer.train_step = 1  # step 0 would print
         return trainer, lambda: trainer.train_batch(range(args.batch), lr=5e-5)
 
-    return train_reward.work(hparams, workload.RandomModel(args.size).sizes, 1), made
+    return train_reward.memory_plan(hparams, workload.RandomModel(args.size).sizes, 1), made
 
 
 def held():
@@ -111,7 +111,7 @@ def measure(args):
         'run.gradient_checkpointing': args.checkpointing,
     }
     training, made = {'ppo': ppo, 'reward': reward}[args.step](args, common)
-    precision.prepare(common['run.precision'], torch.device('cpu'))
+    precision.configure(common['run.precision'], torch.device('cpu'))
     before, _ = held()
     trainer, step = made()
     trainer.optimizer.start_at(1)

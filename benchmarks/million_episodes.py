@@ -35,7 +35,7 @@ def measure(args):
     """The updates of one precision, and what they cost."""
     hparams, queries = ppo_update.hparams_of(args.batch), workload.queries(args.batch)
     hparams.ppo.micro_batch_size = args.micro_batch_size
-    run, clock = ppo_update.Ours(args.size, hparams, queries, comm.world()), measuring.Clock()
+    run, clock = ppo_update.Ours(args.size, hparams, queries, comm.init_comm()), measuring.Clock()
     run.time_phases(clock)
     return {
         **measuring.repeat(run.update, clock, args.updates, warm_up=WARM_UP),

@@ -203,7 +203,7 @@ def measure(args):
         if args.variant == 'plain'
         else trl_ppo.Trl(args.size, hparams, queries, TEMPERATURE)
         if args.variant == 'trl'
-        else Ours(args.size, hparams, queries, comm.world())
+        else Ours(args.size, hparams, queries, comm.init_comm())
     )
     clock = measuring.Clock()
     run.time_phases(clock)

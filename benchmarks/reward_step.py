@@ -49,7 +49,7 @@ def ours(args, batch):
         query_sampler=None,
         labels=batch,
         hparams=hparams,
-        comm=comm.world(),
+        comm=comm.init_comm(),
     )
     trainer.train_step = 1  # step 0 would print
     return lambda: trainer.train_batch(range(args.batch), lr=5e-5)

@@ -30,8 +30,8 @@ LARGER = {'124M': '355M', '355M': '774M', '774M': '1558M'}
 def measure_here(size, batch, response_length, updates):
     """Print the medians of seconds and processor seconds of an update of `batch` episodes a rank,
     as JSON."""
-    world = comm.world()
-    precision.prepare('fp32', torch.device('cpu'))
+    world = comm.init_comm()
+    precision.configure('fp32', torch.device('cpu'))
     hparams = ppo_update.hparams_of(batch * world.size)
     hparams.task.response_length = response_length
     run = ppo_update.Ours(size, hparams, workload.queries(batch), world)

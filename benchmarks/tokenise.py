@@ -64,7 +64,7 @@ def encoding(copies, repeats):
     os.environ['LMHP_OFFLINE'] = '1'
     try:
         vocab, merges = (
-            storage.local_copy(encodings.Main.path(name)) for name in ('encoder.json', 'vocab.bpe')
+            storage.cached_path(encodings.Main.path(name)) for name in ('encoder.json', 'vocab.bpe')
         )
     except storage.StorageError as e:
         return print(f"encoding: left out, as GPT-2's encoding is not at hand ({e})")

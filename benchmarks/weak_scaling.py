@@ -27,8 +27,8 @@ ENGINES = ('horovod', 'torch', 'mpi')
 
 def measure_here(engine, size, episodes, updates):
     """Print the seconds of each of so many updates on `episodes` episodes a rank, as JSON."""
-    world = comm.world(engine)
-    precision.prepare('fp32', torch.device('cpu'))
+    world = comm.init_comm(engine)
+    precision.configure('fp32', torch.device('cpu'))
     torch.manual_seed(world.rank)
     run = Ours(
         size,

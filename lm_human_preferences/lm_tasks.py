@@ -140,7 +140,7 @@ class QuerySampler:
         """options: of Dataset.sequences."""
         self.hparams, self.batch_size, self.dataset = hparams, batch_size, dataset
         self.options, self.taken_by_others = {**options, 'comm': comm}, comm.size - 1 if comm else 0
-        self.go_on((0, 0))
+        self.seek((0, 0))
 
     def __call__(self) -> dict[str, torch.Tensor]:
         """The next batch; UserError where the data set has nothing that makes a query."""
@@ -154,7 +154,7 @@ class QuerySampler:
         self.position = self.dataset.texts_read, self.taken_by_others
         return {'tokens': torch.tensor(batch, dtype=torch.int64)}
 
-    def go_on(self, position: tuple[int, int]) -> None:
+    def seek(self, position: tuple[int, int]) -> None:
         """Go on where rank 0 of as many ranks, or of another number, was; texts before it are not
         encoded again."""
         self.position = position
@@ -180,7 +180,7 @@ def make_query_sampler(
     seed = 0  # as in the original, files are read in the same order in every run
     if hparams.query_dataset == 'test':
         drawn = torch.randint(2**31, ()).item()
-        seed = comm.gather(drawn)[0] if comm else drawn  # ranks take turns in one stream
+        seed = comm.all_gather_object(drawn)[0] if comm else drawn  # ranks take turns in one stream
     return QuerySampler(
         hparams,
         batch_size,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lm_human_preferences.language.model import Cache
+from lm_human_preferences.language.model import KVCache
 from lm_human_preferences.language.sample import sample_sequence
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.training import precision
@@ -46,14 +46,14 @@ class Policy:
     def _step(
         self,
         tokens: torch.Tensor,
-        past: Cache | None,
+        past: KVCache | None,
         past_tokens: torch.Tensor,
     ) -> dict[str, Any]:
         """A step of `sample_sequence`: logits and value at the last of `tokens (batch, n)`, and the
         extended cache."""
         all_tokens = torch.cat([past_tokens, tokens], dim=1)
         _, mask = self.model.mask_padding(all_tokens, self.padding_token)
-        cache, length = Cache() if past is None else past, tokens.shape[1]
+        cache, length = KVCache() if past is None else past, tokens.shape[1]
         last = torch.tensor([length - 1], device=tokens.device)
         h = self.model.hidden(tokens * mask[:, -length:], mask, cache, last)[:, 0]
         return {
@@ -70,7 +70,7 @@ class Policy:
         before its token.
         """
         contexts = self.embed_queries(queries.to(self.device))
-        with precision.computing(self.device):
+        with precision.autocast(self.device):
             result = sample_sequence(
                 step=self._step,
                 context=contexts,
@@ -100,12 +100,12 @@ class Policy:
             torch.cat([contexts, responses], dim=1), self.padding_token
         )
         columns = torch.arange(contexts.shape[1] - 1, tokens.shape[1] - 1, device=tokens.device)
-        h = self.model.hidden(tokens[:, :-1], mask[:, :-1], read=columns)
+        h = self.model.hidden(tokens[:, :-1], mask[:, :-1], output_positions=columns)
         logprobs, entropies = logprobs_and_entropies(
             h / max(self.temperature, MIN_TEMPERATURE),
             self.model.transformer.wte.weight,
             responses,
-            gradient_type=precision.computing_type(h.dtype),
+            gradient_type=precision.autocast_dtype(h.dtype),
         )
         return dict(logprobs=logprobs, entropies=entropies, values=self.model.heads['value'](h))
 

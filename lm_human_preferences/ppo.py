@@ -44,7 +44,7 @@ def advantages_and_returns(
     return advantages, advantages + values
 
 
-def with_targets(
+def add_advantages(
     rollouts: dict[str, torch.Tensor],
     hparams: PpoHParams,
 ) -> dict[str, torch.Tensor]:
@@ -62,7 +62,7 @@ def with_targets(
     return {**rollouts, 'advantages': whiten(advantages), 'returns': returns}
 
 
-def target_stats(rollouts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def return_stats(rollouts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Moments of the 'returns' and old 'values' of a whole minibatch: {name: scalar}."""
     stats = {}
     for name, values in (('returns', rollouts['returns']), ('val', rollouts['values'])):

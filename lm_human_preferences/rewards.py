@@ -57,7 +57,7 @@ class _Scorer(nn.Module):
         """
         device = self.reward_gain.device
         several = responses.reshape(len(responses), -1, responses.shape[-1])
-        h = self.model.hidden_at_ends(queries.to(device), several.to(device), self.padding_token)
+        h = self.model.last_hidden(queries.to(device), several.to(device), self.padding_token)
         rewards = self.reward_gain * self.model.heads['reward'](h) + self.reward_bias
         return rewards.reshape(responses.shape[:-1])
 

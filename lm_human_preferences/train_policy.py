@@ -11,7 +11,7 @@ import torch
 
 from lm_human_preferences import label_types, lm_tasks, ppo, storage, train_reward
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.checkpointing.checkpointer import Keeper
+from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.checkpointing.checkpoints import COUNT
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.distributed.comm import Comm
@@ -233,10 +233,10 @@ class PPOTrainer:
     def train_minibatch(self, rollouts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """One update of the policy; returns the statistics before it. Micro-batches only save
         memory."""
-        rollouts = ppo.with_targets(rollouts, self.hparams.ppo)
-        stats, batch = ppo.target_stats(rollouts), len(rollouts['queries'])
+        rollouts = ppo.add_advantages(rollouts, self.hparams.ppo)
+        stats, batch = ppo.return_stats(rollouts), len(rollouts['queries'])
         parts = torch.arange(batch).split(self.hparams.ppo.micro_batch_size or batch)
-        self.optimizer.gradients.clear()
+        self.optimizer.gradients.zero_grad()
         for rows in parts:
             share = len(rows) / batch
             loss, part_stats = self._loss_towards_targets(
@@ -255,9 +255,9 @@ class PPOTrainer:
         rollouts: dict[str, torch.Tensor],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """(differentiable PPO loss, statistics) of a minibatch of `rollouts`, see ppo.loss."""
-        rollouts = ppo.with_targets(rollouts, self.hparams.ppo)
+        rollouts = ppo.add_advantages(rollouts, self.hparams.ppo)
         loss, stats = self._loss_towards_targets(rollouts)
-        return loss, {**stats, **ppo.target_stats(rollouts)}
+        return loss, {**stats, **ppo.return_stats(rollouts)}
 
     def _loss_towards_targets(
         self,
@@ -296,7 +296,7 @@ class PPOTrainer:
         values = torch.stack(
             [stats[name].to(logprobs.device) for name in names]
         ).tolist()  # one wait for the device
-        stats = self.comm.mean(dict(zip(names, values, strict=True)))
+        stats = self.comm.all_reduce_mean(dict(zip(names, values, strict=True)))
         stats['ppo/val/var_explained'] = 1 - stats['ppo/val/error'] / stats['ppo/returns/var']
         stats.update(self._progress())
         self.logger.log(stats, self.global_step)
@@ -323,7 +323,7 @@ class PPOTrainer:
     def penalized_share(self, responses: torch.Tensor) -> float:
         """Share over all ranks of `responses (batch, response_length)` that score the penalty."""
         valid = lm_tasks.filter_fn_from_hparams(self.hparams.task)(responses).float().mean().item()
-        return 1 - self.comm.mean({'valid': valid})['valid']
+        return 1 - self.comm.all_reduce_mean({'valid': valid})['valid']
 
     def print_samples(
         self,
@@ -377,7 +377,7 @@ class PPOTrainer:
             }
         )
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """What else has to be kept to go on from here, as JSON."""
         return {
             'step': self.global_step,
@@ -388,8 +388,8 @@ class PPOTrainer:
             'initial_kl_coef': self.hparams.rewards.kl_coef,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned; the variables are filled in afterwards.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned; the variables are filled in afterwards.
 
         The KL coefficient goes on from where it was, unless the settings name another one than the
         run began with.
@@ -399,7 +399,7 @@ class PPOTrainer:
             self.kl_ctl.value = state['kl_coef']
         self.start_time = self.last_time - state['elapsed']
         self.optimizer.start_at(state['optimizer_steps'])
-        self.query_sampler.go_on(state['queries'])
+        self.query_sampler.seek(state['queries'])
 
 
 def train_reward_model(hparams: HParams, comm: Comm, directory: str, clock: TimeLeft) -> None:
@@ -421,8 +421,8 @@ def train_reward_model(hparams: HParams, comm: Comm, directory: str, clock: Time
         storage.join(directory, 'reward_model'),
     )
     records = {
-        'train_policy_hparams.json': run_dir.record(hparams),
-        'train_reward_hparams.json': run_dir.record(new_model),
+        'train_policy_hparams.json': run_dir.to_record(hparams),
+        'train_reward_hparams.json': run_dir.to_record(new_model),
     }
     train_reward.train_in_run(new_model, comm, hparams.run, records, clock)
     comm.barrier()
@@ -442,10 +442,10 @@ def build_trainer(
     )
     ref_policy = Policy(trained_model, scope='ref_policy', **settings)
     policy = Policy(trained_model, scope='policy', **settings)
-    policy.model.checkpointed = hparams.run.gradient_checkpointing
+    policy.model.gradient_checkpointing = hparams.run.gradient_checkpointing
     name = hparams.rewards.trained_model
     is_ours = hparams.rewards.train_new_model is not None
-    place = storage.staging(name) if is_ours else name
+    place = storage.staging_dir(name) if is_ours else name
     assert place is not None
     score_model = get_reward_model(place, trained_model.encoding)
     comm.broadcast_(score_model.get_params() + ref_policy.get_params() + policy.get_params())
@@ -470,18 +470,22 @@ def build_trainer(
 def train(hparams: HParams, comm: Comm | None = None) -> None:
     """Fine-tune a policy and save it to SAVE_DIR/policy; the whole of `./launch.py
     train_policy`."""
-    comm = comm or comms.world(hparams.run.allreduce)
+    comm = comm or comms.init_comm(hparams.run.allreduce)
     configure_console(hparams.run.console)
     hparams.check_ranks(comm.size)
     save_dir, directory = hparams.run.save_dir, hparams.run.directory
     saved = directory and storage.join(directory, 'policy', 'checkpoints')
     wants_evaluation = bool(hparams.run.evaluate and save_dir)
-    with run_dir.held(hparams, comm), memory.ways_out('--ppo.micro_batch_size'):
-        with Keeper(
-            saved, comm, resume=hparams.run.resume, form=STATE, fixed=['ref_policy', 'reward_model']
-        ) as keeper:
-            if keeper.state and keeper.state['trainer']['step'] >= nupdates(hparams):
-                keeper.make_latest()
+    with run_dir.lock_run_dir(hparams, comm), memory.explain_oom('--ppo.micro_batch_size'):
+        with Checkpointer(
+            saved,
+            comm,
+            resume=hparams.run.resume,
+            schema=STATE,
+            frozen_scopes=['ref_policy', 'reward_model'],
+        ) as checkpointer:
+            if checkpointer.state and checkpointer.state['trainer']['step'] >= nupdates(hparams):
+                checkpointer.make_latest()
                 if comm.rank == 0:
                     announce(
                         f'The policy in {save_dir} is finished: {nupdates(hparams)} of'
@@ -491,7 +495,7 @@ def train(hparams: HParams, comm: Comm | None = None) -> None:
                     assert directory is not None
                     wants_evaluation = not evaluate.is_done(directory)
             else:
-                _train_both(hparams, keeper, comm)
+                _train_both(hparams, checkpointer, comm)
         try:
             if comm.rank == 0 and wants_evaluation:
                 assert save_dir is not None
@@ -501,7 +505,7 @@ def train(hparams: HParams, comm: Comm | None = None) -> None:
                 _announce_end(hparams)
 
 
-def _train_both(hparams: HParams, keeper: Keeper, comm: Comm) -> None:
+def _train_both(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> None:
     """Train the reward model, if a new one is asked for, and the policy."""
     check(hparams, comm)
     if comm.rank == 0:
@@ -511,10 +515,10 @@ def _train_both(hparams: HParams, keeper: Keeper, comm: Comm) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         if hparams.rewards.train_new_model is not None:  # in scratch for a run that is not saved
             train_reward_model(
-                hparams, comm, hparams.run.save_dir or comm.gather(scratch)[0], clock
+                hparams, comm, hparams.run.save_dir or comm.all_gather_object(scratch)[0], clock
             )
-        trainer = start(hparams, keeper, comm)
-    run_updates(trainer, keeper, comm, clock)
+        trainer = start(hparams, checkpointer, comm)
+    training_loop(trainer, checkpointer, comm, clock)
 
 
 def check(hparams: HParams, comm: Comm) -> None:
@@ -525,7 +529,7 @@ def check(hparams: HParams, comm: Comm) -> None:
     trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
     sizes = trained_model.hparams()
     lm_tasks.check_task(hparams.task, trained_model.encoding, sizes.n_ctx)
-    memory.check(work(hparams, sizes, comm.size), comm, device)
+    memory.check(memory_plan(hparams, sizes, comm.size), comm, device)
 
 
 def work_left(hparams: HParams, n_vocab: int) -> dict[str, float]:
@@ -566,34 +570,34 @@ def _announce_end(hparams: HParams) -> None:
     console.announce_next(f'The policy is in {storage.join(save_dir, "policy")}', **commands)
 
 
-def start(hparams: HParams, keeper: Keeper, comm: Comm) -> PPOTrainer:
+def start(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> PPOTrainer:
     """The PPOTrainer of a run, where the run begins or goes on; writes what is known of the run by
     then."""
     if console_is('original'):
         hyperparams.dump(hparams)
-    precision.prepare(hparams.run.precision, default_device())
-    keeper.set_seed(hparams.run.seed)
+    precision.configure(hparams.run.precision, default_device())
+    checkpointer.set_seed(hparams.run.seed)
     trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
     if console_is('original'):
         hyperparams.dump(trained_model.hparams(), name='model_hparams')
     trainer = build_trainer(hparams, trained_model, comm)
-    keeper.restore(trainer, saves=ceil_div(nupdates(hparams), hparams.run.save_interval))
+    checkpointer.restore(trainer, saves=ceil_div(nupdates(hparams), hparams.run.save_interval))
     comm.barrier()
     directory = hparams.run.directory
     if directory and comm.rank == 0:
         say_as_recorded(f'Will save to {hparams.run.save_dir}')
         checkpoints.write_json(
-            storage.join(directory, 'train_policy_hparams.json'), run_dir.record(hparams)
+            storage.join(directory, 'train_policy_hparams.json'), run_dir.to_record(hparams)
         )
         trained_model.write_files(storage.join(directory, 'policy'))
     return trainer
 
 
-def work(hparams: HParams, sizes: Sizes, ranks: int) -> memory.Training:
-    """What takes memory in a step, for networks of `sizes`: memory.Training."""
+def memory_plan(hparams: HParams, sizes: Sizes, ranks: int) -> memory.MemoryEstimate:
+    """What takes memory in a step, for networks of `sizes`: memory.MemoryEstimate."""
     task, rows = hparams.task, exact_div(hparams.ppo.batch_size, ranks)
     tokens = task.query_length + task.response_length
-    return memory.Training(
+    return memory.MemoryEstimate(
         sizes,
         networks=2 if hparams.rewards.trained_model == 'mock' else 3,
         rows=rows // hparams.ppo.nminibatches,
@@ -603,14 +607,14 @@ def work(hparams: HParams, sizes: Sizes, ranks: int) -> memory.Training:
         sampled_tokens=tokens,
         micro_batch_size=hparams.ppo.micro_batch_size,
         option='--ppo.micro_batch_size',
-        checkpointed=hparams.run.gradient_checkpointing,
+        gradient_checkpointing=hparams.run.gradient_checkpointing,
         reduced=hparams.run.precision == 'bf16',
         batch_options=('--ppo.batch_size', '--ppo.batch_size'),
     )
 
 
-def run_updates(
-    trainer: PPOTrainer, keeper: Keeper, comm: Comm, clock: TimeLeft | None = None
+def training_loop(
+    trainer: PPOTrainer, checkpointer: Checkpointer, comm: Comm, clock: TimeLeft | None = None
 ) -> None:
     """Take all steps that are left, saving every `save_interval` of them and at the end, also if
     that is an error.
@@ -632,9 +636,9 @@ def run_updates(
         desc='policy',
         unit='episode',
     )
-    cord = health.Andon(hparams.run.andon, comm)
+    health_monitor = health.HealthMonitor(hparams.run.andon, comm)
     try:
-        with keeper.ending_between_steps():
+        with checkpointer.defer_signals():
             while trainer.global_step < steps:
                 stats = trainer.step()
                 bar.set_postfix(
@@ -647,20 +651,20 @@ def run_updates(
                     trainer.global_step, steps, hparams.run.log_interval
                 ):
                     _add_line(table, trainer.global_step, stats, clock, hparams)
-                cord.first = cord.first or stats
+                health_monitor.first = health_monitor.first or stats
                 assert trainer.penalized is not None
                 alarms = health.policy_alarms(
-                    {**stats, health.PENALIZED: trainer.penalized}, cord.first, hparams
+                    {**stats, health.PENALIZED: trainer.penalized}, health_monitor.first, hparams
                 )
-                cord.pull(alarms, trainer, keeper)
-                keeper.step_done(trainer)
+                health_monitor.report(alarms, trainer, checkpointer)
+                checkpointer.after_step(trainer)
                 if (
                     trainer.global_step % hparams.run.save_interval == 0
                     or trainer.global_step == steps
                 ):
-                    keeper.save(trainer)
+                    checkpointer.save(trainer)
     except BaseException:
-        keeper.save_at_error(trainer)
+        checkpointer.save_on_error(trainer)
         raise
     finally:
         bar.close()

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences import label_types, lm_tasks, rewards, storage
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.checkpointing.checkpointer import Keeper
+from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.checkpointing.checkpoints import COUNT
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.distributed.comm import Comm
@@ -35,8 +35,8 @@ from lm_human_preferences.utils.logging import (
     announce,
     configure_console,
     console_is,
+    log_line,
     progress,
-    say,
     say_as_recorded,
 )
 
@@ -102,7 +102,9 @@ class RewardModelTrainer:
             tag_prefix='train_reward/minibatch/',
         )
 
-    def train(self, keeper: Keeper, mode: str = 'warn', clock: TimeLeft | None = None) -> None:
+    def train(
+        self, checkpointer: Checkpointer, mode: str = 'warn', clock: TimeLeft | None = None
+    ) -> None:
         """Normalise, train on every label once, normalise again; or what is left of that.
 
         mode: of --run.andon. clock: of the whole command, which has a phase 'reward model'.
@@ -112,15 +114,19 @@ class RewardModelTrainer:
             if self.hparams.normalize_before:
                 self.normalize(*self.target_mean_std())
             # Every rank draws, rank 0's order counts: each label is trained on exactly once.
-            self.order = self.comm.gather(np.random.permutation(self.num_train))[0]
+            self.order = self.comm.all_gather_object(np.random.permutation(self.num_train))[0]
         self._train_epoch(
-            keeper, health.Andon(mode, self.comm), clock or TimeLeft({'reward model': 1})
+            checkpointer,
+            health.HealthMonitor(mode, self.comm),
+            clock or TimeLeft({'reward model': 1}),
         )
         if self.hparams.normalize_after:
             self.normalize(0.0, 1.0)
         self.logger.close()
 
-    def _train_epoch(self, keeper: Keeper, cord: health.Andon, clock: TimeLeft) -> None:
+    def _train_epoch(
+        self, checkpointer: Checkpointer, health_monitor: health.HealthMonitor, clock: TimeLeft
+    ) -> None:
         assert self.order is not None
         batch_size = self.hparams.batch_size
         steps = self.num_train // batch_size
@@ -135,7 +141,7 @@ class RewardModelTrainer:
             total=steps, initial=self.train_step, comm=self.comm, desc='reward model', unit='batch'
         )
         clock.begin('reward model', self.train_step / steps)
-        with bar, keeper.ending_between_steps():
+        with bar, checkpointer.defer_signals():
             while self.train_step < steps:
                 start = self.train_step * batch_size
                 indices = self.order[start : start + batch_size][self.comm.rank :: self.comm.size]
@@ -155,10 +161,10 @@ class RewardModelTrainer:
                         labels_per_second=clock.per_second(share, self.num_train),
                         time_left=as_text(clock.seconds(share)),
                     )
-                cord.pull(self._alarms(stats, steps, guessing_loss), self, keeper)
-                keeper.step_done(self)
+                health_monitor.report(self._alarms(stats, steps, guessing_loss), self, checkpointer)
+                checkpointer.after_step(self)
                 if self.train_step % self.hparams.run.save_interval == 0:
-                    keeper.save(self)
+                    checkpointer.save(self)
 
     def _alarms(
         self, stats: dict[str, float], steps: int, guessing_loss: float
@@ -186,7 +192,7 @@ class RewardModelTrainer:
         stats = self.label_type.loss_of(found, batch)
         self.optimizer.minimize(stats['loss'], lr)
         agreement = self.label_type.agreement(found.detach().cpu(), batch)
-        stats = self.comm.mean(
+        stats = self.comm.all_reduce_mean(
             {name: stat.item() for name, stat in sorted({**stats, 'agreement': agreement}.items())}
         )
         self.agreements.append(stats.pop('agreement'))
@@ -226,7 +232,7 @@ class RewardModelTrainer:
         if self.hparams.debug_normalize:
             mean, std = self.sampled_mean_std(self.hparams.debug_normalize)
             if self.comm.rank == 0:
-                say(f'after normalize: {mean} +- {std}')
+                log_line(f'after normalize: {mean} +- {std}')
 
     def target_mean_std(self) -> tuple[float, float]:
         """The scale that rewards should have before training: that of the labels where they tell
@@ -241,7 +247,9 @@ class RewardModelTrainer:
             self.sampled_rewards()
             for _ in range(ceil_div(n_samples, self.hparams.rollout_batch_size))
         ]
-        return mean_and_std(np.concatenate(self.comm.gather(torch.cat(batches).cpu().numpy())))
+        return mean_and_std(
+            np.concatenate(self.comm.all_gather_object(torch.cat(batches).cpu().numpy()))
+        )
 
     def sampled_rewards(self) -> torch.Tensor:
         """Rewards (batch,) of responses of the initial policy, rollout_batch_size / ranks of
@@ -268,7 +276,7 @@ class RewardModelTrainer:
             }
         )
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """What else has to be kept to go on from here, as JSON."""
         assert self.order is not None
         return {
@@ -278,8 +286,8 @@ class RewardModelTrainer:
             'order': self.order.tolist(),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned; the variables are filled in afterwards."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned; the variables are filled in afterwards."""
         if sorted(state['order']) != list(range(self.num_train)):
             raise UserError(
                 f'the run was begun with {len(state["order"])} labels, not {self.num_train}: name'
@@ -287,17 +295,17 @@ class RewardModelTrainer:
             )
         self.train_step, self.order = state['step'], np.array(state['order'])
         self.optimizer.start_at(state['optimizer_steps'])
-        self.query_sampler.go_on(state['queries'])
+        self.query_sampler.seek(state['queries'])
 
 
 def train(hparams: HParams, comm: Comm | None = None) -> None:
     """Train a reward model and save it to SAVE_DIR/reward_model; the whole of `./launch.py
     train_reward`."""
-    comm = comm or comms.world(hparams.run.allreduce)
+    comm = comm or comms.init_comm(hparams.run.allreduce)
     configure_console(hparams.run.console)
     hparams.check_ranks(comm.size)
-    with run_dir.held(hparams, comm):
-        records = {'train_reward_hparams.json': run_dir.record(hparams)}
+    with run_dir.lock_run_dir(hparams, comm):
+        records = {'train_reward_hparams.json': run_dir.to_record(hparams)}
         train_in_run(hparams, comm, hparams.run, records, TimeLeft({'reward model': 1}))
     if comm.rank == 0:
         _announce_end(hparams.run.save_dir)
@@ -338,34 +346,34 @@ def train_in_run(
     saved, unfinished = (
         directory and storage.join(directory, name) for name in ('checkpoints', run_dir.UNFINISHED)
     )
-    if comm.gather(run.resume and saved and checkpoints.latest(saved))[0]:
+    if comm.all_gather_object(run.resume and saved and checkpoints.latest(saved))[0]:
         if comm.rank == 0:
             assert unfinished is not None
-            say(f'The reward model in {directory} is finished')
+            log_line(f'The reward model in {directory} is finished')
             shutil.rmtree(unfinished, ignore_errors=True)
         return
     prefix = '--' if is_whole_run else '--rewards.train_new_model.'
     with (
-        memory.ways_out(f'{prefix}micro_batch_size'),
-        Keeper(
+        memory.explain_oom(f'{prefix}micro_batch_size'),
+        Checkpointer(
             unfinished if run.save_dir else None,
             comm,
             resume=run.resume,
-            form=STATE,
-            fixed=['ref_policy'],
+            schema=STATE,
+            frozen_scopes=['ref_policy'],
             max_to_keep=2,
-        ) as keeper,
+        ) as checkpointer,
     ):
-        precision.prepare(hparams.run.precision, default_device())
-        keeper.set_seed(hparams.run.seed)
+        precision.configure(hparams.run.precision, default_device())
+        checkpointer.set_seed(hparams.run.seed)
         trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
         if console_is('original'):
             hyperparams.dump(trained_model.hparams(), name='model_hparams')
         sizes = trained_model.hparams()
         lm_tasks.check_task(hparams.task, trained_model.encoding, sizes.n_ctx)
-        memory.check(work(hparams, sizes, comm.size, prefix), comm, default_device())
+        memory.check(memory_plan(hparams, sizes, comm.size, prefix), comm, default_device())
         trainer, notes = build_trainer(hparams, trained_model, comm)
-        keeper.restore(
+        checkpointer.restore(
             trainer, saves=1 + trainer.num_train // hparams.batch_size // hparams.run.save_interval
         )
         if comm.rank == 0:
@@ -377,24 +385,24 @@ def train_in_run(
                 trained_model.write_files(directory)
             if is_whole_run:
                 console.show_start('train_reward', hparams, comm)
-            say(*notes)
-        trainer.train(keeper, run.andon, clock)
+            log_line(*notes)
+        trainer.train(checkpointer, run.andon, clock)
     if comm.rank == 0 and directory:
         assert saved is not None and unfinished is not None
         checkpoints.save(saved, 'model.ckpt', trainer.tf_variables())
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def work(
+def memory_plan(
     hparams: HParams,
     sizes: Sizes,
     ranks: int,
     prefix: str = '--',
-) -> memory.Training:
-    """What takes memory in a step, for networks of `sizes`: memory.Training; prefix: of these
+) -> memory.MemoryEstimate:
+    """What takes memory in a step, for networks of `sizes`: memory.MemoryEstimate; prefix: of these
     options' names."""
     task, responses = hparams.task, len(label_types.get(hparams.labels.type).samples)
-    return memory.Training(
+    return memory.MemoryEstimate(
         sizes,
         networks=2,
         rows=exact_div(hparams.batch_size, ranks),
@@ -404,7 +412,7 @@ def work(
         micro_batch_size=hparams.micro_batch_size,
         option=f'{prefix}micro_batch_size',
         batch_options=(f'{prefix}batch_size', f'{prefix}rollout_batch_size'),
-        checkpointed=hparams.run.gradient_checkpointing,
+        gradient_checkpointing=hparams.run.gradient_checkpointing,
         reduced=hparams.run.precision == 'bf16',
     )
 
@@ -428,7 +436,7 @@ def build_trainer(
         embed_queries=lm_tasks.query_formatter(hparams.task, encoder),
     )
     reward_model = rewards.RewardModel(trained_model)
-    reward_model.model.checkpointed = hparams.run.gradient_checkpointing
+    reward_model.model.gradient_checkpointing = hparams.run.gradient_checkpointing
     comm.broadcast_(ref_policy.get_params() + reward_model.get_params())
     if is_mock:
         labels = known_reward.simulated_labels(hparams, ref_policy, comm)

@@ -44,7 +44,9 @@ def compare_parameters_after_updates():
         digest = hashlib.sha256()
         for parameter in adam.parameters.values():
             digest.update(parameter.detach().contiguous().numpy())
-        assert len(set(ranks.WORLD.gather(digest.digest()))) == 1, 'parameters differ between ranks'
+        assert len(set(ranks.WORLD.all_gather_object(digest.digest()))) == 1, (
+            'parameters differ between ranks'
+        )
 
     Adam.update = compared
 
@@ -56,7 +58,7 @@ def main(engines, *tests):
 
 
 def run_tests(engine, tests):
-    ranks.WORLD = comm.world(engine)
+    ranks.WORLD = comm.init_comm(engine)
     passed, said = Passed(), io.StringIO()
     with contextlib.redirect_stdout(said):
         status = pytest.main(
@@ -65,7 +67,7 @@ def run_tests(engine, tests):
     if status:
         print(f'rank {ranks.WORLD.rank}:\n{said.getvalue()}', flush=True)
         os._exit(1)  # the others may wait for this rank: without MPI's farewell, mpiexec ends them
-    everyone = ranks.WORLD.gather(dict(sorted(passed.counts.items())))
+    everyone = ranks.WORLD.all_gather_object(dict(sorted(passed.counts.items())))
     if ranks.WORLD.rank == 0:
         print(*everyone, sep='\n', flush=True)
 

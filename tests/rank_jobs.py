@@ -40,7 +40,7 @@ def find_a_mistake(comm):
 
 def talk(comm):
     """All ranks print and warn."""
-    print(f'rank {comm.rank} of {comm.gather(comm.rank)} speaks')
+    print(f'rank {comm.rank} of {comm.all_gather_object(comm.rank)} speaks')
     warnings.warn('everybody warns', stacklevel=1)
 
 
@@ -48,7 +48,7 @@ def draw(comm):
     """A full progress bar, and a line above it."""
     bar = logging.progress(range(3), comm=comm, desc='bar')
     for i in bar:
-        logging.say(f'line {i}')
+        logging.log_line(f'line {i}')
 
 
 JOBS = wait, fail, fail_all, run_out_of_memory, find_a_mistake, talk, draw

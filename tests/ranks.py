@@ -16,7 +16,7 @@ PATIENCE = 300  # seconds until a rank that waits for the others gives up
 WORLD = None
 
 
-class ThreadComm(comms.SingleProcess):
+class ThreadComm(comms.LocalComm):
     """The interface of utils.comm for rank `rank` of the threads that share `slots` and
     `barrier_`."""
 
@@ -25,36 +25,36 @@ class ThreadComm(comms.SingleProcess):
         self.size = self.local_size = len(slots)
         self._slots, self._barrier = slots, barrier_
 
-    def gather(self, value):
+    def all_gather_object(self, value):
         self._slots[self.rank] = value
         self._barrier.wait()
         values = list(self._slots)
         self._barrier.wait()
         return values
 
-    def mean_(self, tensors):
-        everyone = self.gather([tensor.clone() for tensor in tensors])
+    def all_reduce_mean_(self, tensors):
+        everyone = self.all_gather_object([tensor.clone() for tensor in tensors])
         for tensor, *others in zip(tensors, *everyone, strict=True):
             tensor.copy_(sum(others) / self.size)
 
     def average_gradients(self, parameters):
         return OverlappedGradients(parameters, self.size, self)
 
-    def start_sum_(self, tensor):
-        everyone = self.gather(tensor.clone())
+    def all_reduce_async_(self, tensor):
+        everyone = self.all_gather_object(tensor.clone())
         tensor.copy_(sum(everyone))
 
-    def wait(self, handle):
+    def synchronize(self, handle):
         """The sum is there already."""
 
     def broadcast_(self, tensors):
         for tensor, first in zip(
-            tensors, self.gather([t.detach().clone() for t in tensors])[0], strict=True
+            tensors, self.all_gather_object([t.detach().clone() for t in tensors])[0], strict=True
         ):
             tensor.data.copy_(first)
 
     def barrier(self):
-        self.gather(None)
+        self.all_gather_object(None)
 
 
 def on_ranks(size, work):
@@ -64,7 +64,7 @@ def on_ranks(size, work):
         need(size)
         return [work(WORLD)]
     if size == 1:
-        return [work(comms.SingleProcess())]
+        return [work(comms.LocalComm())]
     slots, barrier = [None] * size, threading.Barrier(size, timeout=PATIENCE)
     results, errors = [None] * size, []
 
@@ -100,7 +100,7 @@ def ranks_here(size):
 
 def same_for_all(value):
     """`value` of rank 0."""
-    return WORLD.gather(value)[0] if WORLD else value
+    return WORLD.all_gather_object(value)[0] if WORLD else value
 
 
 def give_each_thread_its_own_numpy_random(monkeypatch):

@@ -8,7 +8,7 @@ from ranks import on_ranks
 
 from lm_human_preferences import label_types
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.distributed.comm import SingleProcess
+from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import train_policy
 from lm_human_preferences.training import health, optimizer
@@ -146,14 +146,14 @@ def test_agreement(name, labels, rewards, expected):
 class Trainer:
     step = 0
 
-    def state(self):
+    def state_dict(self):
         return {'step': self.step}
 
 
-class Keeper:
+class Checkpointer:
     saved = 0
 
-    def save_at_error(self, trainer):
+    def save_on_error(self, trainer):
         self.saved += 1
 
 
@@ -161,9 +161,9 @@ ALARM = health.Alarm('objective/kl', 61.0, 60.0, 'too far')
 
 
 def test_warnings_are_seldom(capsys):
-    cord, trainer = health.Andon('warn', SingleProcess()), Trainer()
+    health_monitor, trainer = health.HealthMonitor('warn', LocalComm()), Trainer()
     for trainer.step in range(250):
-        cord.pull([ALARM] if trainer.step >= 10 else [], trainer, Keeper())
+        health_monitor.report([ALARM] if trainer.step >= 10 else [], trainer, Checkpointer())
     assert capsys.readouterr().out.splitlines() == [
         f'WARNING: step {step}: too far (objective/kl is 61, the limit 60)'
         for step in (10, 110, 210)
@@ -171,16 +171,16 @@ def test_warnings_are_seldom(capsys):
 
 
 def test_off_says_nothing(capsys):
-    health.Andon('off', SingleProcess()).pull([ALARM], Trainer(), Keeper())
+    health.HealthMonitor('off', LocalComm()).report([ALARM], Trainer(), Checkpointer())
     assert capsys.readouterr().out == ''
 
 
 def test_stop_stops_every_rank():
     def work(comm):
-        keeper = Keeper()
+        checkpointer = Checkpointer()
         with pytest.raises(UserError, match='stopped at step 0 by --run.andon stop: too far'):
-            health.Andon('stop', comm).pull([ALARM], Trainer(), keeper)
-        return keeper.saved
+            health.HealthMonitor('stop', comm).report([ALARM], Trainer(), checkpointer)
+        return checkpointer.saved
 
     assert on_ranks(2, work) == [1, 1]
 
@@ -205,7 +205,9 @@ def test_a_training_without_numbers_is_stopped_and_the_step_before_is_whole(tmp_
     assert {'model.ckpt-1.index', 'model.ckpt-2.index'} <= {
         path.name for path in directory.iterdir()
     }
-    assert checkpoints.newest(directory)[0].endswith('model.ckpt-1')  # from which resume goes on
+    assert checkpoints.latest_resumable(directory)[0].endswith(
+        'model.ckpt-1'
+    )  # from which resume goes on
 
 
 def test_a_reward_model_that_learns_the_opposite_is_stopped(tmp_path, monkeypatch):

@@ -60,12 +60,18 @@ def test_broadcast(size):
 def test_mean_of_tensors(size):
     def work(comm):
         tensors = tensors_of(comm.rank, torch.float64, torch.float32)
-        comm.mean_(tensors)
+        comm.all_reduce_mean_(tensors)
         everyone = [tensors_of(rank, torch.float64, torch.float32) for rank in range(size)]
         for ours, *theirs in zip(tensors, *everyone, strict=True):
             torch.testing.assert_close(ours, sum(theirs) / size, rtol=1e-6, atol=1e-5)
         assert (
-            len({b''.join(t.numpy().tobytes() for t in each) for each in comm.gather(tensors)}) == 1
+            len(
+                {
+                    b''.join(t.numpy().tobytes() for t in each)
+                    for each in comm.all_gather_object(tensors)
+                }
+            )
+            == 1
         )
 
     on_ranks(size, work)
@@ -74,7 +80,7 @@ def test_mean_of_tensors(size):
 @on_all_sizes
 def test_mean_of_statistics(size):
     def work(comm):
-        assert comm.mean({'a': comm.rank, 'b': 1.5}) == {
+        assert comm.all_reduce_mean({'a': comm.rank, 'b': 1.5}) == {
             'a': pytest.approx((size - 1) / 2),
             'b': 1.5,
         }
@@ -85,7 +91,7 @@ def test_mean_of_statistics(size):
 @on_all_sizes
 def test_gather_is_in_the_order_of_ranks(size):
     def work(comm):
-        assert comm.gather(('of', comm.rank)) == [('of', rank) for rank in range(size)]
+        assert comm.all_gather_object(('of', comm.rank)) == [('of', rank) for rank in range(size)]
         assert 0 <= comm.local_rank < comm.local_size <= comm.size == size
 
     on_ranks(size, work)
@@ -100,7 +106,7 @@ def test_barrier(size):
             time.sleep(0.3)
         came = time.time()
         comm.barrier()
-        assert time.time() >= max(comm.gather(came))
+        assert time.time() >= max(comm.all_gather_object(came))
 
     on_ranks(size, work)
 
@@ -126,12 +132,12 @@ def test_gradients_are_averaged(size, parts):
         parameters = parameters_like(SHAPES)
         averaged = comm.average_gradients(parameters)
         for update in range(3):
-            averaged.clear()
+            averaged.zero_grad()
             for part in range(parts):
                 if part == parts - 1:
-                    averaged.expect_last()
+                    averaged.require_sync()
                 loss_of(parameters, comm.rank, update + part).backward()
-            averaged.wait()
+            averaged.synchronize()
             check_average(parameters, comm, range(update, update + parts))
 
     on_ranks(size, work)
@@ -143,11 +149,14 @@ def check_average(parameters, comm, parts):
     for part in parts:
         loss_of(plain, comm.rank, part).backward()
     expected = [torch.zeros_like(p) if p.grad is None else p.grad for p in plain]
-    comm.mean_(expected)
+    comm.all_reduce_mean_(expected)
     for gradient, mean in zip(ours, expected, strict=True):
         torch.testing.assert_close(gradient, mean, rtol=1e-6, atol=1e-6)
     assert ours[-2].abs().sum() > 0 and ours[-1].abs().sum() == 0
-    assert len({b''.join(t.numpy().tobytes() for t in each) for each in comm.gather(ours)}) == 1
+    assert (
+        len({b''.join(t.numpy().tobytes() for t in each) for each in comm.all_gather_object(ours)})
+        == 1
+    )
 
 
 class Log:
@@ -156,11 +165,11 @@ class Log:
     def __init__(self):
         self.sent, self.waited = [], []
 
-    def start_sum_(self, tensor):
+    def all_reduce_async_(self, tensor):
         self.sent.append(tensor.clone())
         return len(self.sent) - 1
 
-    def wait(self, handle):
+    def synchronize(self, handle):
         self.waited.append(handle)
 
 
@@ -173,13 +182,13 @@ def test_buckets_are_sent_during_the_backward_pass():
     parameters[0].register_hook(lambda gradient: sent_before.append(len(engine.sent)))
     for last in (False, True):
         if last:
-            averaged.expect_last()
+            averaged.require_sync()
         h = parameters[0].sum()
         for p in parameters[1:]:
             h = (h * p).sum()
         h.backward(retain_graph=True)
     assert sent_before == [0, 2]
-    averaged.wait()
+    averaged.synchronize()
     assert engine.waited == [0, 1, 2]
     plain = torch.autograd.grad(h, parameters)  # of the last pass, as much as of the one before
     for sent, parameter, gradient in zip(
@@ -187,14 +196,14 @@ def test_buckets_are_sent_during_the_backward_pass():
     ):
         assert sent.abs().sum() > 0
         torch.testing.assert_close(sent, 2 * gradient / 2)
-        assert parameter.grad.data_ptr() == averaged.places[parameter][1].data_ptr()
+        assert parameter.grad.data_ptr() == averaged.bucket_views[parameter][1].data_ptr()
 
 
 def test_gradients_are_freed_with_their_parameters():
     """The reward model's do not stay while the policy is trained."""
     parameters = parameters_like(SHAPES)
     averaged = gradients.OverlappedGradients(parameters, 2, Log())
-    freed = [weakref.ref(x) for x in (averaged, averaged.flats[0], parameters[0])]
+    freed = [weakref.ref(x) for x in (averaged, averaged.buckets[0], parameters[0])]
     loss_of(parameters, 0, 1).backward()
     del averaged, parameters
     assert [ref() for ref in freed] == [None] * 3

@@ -192,8 +192,8 @@ def test_stories_are_fetched_as_they_are_needed(recorded_files, monkeypatch):
     monkeypatch.setattr(cnndm, 'AHEAD', 5)
     monkeypatch.setattr(
         storage,
-        'local_copies',
-        lambda paths, original=storage.local_copies: asked.append(len(paths)) or original(paths),
+        'cached_paths',
+        lambda paths, original=storage.cached_paths: asked.append(len(paths)) or original(paths),
     )
     texts = datasets.get_dataset('cnndm').generator('train')
     take(5, texts)

@@ -98,7 +98,7 @@ def test_engines(size, tmp_path):
 def test_launched_by_another_mpi(tmp_path):
     """N worlds of one rank, as an mpiexec makes them that is not of the MPI that this process
     loads."""
-    code = 'from lm_human_preferences.distributed import comm; comm.world()'
+    code = 'from lm_human_preferences.distributed import comm; comm.init_comm()'
     run = subprocess.run(
         [sys.executable, '-c', code],
         capture_output=True,

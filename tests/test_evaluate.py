@@ -15,7 +15,7 @@ from test_experiments import resolved
 from test_optimum import optimal_logprobs
 
 from lm_human_preferences.commands.sample_policy import load_run_hparams
-from lm_human_preferences.distributed.comm import SingleProcess
+from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import evaluate, optimum, plots
 from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams
 from lm_human_preferences.language import encodings
@@ -276,8 +276,8 @@ def test_the_frontier_ends_where_it_is_asked_to():
 def kl_coef_run(tmp_path, *parts, kl_coef=0.15, target=None):
     """hparams of a run in `tmp_path` that logged the coefficients `parts`, {step: value} each."""
     for part in parts:
-        logger = logging.Logger(str(tmp_path), 'ppo', log_interval=10**9, comm=SingleProcess())
-        logger.rewind(min(part))
+        logger = logging.Logger(str(tmp_path), 'ppo', log_interval=10**9, comm=LocalComm())
+        logger.purge_from(min(part))
         for step, value in part.items():
             logger.log({'objective/kl': 1.0, 'objective/kl_coef': value}, step)
         logger.close()
@@ -493,14 +493,14 @@ def test_a_run_that_nothing_can_be_added_to_is_refused_before_the_work(run, no_w
 
 @pytest.mark.parametrize('name', evaluate.OUTPUTS)
 def test_the_table_is_printed_though_nothing_can_be_written(run, tmp_path, monkeypatch, name):
-    original = outputs.storage.replacing
+    original = outputs.storage.atomic_write
 
     def full(path, **settings):
         if os.path.basename(path) == name:
             raise OSError(errno.ENOSPC, 'No space left on device')
         return original(path, **settings)
 
-    monkeypatch.setattr(outputs.storage, 'replacing', full)
+    monkeypatch.setattr(outputs.storage, 'atomic_write', full)
     result = invoke(f'evaluate {run} --queries 2 --output_dir {tmp_path}')
     assert result.exit_code == 2 and 'Traceback' not in result.stderr
     assert re.search(r'^policy +\d', result.stdout, re.MULTILINE) and 'Saved' not in result.stdout

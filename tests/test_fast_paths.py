@@ -33,9 +33,9 @@ needs_bf16 = pytest.mark.skipif(
 def library(request):
     """What multiplies float32 matrices."""
     if request.param == 'oneDNN':
-        precision.prepare('fp32', CPU)
+        precision.configure('fp32', CPU)
     yield
-    precision.prepare('fp32', CPU)
+    precision.configure('fp32', CPU)
     torch.backends.mkldnn.matmul.fp32_precision = 'none'
 
 
@@ -99,7 +99,9 @@ def test_outputs_where_they_are_read(net, share):
     tokens = padded(4, QUERY + LENGTH, share=share)
     read = torch.arange(QUERY - 1, QUERY + LENGTH - 1)
     reference = torch.stack([plain(net, row)[read] for row in tokens])
-    assert_same(net, net.hidden(*net.mask_padding(tokens, PADDING), read=read), reference)
+    assert_same(
+        net, net.hidden(*net.mask_padding(tokens, PADDING), output_positions=read), reference
+    )
 
 
 @pytest.mark.parametrize('share', [0, 0.4], ids=['full', 'padded'])
@@ -114,12 +116,12 @@ def test_several_responses_to_one_query(net, n, share):
             for query, each in zip(queries, responses, strict=True)
         ]
     )
-    assert_same(net, net.hidden_at_ends(queries, responses, PADDING), reference)
+    assert_same(net, net.last_hidden(queries, responses, PADDING), reference)
 
 
 def test_responses_without_a_query(net):
     responses = padded(2, 3, LENGTH, share=0.4)
-    ours = net.hidden_at_ends(responses[:, 0, :0], responses, PADDING)
+    ours = net.last_hidden(responses[:, 0, :0], responses, PADDING)
     assert_norm_close(
         ours,
         torch.stack(
@@ -129,12 +131,12 @@ def test_responses_without_a_query(net):
     )
     responses[1, 2] = PADDING
     with pytest.raises(ValueError, match='row 1 has no token, only padding'):
-        net.hidden_at_ends(responses[:, 0, :0], responses, PADDING)
+        net.last_hidden(responses[:, 0, :0], responses, PADDING)
 
 
 def test_the_cache_grows(net, monkeypatch):
     monkeypatch.setattr(model, 'ROOM', 2)
-    tokens, cache = padded(3, QUERY + LENGTH, share=0.3), model.Cache()
+    tokens, cache = padded(3, QUERY + LENGTH, share=0.3), model.KVCache()
     tokens, mask = net.mask_padding(tokens, PADDING)
     with torch.no_grad():
         whole = net.hidden(tokens, mask)
@@ -191,7 +193,7 @@ def test_logprobs_and_entropies_from_one_table(shape):
 
 def gradient_of(trainer, rollouts):
     """Statistics of a minibatch, and the gradient of all parameters as one vector."""
-    trainer.optimizer.gradients.clear()
+    trainer.optimizer.gradients.zero_grad()
     loss, stats = trainer.loss(rollouts)
     loss.backward()
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in trainer.policy.get_params())
@@ -201,11 +203,11 @@ def gradient_of(trainer, rollouts):
 def test_bf16_agrees_with_float32_within_its_digits():
     config = load_json('ppo', 'configs.json')['configs'][0]
     trainer, rollouts = (
-        ppo_trainer(config['hparams'], comms.SingleProcess()),
+        ppo_trainer(config['hparams'], comms.LocalComm()),
         rollouts_of('ppo', config['id'], 0, 1),
     )
     exact, gradient = gradient_of(trainer, rollouts)
-    precision.prepare('bf16', CPU)
+    precision.configure('bf16', CPU)
     rounded, rounded_gradient = gradient_of(trainer, rollouts)
     for name in exact:
         assert_close(rounded[name], exact[name], rtol=0.02, atol=0.02, name=name)
@@ -220,9 +222,9 @@ def test_bf16_agrees_with_float32_within_its_digits():
 
 @needs_bf16
 def test_weights_laid_out_for_sampling_are_those_of_now(net):
-    precision.prepare('bf16', CPU)
+    precision.configure('bf16', CPU)
     optimizer, tokens = (
-        Adam(net.tf_parameters(), comm=comms.SingleProcess()),
+        Adam(net.tf_parameters(), comm=comms.LocalComm()),
         padded(3, QUERY, share=0),
     )
 
@@ -240,30 +242,30 @@ def test_weights_laid_out_for_sampling_are_those_of_now(net):
         change()
         with torch.no_grad():
             found.append(outputs())
-        assert net.transformer.wte.weight.laid_out[1] is not None
+        assert net.transformer.wte.weight.prepacked[1] is not None
         assert_close(found[-1], outputs().detach(), rtol=0, atol=0.05)
     assert all((a - b).abs().max() > 0.5 for a, b in itertools.pairwise(found))
     optimizer.minimize(outputs().square().sum(), lr=0.1)
-    assert all(weight.laid_out[1] is None for weight in net.transformer.parameters())
+    assert all(weight.prepacked[1] is None for weight in net.transformer.parameters())
 
 
 @needs_bf16
 def test_weights_laid_out_give_the_same_digits(net):
-    precision.prepare('bf16', CPU)
+    precision.configure('bf16', CPU)
     x, layer = torch.randn(20, 64), net.transformer.h[0].mlp.c_fc
-    with precision.computing(CPU):
+    with precision.autocast(CPU):
         outputs, low, logits = (
-            precision.affine(x, **layer),
-            precision.affine(x, **layer, gelu=True),
+            precision.linear(x, **layer),
+            precision.linear(x, **layer, gelu=True),
             net.logits(x),
         )
         with torch.no_grad():
             assert (
-                torch.equal(precision.affine(x, **layer), outputs)
+                torch.equal(precision.linear(x, **layer), outputs)
                 and outputs.dtype == torch.bfloat16
             )
             assert_close(net.logits(x), logits.detach(), rtol=1e-5, atol=1e-6)
-            fused = precision.affine(x, **layer, gelu=True)
+            fused = precision.linear(x, **layer, gelu=True)
     exact = torch.nn.functional.gelu(
         x.double() @ layer.weight.double() + layer.bias, approximate='tanh'
     )
@@ -272,11 +274,11 @@ def test_weights_laid_out_give_the_same_digits(net):
 
 def test_without_the_operators_products_are_ordinary_ones(net, monkeypatch):
     monkeypatch.setattr(torch.ops, 'mkldnn', object())
-    precision.prepare('bf16', CPU)
+    precision.configure('bf16', CPU)
     with torch.no_grad():
         h = net.hidden(padded(3, QUERY, share=0))
         assert_close(net.logits(h), h @ net.transformer.wte.weight.T, rtol=1e-5, atol=1e-5)
-    assert not hasattr(net.transformer.wte.weight, 'laid_out')
+    assert not hasattr(net.transformer.wte.weight, 'prepacked')
 
 
 @pytest.mark.parametrize(
@@ -299,7 +301,7 @@ def test_without_the_operators_products_are_ordinary_ones(net, monkeypatch):
 )
 def test_precision_is_an_option_of_both_trainings(train, overrides, monkeypatch):
     asked = []
-    monkeypatch.setattr(precision, 'prepare', lambda *settings: asked.append(settings))
+    monkeypatch.setattr(precision, 'configure', lambda *settings: asked.append(settings))
     hparams = train.HParams()
     hparams.override_from_dict(
         {
@@ -320,15 +322,15 @@ def test_precisions():
     with pytest.raises(ValueError, match='^--run.precision half is none of fp32, tf32, bf16$'):
         train_reward.RunHParams(precision='half').validate(prefix='run.')
     with pytest.raises(UserError, match='^precision tf32 needs a GPU'):
-        precision.prepare('tf32', CPU)
+        precision.configure('tf32', CPU)
     for name in PRECISIONS[::-1]:
-        precision.prepare(name, torch.device('cuda'))
+        precision.configure(name, torch.device('cuda'))
         assert torch.backends.cuda.matmul.allow_tf32 == (name != 'fp32')
 
 
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='of glibc')
 def test_freed_memory_is_used_again():
-    precision.prepare('fp32', CPU)
+    precision.configure('fp32', CPU)
     for _ in range(3):  # where the heap puts the first ones depends on what was freed before
         torch.ones(1 << 22)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

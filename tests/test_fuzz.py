@@ -26,7 +26,7 @@ from lm_human_preferences.checkpointing import checkpoints, tf_table
 from lm_human_preferences.commands import sample_policy
 from lm_human_preferences.datasets import tldr
 from lm_human_preferences.datasets.books import read_jsonl
-from lm_human_preferences.distributed.comm import SingleProcess
+from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import train_policy, train_reward
 from lm_human_preferences.labels import files as label_files
@@ -706,8 +706,8 @@ def test_events_that_are_none(tmp_path):
         + struct.pack('<I', tf_table.masked_crc(event))
     )
     (folder / 'events.out.tfevents.5').write_bytes(b'\xff' * 1000)
-    logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=SingleProcess())
-    confined(tmp_path, logger.rewind, 3)
+    logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=LocalComm())
+    confined(tmp_path, logger.purge_from, 3)
     assert sorted(path.name[-1] for path in folder.iterdir()) == ['1', '2', '3']
     assert (tmp_path / 'precious').read_text() == 'mine'
 
@@ -742,12 +742,14 @@ def test_lock_that_is_no_text_or_leads_elsewhere(tmp_path):
     (tmp_path / 'lock').write_bytes(b'\xff' * 5000)
     hparams = launch_hparams()
     hparams.run.save_dir = str(tmp_path)
-    assert 'is writing this run' in told(lambda: run_dir.held(hparams, SingleProcess()).__enter__())
+    assert 'is writing this run' in told(
+        lambda: run_dir.lock_run_dir(hparams, LocalComm()).__enter__()
+    )
     for make in (lambda path: os.symlink(tmp_path / 'precious', path), os.mkfifo):
         os.remove(tmp_path / 'lock')
         make(tmp_path / 'lock')
         with pytest.raises(UserError, match='cannot be written'):
-            run_dir.held(hparams, SingleProcess()).__enter__()
+            run_dir.lock_run_dir(hparams, LocalComm()).__enter__()
     assert (tmp_path / 'precious').read_text() == 'mine'
 
 

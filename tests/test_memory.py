@@ -23,9 +23,9 @@ CPU = torch.device('cpu')
 
 @pytest.fixture(params=['fp32', 'bf16'])
 def computed_in(request):
-    precision.prepare(request.param, CPU)
+    precision.configure(request.param, CPU)
     yield
-    precision.prepare('fp32', CPU)
+    precision.configure('fp32', CPU)
     torch.backends.mkldnn.matmul.fp32_precision = 'none'
 
 
@@ -45,9 +45,9 @@ def gradients_and_bytes(model, loss):
 
 
 def assert_checkpointing_only_saves_memory(model, loss):
-    model.checkpointed = False
+    model.gradient_checkpointing = False
     plain, much = gradients_and_bytes(model, loss)
-    model.checkpointed = True
+    model.gradient_checkpointing = True
     again, little = gradients_and_bytes(model, loss)
     assert all(map(torch.equal, plain, again)) and any(gradient.any() for gradient in plain)
     assert little < much / 2
@@ -56,7 +56,7 @@ def assert_checkpointing_only_saves_memory(model, loss):
 def test_gradient_checkpointing_of_a_policy(computed_in):
     config = load_json('ppo', 'configs.json')['configs'][0]
     trainer, rollouts = (
-        ppo_trainer(config['hparams'], comms.SingleProcess()),
+        ppo_trainer(config['hparams'], comms.LocalComm()),
         rollouts_of('ppo', config['id'], 0, 1),
     )
     assert_checkpointing_only_saves_memory(trainer.policy.model, lambda: trainer.loss(rollouts)[0])
@@ -74,7 +74,7 @@ def test_gradient_checkpointing_of_a_reward_model(computed_in):
 
 SIZES = model.HParams(n_vocab=10, n_ctx=6, n_embd=4, n_head=2, n_layer=3)
 PARAMETERS = 3 * (12 * 4 * 4 + 13 * 4) + (10 + 6) * 4 + 2 * 4  # 804
-WORK = memory.Training(
+WORK = memory.MemoryEstimate(
     SIZES, networks=3, rows=5, tokens=7, predicted=2, sampled_rows=1, sampled_tokens=7
 )
 
@@ -94,7 +94,7 @@ def test_an_estimate_by_hand():
     assert WORK.peak() == 6 * 4 * PARAMETERS + (3 + 1) * block + logits + of_embeddings
     inputs = 5 * 7 * 4 * 4
     again = 3 * inputs + 2 * block + logits + of_embeddings
-    assert replace(WORK, checkpointed=True).peak() == 6 * 4 * PARAMETERS + again
+    assert replace(WORK, gradient_checkpointing=True).peak() == 6 * 4 * PARAMETERS + again
     assert (
         replace(WORK, micro_batch_size=1).learning(1)
         == WORK.learning(5) / 5 + of_embeddings * 4 / 5
@@ -153,7 +153,7 @@ def test_a_warning_names_what_fits():
         < 12 * GB
         < replace(LARGE, micro_batch_size=64).peak()
     )
-    least = replace(LARGE, micro_batch_size=1, checkpointed=True).peak()
+    least = replace(LARGE, micro_batch_size=1, gradient_checkpointing=True).peak()
     assert memory.warning(LARGE, least).endswith(
         'GB: --ppo.micro_batch_size 1 --run.gradient_checkpointing true takes 3.6 GB, for the same'
         ' gradients'
@@ -162,7 +162,7 @@ def test_a_warning_names_what_fits():
         'even --ppo.micro_batch_size 1 --run.gradient_checkpointing true takes 3.6 GB, for the same'
         ' gradients'
     )
-    assert memory.warning(replace(LARGE, checkpointed=True), least).endswith(
+    assert memory.warning(replace(LARGE, gradient_checkpointing=True), least).endswith(
         'GB: --ppo.micro_batch_size 1 takes 3.6 GB, for the same gradients'
     )
 
@@ -198,10 +198,10 @@ def test_what_a_host_has_left(tmp_path, groups, files, free):
 
 
 def test_ranks_share_their_host_and_the_poorest_counts(monkeypatch, capsys):
-    class Ranks(comms.SingleProcess):
+    class Ranks(comms.LocalComm):
         size = local_size = 2
 
-        def gather(self, value):
+        def all_gather_object(self, value):
             return [value, value - 1]
 
     monkeypatch.setattr(memory, 'on_host', lambda: 2 * replace(LARGE, ranks=2).peak() + 2)
@@ -287,10 +287,10 @@ def test_running_out_of_memory_is_one_line(command, option, tmp_path, monkeypatc
 def test_memory_of_a_host_runs_out_as_well(allocate):
     with (
         pytest.raises(UserError, match='no memory is left .*allocate'),
-        memory.ways_out('--batch_size'),
+        memory.explain_oom('--batch_size'),
     ):
         allocate()
-    with pytest.raises(RuntimeError, match='^a fault$'), memory.ways_out('--batch_size'):
+    with pytest.raises(RuntimeError, match='^a fault$'), memory.explain_oom('--batch_size'):
         raise RuntimeError('a fault')
 
 
@@ -298,7 +298,7 @@ def test_what_a_step_works_on():
     policy, reward = (
         resolved(command, 'descriptiveness') for command in ('train_policy', 'train_reward')
     )
-    assert train_policy.work(policy, SIZES, ranks=8) == memory.Training(
+    assert train_policy.memory_plan(policy, SIZES, ranks=8) == memory.MemoryEstimate(
         SIZES,
         networks=3,
         rows=64,
@@ -309,7 +309,7 @@ def test_what_a_step_works_on():
         option='--ppo.micro_batch_size',
         batch_options=('--ppo.batch_size', '--ppo.batch_size'),
     )
-    assert train_reward.work(reward, SIZES, 8) == memory.Training(
+    assert train_reward.memory_plan(reward, SIZES, 8) == memory.MemoryEstimate(
         SIZES, networks=2, rows=4, tokens=160, sampled_rows=64, sampled_tokens=88
     )
 

@@ -16,7 +16,7 @@ import sample
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets import reviews
-from lm_human_preferences.distributed.comm import SingleProcess
+from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import train_reward
 from lm_human_preferences.language import encodings
@@ -168,7 +168,7 @@ def labels_of(kind, seed=0):
     hparams.override_from_nested_dict(resolved('train_reward', 'mock_sentiment').to_nested_dict())
     hparams.labels.type, hparams.labels.num_train = kind, 64
     torch.manual_seed(seed)
-    return known_reward.simulated_labels(hparams, Policy(TrainedModel('reviews')), SingleProcess())
+    return known_reward.simulated_labels(hparams, Policy(TrainedModel('reviews')), LocalComm())
 
 
 def test_best_is_the_best(reward):

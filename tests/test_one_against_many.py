@@ -151,8 +151,7 @@ def assert_same(run, comm, alone, **settings):
 
 def without_others(run, **settings):
     return {
-        dtype: run(comms.SingleProcess(), dtype, **settings)
-        for dtype in (torch.float32, torch.float64)
+        dtype: run(comms.LocalComm(), dtype, **settings) for dtype in (torch.float32, torch.float64)
     }
 
 
@@ -212,7 +211,7 @@ def test_policy_training(size, micro_batch_size, monkeypatch):
 def test_micro_batches_of_reward_training(micro_batch_size):
     assert_same(
         reward_training,
-        comms.SingleProcess(),
+        comms.LocalComm(),
         without_others(reward_training),
         micro_batch_size=micro_batch_size,
     )
@@ -225,7 +224,7 @@ def test_micro_batches_of_policy_training(micro_batch_size, whiten_rewards):
     settings = {'ppo.whiten_rewards': whiten_rewards}
     parts, whole = assert_same(
         policy_training,
-        comms.SingleProcess(),
+        comms.LocalComm(),
         without_others(policy_training, **settings),
         **settings,
         **{'ppo.micro_batch_size': micro_batch_size},
@@ -297,7 +296,7 @@ def test_no_more_rows_at_a_time(rows, size, expected):
 def test_samples_in_parts_go_together():
     """A step on parts of the batch joins them in their order."""
     trainer, seen = (
-        ppo_trainer(comms.SingleProcess(), torch.float32, **{'ppo.micro_batch_size': 5}),
+        ppo_trainer(comms.LocalComm(), torch.float32, **{'ppo.micro_batch_size': 5}),
         {},
     )
     trainer.query_sampler = lambda: {
@@ -320,7 +319,7 @@ def test_samples_in_parts_go_together():
     torch.testing.assert_close(seen['ref_logprobs'], analyzed['logprobs'])
 
 
-class Three(comms.SingleProcess):
+class Three(comms.LocalComm):
     size = 3
 
 

@@ -66,7 +66,7 @@ def test_loss_targets_and_gradients(case):
     for rank in range(size):
         recorded = under(arrays, f'{rank_prefix(rank, size)}initial/')
         rollouts = rollouts_of(folder, config['id'], rank, size)
-        trainer = ppo_trainer(config['hparams'], comms.SingleProcess())
+        trainer = ppo_trainer(config['hparams'], comms.LocalComm())
         for prefix in sorted({key.split('/')[0] for key in recorded}):
             check_minibatch(
                 trainer,
@@ -77,7 +77,7 @@ def test_loss_targets_and_gradients(case):
 
 
 def check_minibatch(trainer, rollouts, recorded, config):
-    targets = ppo.with_targets(rollouts, trainer.hparams.ppo)
+    targets = ppo.add_advantages(rollouts, trainer.hparams.ppo)
     assert_close(targets['advantages'], recorded['advantages'], atol=1e-5, name='advantages')
     assert_close(targets['returns'], recorded['returns'], atol=1e-5, name='returns')
     trainer.policy.model.zero_grad()
@@ -113,7 +113,7 @@ def check_gradients(parameters, recorded, without):
 def test_updates_without_shuffling(case):
     """Statistics and learning rate of every call, parameters after some of them."""
     folder, config, size, arrays = case
-    initial = snapshot(ppo_trainer(config['hparams'], comms.SingleProcess()).policy.tf_parameters())
+    initial = snapshot(ppo_trainer(config['hparams'], comms.LocalComm()).policy.tf_parameters())
 
     def work(comm):
         recorded = under(arrays, f'{rank_prefix(comm.rank, size)}per_call/')
@@ -146,7 +146,7 @@ def test_train_shuffles_as_the_original(case, monkeypatch):
     folder, config, size, arrays = case
     if size > 1:
         give_each_thread_its_own_numpy_random(monkeypatch)
-    initial = snapshot(ppo_trainer(config['hparams'], comms.SingleProcess()).policy.tf_parameters())
+    initial = snapshot(ppo_trainer(config['hparams'], comms.LocalComm()).policy.tf_parameters())
 
     def work(comm):
         recorded = under(arrays, f'{rank_prefix(comm.rank, size)}train/')

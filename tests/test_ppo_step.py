@@ -104,7 +104,7 @@ def test_the_controller_chosen(folder):
     configs, values = load_json(folder, 'configs.json'), []
     for adaptive_kl in (None, {'target': 4.0, 'horizon': 10}):
         controller = ppo_trainer(
-            with_rewards(configs, kl_coef=0.3, adaptive_kl=adaptive_kl), comms.world()
+            with_rewards(configs, kl_coef=0.3, adaptive_kl=adaptive_kl), comms.init_comm()
         ).kl_ctl
         controller.update(2.0, 5)
         values.append(controller.value)
@@ -125,7 +125,7 @@ class SpyController:
 @pytest.mark.parametrize('folder', FOLDERS)
 def test_steps_tell_the_controller_their_kl_and_use_its_coefficient(folder):
     """The recorded runs stay so far below their target that any small KL would do."""
-    trainer = ppo_trainer(with_rewards(load_json(folder, 'configs.json')), comms.world())
+    trainer = ppo_trainer(with_rewards(load_json(folder, 'configs.json')), comms.init_comm())
     task, trainer.kl_ctl = trainer.hparams.task, SpyController()
     trainer.query_sampler = lambda: {
         'tokens': torch.arange(4 * task.query_length).reshape(4, -1) % 26

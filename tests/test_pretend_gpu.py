@@ -121,10 +121,10 @@ def test_ranks_meet_in_host_memory(gpu):
     layer(x).sum().backward()
     alone = [parameter.grad.tolist() for parameter in layer.parameters()]
     gradients = OverlappedGradients(layer.parameters(), 2, engine)
-    gradients.clear()
-    gradients.expect_last()
+    gradients.zero_grad()
+    gradients.require_sync()
     layer(x).sum().backward()
-    gradients.wait()
+    gradients.synchronize()
     assert [
         parameter.grad.tolist() for parameter in layer.parameters()
     ] == alone and layer.weight.grad.is_cuda
@@ -136,10 +136,10 @@ def test_what_is_said_of_it(gpu, monkeypatch, capsys):
     """Memory that a training has left to PyTorch is free for the next."""
     assert doctor._devices() == '1 GPU(s): NVIDIA Pretence, 40 GiB free'
     gpu.cached = pretend_gpu.MEMORY
-    memory.check(LARGE, comms.SingleProcess(), core.default_device())
+    memory.check(LARGE, comms.LocalComm(), core.default_device())
     assert capsys.readouterr().out == ''
     monkeypatch.setattr(pretend_gpu, 'MEMORY', 10**10)
-    memory.check(LARGE, comms.SingleProcess(), core.default_device())
+    memory.check(LARGE, comms.LocalComm(), core.default_device())
     assert (
         'GB of memory for each rank, which has 10.0 GB: --ppo.micro_batch_size'
         in capsys.readouterr().out

@@ -127,7 +127,7 @@ def test_memory_in_readme_is_what_the_program_estimates():
         sizes = model.HParams(
             n_vocab=50257, n_ctx=1024, n_embd=n_embd, n_head=n_head, n_layer=n_layer
         )
-        training = train_policy.work(hparams, sizes, ranks=1)
+        training = train_policy.memory_plan(hparams, sizes, ranks=1)
         estimates = [
             dataclasses.replace(training, fused=fused).peak() / 1e9 for fused in (False, True)
         ]
@@ -207,7 +207,7 @@ def test_trainings_are_understood(commands, monkeypatch):
         ('train_reward', 'sentiment'),
     }
     monkeypatch.setattr(
-        run_dir, 'claim', lambda *args, **settings: None
+        run_dir, 'prepare_run_dir', lambda *args, **settings: None
     )  # which asks stores and disks
     started = caught_jobs(monkeypatch)
     for number, args in enumerate(trainings, start=1):

@@ -81,7 +81,7 @@ def downloaded(store, directory):
 
 
 def staged(*names):
-    return os.path.join(storage.staging(RUN), *names)
+    return os.path.join(storage.staging_dir(RUN), *names)
 
 
 def listed(store, state='run/policy/checkpoints/checkpoint'):
@@ -112,7 +112,7 @@ def on_another_machine(monkeypatch, tmp_path):
 def test_the_store_gets_all_files(store, cache, reference, tmp_path, monkeypatch):  # noqa: F811
     """They are those of the staging directory, byte by byte, which is cleared away then; and those
     of a local run."""
-    close, compared = uploads.Mirror.close, []
+    close, compared = uploads.DirectoryUploader.close, []
 
     def compare(mirror, patience):
         close(mirror, patience)
@@ -123,7 +123,7 @@ def test_the_store_gets_all_files(store, cache, reference, tmp_path, monkeypatch
                 assert file.read() == store[f'run/{name}']
         compared.extend(names)
 
-    monkeypatch.setattr(uploads.Mirror, 'close', compare)
+    monkeypatch.setattr(uploads.DirectoryUploader, 'close', compare)
     result = invoke(f'{WORDS} {STORE}')
     assert result.exit_code == 0 and f'saving to {RUN}\n' in result.stdout and len(compared) > 20, (
         result.output
@@ -155,7 +155,7 @@ def test_each_reader_finds_whole_checkpoints(server, store, tmp_path, monkeypatc
     problems = []
     server.on_change = lambda: problems.extend(problem_of(read))
     monkeypatch.setattr(
-        train_policy, 'Keeper', functools.partial(train_policy.Keeper, max_to_keep=3)
+        train_policy, 'Checkpointer', functools.partial(train_policy.Checkpointer, max_to_keep=3)
     )
     after_steps(
         monkeypatch,
@@ -184,7 +184,9 @@ def problem_of(check):
 def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, tmp_path, monkeypatch):  # noqa: F811
     """Such as one of a run that went back and came, by other random numbers, to the same step
     again."""
-    mirror = uploads.Mirror(RUN, str(tmp_path), re.compile('.*ckpt.*|.*checkpoint'), 'me')
+    mirror = uploads.DirectoryUploader(
+        RUN, str(tmp_path), re.compile('.*ckpt.*|.*checkpoint'), 'me'
+    )
 
     def save(step, content):
         (tmp_path / f'model.ckpt-{step}.index').write_bytes(content)
@@ -212,7 +214,9 @@ def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, tmp
 @pytest.mark.parametrize('moment', range(3))
 def test_what_is_saved_or_deleted_during_an_upload(server, store, tmp_path, monkeypatch, moment):  # noqa: F811
     """It is not named before it is whole, and uploaded, or deleted, next time."""
-    mirror = uploads.Mirror(RUN, str(tmp_path), re.compile('.*ckpt.*|.*checkpoint'), 'me')
+    mirror = uploads.DirectoryUploader(
+        RUN, str(tmp_path), re.compile('.*ckpt.*|.*checkpoint'), 'me'
+    )
     look, looks = uploads.local_files, []
 
     def save(step):
@@ -362,7 +366,7 @@ def test_going_on(store, reference, tmp_path, monkeypatch, method, step, here):
             'if it was killed, try again in (10|9) minutes',
             error_of(invoke(words)),
         )
-        patches = {**HASTY, 'lm_human_preferences.runs.uploads:STALE': -5}
+        patches = {**HASTY, 'lm_human_preferences.runs.uploads:LEASE_TIMEOUT': -5}
     status, output = (
         run(words.split(), tmp_path / 'out', patches=patches),
         (tmp_path / 'out').read_text(),

@@ -21,7 +21,7 @@ from test_experiments import resolved
 
 from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpointer, checkpoints
-from lm_human_preferences.distributed.comm import SingleProcess
+from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import RunHParams
 from lm_human_preferences.runs import run_dir
@@ -113,8 +113,8 @@ def test_events_stay_in_order_whatever_the_clock_and_the_process(
         with monkeypatch.context() as patch:
             patch.setattr(os, 'getpid', lambda number=number: number)
             patch.setattr('time.time', lambda now=now: now)
-            logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=SingleProcess())
-            logger.rewind(step)
+            logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=LocalComm())
+            logger.purge_from(step)
             logger.log({'a': step}, step)
             logger.close()
     assert len(list((tmp_path / 'tb/ppo').iterdir())) == 2
@@ -125,10 +125,10 @@ def test_clock_goes_on(tmp_path):
     """elapsed/time counts what the run has cost, not how long the machine was off."""
     interrupted('train_policy', tmp_path / 'killed', 85)
     directory = tmp_path / 'killed/run/policy/checkpoints'
-    _, state = checkpoints.newest(str(directory))
+    _, state = checkpoints.latest_resumable(str(directory))
     assert 0 < state['trainer']['elapsed'] < 60
     trainer = mock.Mock(last_time=1000.0, optimizer=mock.Mock(), query_sampler=mock.Mock())
-    train_policy.PPOTrainer.restore(trainer, state['trainer'])
+    train_policy.PPOTrainer.load_state_dict(trainer, state['trainer'])
     assert trainer.start_time == 1000 - state['trainer']['elapsed']
 
 
@@ -188,7 +188,7 @@ def test_killed_before_the_last_checkpoint_is_listed(tmp_path):
     last = int((expected / 'count').read_text())
     assert run(words('train_policy', killed), killed / 'out', kill_at=last, **replaced) == -9
     found = killed / 'run/policy/checkpoints'
-    assert checkpoints.newest(str(found))[0] == str(found / 'model.ckpt-3')
+    assert checkpoints.latest_resumable(str(found))[0] == str(found / 'model.ckpt-3')
     assert checkpoints.latest(found) == str(found / 'model.ckpt-2')
     assert run(['resume', str(killed / 'run')], killed / 'out') == 0
     assert_same(result_anywhere(killed), result_anywhere(expected))
@@ -363,8 +363,8 @@ def comm_of(rank=0):
 def test_running_name_is_refused(tmp_path):
     """By the launcher, whatever is asked for, and by the training itself."""
     with (
-        run_dir.held(hparams_in(tmp_path / 'run'), comm_of()),
-        run_dir.held(hparams_in(tmp_path / 'run'), comm_of(rank=1)),
+        run_dir.lock_run_dir(hparams_in(tmp_path / 'run'), comm_of()),
+        run_dir.lock_run_dir(hparams_in(tmp_path / 'run'), comm_of(rank=1)),
     ):
         told = re.compile(
             rf'{tmp_path}/run/lock: process {os.getpid()} on {socket.gethostname()}, '
@@ -376,7 +376,7 @@ def test_running_name_is_refused(tmp_path):
             assert told.fullmatch(error_of(invoke(words('train_reward', tmp_path, more))))
         with (
             pytest.raises(UserError, match=told.pattern),
-            run_dir.held(hparams_in(tmp_path / 'run'), comm_of()),
+            run_dir.lock_run_dir(hparams_in(tmp_path / 'run'), comm_of()),
         ):
             pass
         assert (tmp_path / 'run/lock').exists()
@@ -397,7 +397,7 @@ def test_lock_of_a_killed_process_is_taken_over(tmp_path):
 
 def test_lock_of_another_host(tmp_path):
     (tmp_path / 'lock').write_text('process 7 on elsewhere, since 2019-09-19 10:00:00, 8 rank(s)')
-    with pytest.raises(UserError) as e, run_dir.held(hparams_in(tmp_path), comm_of()):
+    with pytest.raises(UserError) as e, run_dir.lock_run_dir(hparams_in(tmp_path), comm_of()):
         pass
     assert (
         str(e.value)
@@ -459,14 +459,14 @@ def test_any_damage_is_noticed(saved, suffix, capsys):
         damaged[-1][position] ^= rng.integers(1, 256)
     for content in damaged:
         path.write_bytes(content)
-        prefix, state = checkpoints.newest(str(saved))
+        prefix, state = checkpoints.latest_resumable(str(saved))
         assert prefix == str(saved / 'model.ckpt-1') and state['trainer'] == {'step': 1}
         (warning,) = capsys.readouterr().out.splitlines()
         assert warning.startswith(
             f'WARNING: {saved}/model.ckpt-2 is passed over: {saved}/model.ckpt-2.'
         )
     path.write_bytes(whole)
-    assert checkpoints.newest(str(saved))[0] == str(saved / 'model.ckpt-2')
+    assert checkpoints.latest_resumable(str(saved))[0] == str(saved / 'model.ckpt-2')
 
 
 def test_nothing_whole_is_left(saved, tmp_path):
@@ -474,7 +474,7 @@ def test_nothing_whole_is_left(saved, tmp_path):
         shutil.copy(saved / name, tmp_path)
     (tmp_path / 'model.ckpt-1.data-00000-of-00001').write_bytes(b'')
     with pytest.raises(UserError) as e:
-        checkpoints.newest(str(tmp_path))
+        checkpoints.latest_resumable(str(tmp_path))
     assert str(e.value) == f'no checkpoint in {tmp_path} is whole: begin again with --overwrite'
 
 
@@ -531,8 +531,8 @@ def test_states_of_no_run_are_passed_over(changed_in_newest, tmp_path, capsys, k
     """Their checksum is right; they were made by something else."""
     for value in values:
         path = changed_in_newest([int(key) if key == '0' else key for key in keys.split()], value)
-        with checkpointer.Keeper(
-            str(path.parent), SingleProcess(), resume=True, form=train_policy.STATE
+        with checkpointer.Checkpointer(
+            str(path.parent), LocalComm(), resume=True, schema=train_policy.STATE
         ) as kept:
             assert kept.prefix == str(path.parent / 'model.ckpt-2')
         (told,) = capsys.readouterr().out.splitlines()
@@ -583,7 +583,7 @@ def test_parts_that_are_no_files(whole, tmp_path, suffix, make, capsys):
     path = tmp_path / f'run/policy/checkpoints/model.ckpt-3{suffix}'
     path.unlink()
     make(path)
-    prefix, _ = checkpoints.newest(str(path.parent))
+    prefix, _ = checkpoints.latest_resumable(str(path.parent))
     assert prefix.endswith('model.ckpt-2') and f'{path} is not a file' in capsys.readouterr().out
 
 
@@ -637,5 +637,5 @@ def test_disk_that_is_full_in_training(tmp_path, monkeypatch):
     assert result.stderr.splitlines()[-1].startswith(
         f'error: cannot save model.ckpt-2 in {found}: No space left on device; it needs '
     )
-    assert checkpoints.newest(str(found))[0] == str(found / 'model.ckpt-1')
+    assert checkpoints.latest_resumable(str(found))[0] == str(found / 'model.ckpt-1')
     assert saved_so_far[5:] == []

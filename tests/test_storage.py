@@ -22,7 +22,7 @@ BASE = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
 CONTAINER = 'openaipublic/lm-human-preferences'
 CHILD = (
     'import hashlib, sys; from lm_human_preferences import storage; '
-    'print(hashlib.md5(open(storage.local_copy(sys.argv[1]), "rb").read()).hexdigest())'
+    'print(hashlib.md5(open(storage.cached_path(sys.argv[1]), "rb").read()).hexdigest())'
 )
 
 
@@ -50,7 +50,7 @@ def wait_for(condition):
 
 def failure(path=BASE + '/big', kind=storage.StorageError):
     with pytest.raises(kind) as e:
-        storage.local_copy(path)
+        storage.cached_path(path)
     assert '\n' not in str(e.value)
     return str(e.value)
 
@@ -66,7 +66,7 @@ def test_spellings_share_one_copy_at_the_documented_place(server, cache):  # noq
         BASE + '/labels%2fa.json',
     ]
     place = os.path.join(cache, CONTAINER, 'labels', 'a.json')
-    assert [storage.local_copy(url) for url in spellings] == [place] * 4
+    assert [storage.cached_path(url) for url in spellings] == [place] * 4
     assert contents(place) == b'[1]' and files(cache) == [place] and server.count('GET') == 1
 
 
@@ -112,9 +112,9 @@ def test_local_paths(tmp_path):
     (tmp_path / 'a').mkdir()
     (tmp_path / 'a' / 'b.txt').write_bytes('é\r\n'.encode())
     assert (
-        storage.exists(path) and storage.exists(str(tmp_path)) and storage.local_copy(path) == path
+        storage.exists(path) and storage.exists(str(tmp_path)) and storage.cached_path(path) == path
     )
-    assert storage.local_copies([path]) == [path] and storage.read_text(path) == 'é\n'
+    assert storage.cached_paths([path]) == [path] and storage.read_text(path) == 'é\n'
 
 
 def test_join_of_urls():
@@ -150,10 +150,10 @@ def test_exists_asks_and_does_not_fetch(server, cache):  # noqa: F811
 
 
 def test_offline(server, cache, monkeypatch):  # noqa: F811
-    storage.local_copy(BASE + '/big')
+    storage.cached_path(BASE + '/big')
     monkeypatch.setenv('LMHP_OFFLINE', '1')
     before = len(server.log)
-    assert storage.exists(BASE + '/big') and storage.local_copy(BASE + '/big')
+    assert storage.exists(BASE + '/big') and storage.cached_path(BASE + '/big')
     assert not storage.exists(BASE + '/labels/a.json')
     place = os.path.join(cache, CONTAINER, 'labels', 'a.json')
     assert (
@@ -170,18 +170,18 @@ def test_offline(server, cache, monkeypatch):  # noqa: F811
 
 def test_many_files_at_once(server, cache, capsys):  # noqa: F811
     urls = [f'{BASE}/d/{i:03d}.story' for i in range(40)]
-    storage.local_copy(urls[3])
-    assert [contents(path) for path in storage.local_copies(urls)] == [
+    storage.cached_path(urls[3])
+    assert [contents(path) for path in storage.cached_paths(urls)] == [
         b'x%d' % i for i in range(40)
     ]
     assert server.count('GET') == 40 and len(files(cache)) == 40
     assert f'fetching {BASE}/d/000.story ...: ' in capsys.readouterr().err
     with pytest.raises(storage.NotFound, match='d/999.story'):
-        storage.local_copies([*urls, BASE + '/d/999.story'])
+        storage.cached_paths([*urls, BASE + '/d/999.story'])
 
 
 def test_nothing_is_fetched_in_silence(server, capsys):  # noqa: F811
-    storage.local_copy(BASE + '/big')
+    storage.cached_path(BASE + '/big')
     assert f'fetching {BASE}/big: 100%' in capsys.readouterr().err
 
 
@@ -242,7 +242,7 @@ def test_nothing_wrong_is_kept(server, cache, fault, expected):  # noqa: F811
 )
 def test_passing_trouble_is_survived(server, blobs, fault):  # noqa: F811
     server.faults.append(fault)
-    assert contents(storage.local_copy(BASE + '/big')) == blobs[CONTAINER]['big']
+    assert contents(storage.cached_path(BASE + '/big')) == blobs[CONTAINER]['big']
     assert fault.hits == fault.times
 
 
@@ -285,7 +285,7 @@ def test_an_upload_that_failed_is_not_made_later(server, blobs, cache, monkeypat
 
 def test_a_server_without_md5(server):  # noqa: F811
     server.with_md5 = False
-    assert contents(storage.local_copy(BASE + '/labels/a.json')) == b'[1]'
+    assert contents(storage.cached_path(BASE + '/labels/a.json')) == b'[1]'
 
 
 def test_full_disk(server, cache, monkeypatch):  # noqa: F811
@@ -311,7 +311,7 @@ def test_cache_without_permission(server, cache, monkeypatch):  # noqa: F811
 
 
 def test_copy_that_may_not_be_read(server, monkeypatch):  # noqa: F811
-    storage.local_copy(BASE + '/labels/a.json')
+    storage.cached_path(BASE + '/labels/a.json')
 
     def refuse(path, *args, **settings):
         raise PermissionError(13, 'Permission denied', path)
@@ -325,7 +325,7 @@ def test_copy_that_may_not_be_read(server, monkeypatch):  # noqa: F811
 def damaged(server, cache):  # noqa: F811
     """The place of a copy that was damaged after it was fetched, without a change of size or
     form."""
-    place = storage.local_copy(BASE + '/labels/a.json')
+    place = storage.cached_path(BASE + '/labels/a.json')
     if storage.MD5 not in os.listxattr(place):
         pytest.skip('this disk keeps no attributes of files')
     with open(place, 'r+b') as file:
@@ -335,7 +335,7 @@ def damaged(server, cache):  # noqa: F811
 
 def test_a_copy_damaged_later_is_fetched_again(server, damaged):  # noqa: F811
     assert storage.read_json(BASE + '/labels/a.json') == [1] and server.count('GET') == 2
-    assert storage.local_copies([BASE + '/labels/a.json']) == [damaged] and server.count('GET') == 2
+    assert storage.cached_paths([BASE + '/labels/a.json']) == [damaged] and server.count('GET') == 2
 
 
 def test_a_copy_damaged_later_offline(damaged, monkeypatch):
@@ -365,7 +365,7 @@ def test_a_disk_without_attributes(server, monkeypatch):  # noqa: F811
 
 def test_own_credentials_stay_at_home(server, monkeypatch):  # noqa: F811
     monkeypatch.setenv('AZURE_STORAGE_KEY', 'c2VjcmV0')
-    assert contents(storage.local_copy(BASE + '/labels/a.json')) == b'[1]'
+    assert contents(storage.cached_path(BASE + '/labels/a.json')) == b'[1]'
     assert {r.status for r in server.log} == {200, 206} and not os.path.exists(
         os.path.expanduser('~/.blobfile')
     )
@@ -403,7 +403,7 @@ def test_no_answer_is_told_within_15_seconds(cache):  # noqa: F811
             BASE + '/labels/a.json'
         )  # a second file, without a second wait
         with pytest.raises(storage.StorageError, match='no answer'):
-            storage.local_copies([f'{BASE}/d/{i}' for i in range(100)])
+            storage.cached_paths([f'{BASE}/d/{i}' for i in range(100)])
     assert time.monotonic() - start < 15
 
 
@@ -437,4 +437,4 @@ def test_a_server_is_asked_again_later(server, monkeypatch):  # noqa: F811
     failure()
     assert not server.log
     monkeypatch.setattr(time, 'monotonic', lambda: clock() + storage.STAY_AWAY)
-    assert storage.local_copy(BASE + '/big')
+    assert storage.cached_path(BASE + '/big')

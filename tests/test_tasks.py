@@ -117,12 +117,12 @@ def test_letters_follow_the_seed_of_the_run():
 def test_ranks_take_turns_in_one_stream_of_letters():
     """Defect 19: in the original ranks could draw the same texts."""
 
-    class Other(comms.SingleProcess):
+    class Other(comms.LocalComm):
         """Rank 1 of two, after rank 0 has drawn."""
 
         rank, size = 1, 2
 
-        def gather(self, value):
+        def all_gather_object(self, value):
             return [first_of_rank_0, value]
 
     core.set_seed(1, 0)
@@ -130,7 +130,7 @@ def test_ranks_take_turns_in_one_stream_of_letters():
     assert torch.equal(drawn_queries(1, 2, Other()), drawn_queries(1, 4)[1::2])
 
 
-class Rank(comms.SingleProcess):
+class Rank(comms.LocalComm):
     """One of `size` ranks, all of which draw the same."""
 
     def __init__(self, rank, size):
@@ -170,7 +170,7 @@ def test_samplers_go_on_from_a_position(tmp_path, before, after, batches):
     for _ in range(batches):
         assert torch.equal(draw(those_before), draw(alone))
     for sampler in those_after:
-        sampler.go_on(json.loads(json.dumps(those_before[0].position)))
+        sampler.seek(json.loads(json.dumps(those_before[0].position)))
         assert tuple(sampler.position) == those_before[0].position  # until something is drawn
     for _ in range(3):
         assert torch.equal(draw(those_after), draw(alone))

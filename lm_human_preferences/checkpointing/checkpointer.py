@@ -26,7 +26,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.ranks import ENDING, STEP
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils.core import set_seed
-from lm_human_preferences.utils.logging import Logger, say
+from lm_human_preferences.utils.logging import Logger, log_line
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
@@ -39,7 +39,7 @@ RANDOM = {
 
 
 class Trainer(Protocol):
-    """What a Keeper saves, and puts where its checkpoint was taken."""
+    """What a Checkpointer saves, and puts where its checkpoint was taken."""
 
     logger: Logger
 
@@ -47,22 +47,22 @@ class Trainer(Protocol):
         """What a checkpoint holds, tensors by TensorFlow's variable name."""
         ...
 
-    def state(self) -> Mapping[str, Any]:
+    def state_dict(self) -> Mapping[str, Any]:
         """What else it needs, as JSON; `step` is the number of the next step."""
         ...
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned; the variables are filled in afterwards."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned; the variables are filled in afterwards."""
         ...
 
 
-class Keeper(contextlib.AbstractContextManager):
+class Checkpointer(contextlib.AbstractContextManager):
     """Saves a trainer to a local `directory` (None: nowhere), and puts it where its newest
     checkpoint was taken.
 
-    Every rank has one; rank 0 writes. resume: whether to go on from what is there. fixed: the
-    scopes of variables that do not change. A trainer has `logger`, `tf_variables()`, `state()`
-    (what else it needs, its `step` among it, as JSON, of the form `form`) and `restore(state)`.
+    Every rank has one; rank 0 writes. resume: whether to go on from what is there. frozen_scopes:
+    the scopes of variables that do not change. A trainer has `logger`, `tf_variables()`, `state()`
+    (what else it needs, its `step` among it, as JSON, of the schema `schema`) and `restore(state)`.
     Closing it waits for what is being written.
     """
 
@@ -72,25 +72,30 @@ class Keeper(contextlib.AbstractContextManager):
         comm: Comm,
         *,
         resume: bool,
-        form: Any = dict,
-        fixed: Iterable[str] = (),
+        schema: Any = dict,
+        frozen_scopes: Iterable[str] = (),
         max_to_keep: int = 20,
     ) -> None:
         self.directory, self.comm, self.resume = directory, comm, resume
-        self.fixed, self.max_to_keep = tuple(f'{scope}/' for scope in fixed), max_to_keep
+        self.frozen_scopes, self.max_to_keep = (
+            tuple(f'{scope}/' for scope in frozen_scopes),
+            max_to_keep,
+        )
         found = (
-            checkpoints.newest(directory, {'trainer': form, 'seed': SEEDS, 'random': [RANDOM]})
+            checkpoints.latest_resumable(
+                directory, {'trainer': schema, 'seed': SEEDS, 'random': [RANDOM]}
+            )
             if (resume and directory and comm.rank == 0)
             else None
         )
         self.prefix: str | None
         self.state: dict[str, Any]
-        self.prefix, self.state = comm.gather(found)[0] or (None, {})
+        self.prefix, self.state = comm.all_gather_object(found)[0] or (None, {})
         self.seed: int | None = None
         self.saved_step: int | None = None
         self.writing: concurrent.futures.Future[str] | None = None
-        self.copies: dict[str, torch.Tensor] = {}
-        self.failed, self.asked = False, False
+        self.host_buffers: dict[str, torch.Tensor] = {}
+        self.failed, self.stop_requested = False, False
         self.thread = concurrent.futures.ThreadPoolExecutor(1)
 
     def __exit__(self, *error: object) -> None:
@@ -101,7 +106,7 @@ class Keeper(contextlib.AbstractContextManager):
         """Seed this rank as the run that goes on was seeded; a new one by `seed`, None: by
         chance."""
         if seed is None:
-            seed = self.state.get('seed', self.comm.gather(secrets.randbits(31))[0])
+            seed = self.state.get('seed', self.comm.all_gather_object(secrets.randbits(31))[0])
         self.seed = seed
         set_seed(seed, self.comm.rank)
 
@@ -109,9 +114,9 @@ class Keeper(contextlib.AbstractContextManager):
         """Put a new `trainer` where the checkpoint was taken, if one was; UserError if `saves` in
         all have no room."""
         if self.resume:
-            trainer.logger.rewind(self.state['trainer']['step'] if self.prefix else 0)
+            trainer.logger.purge_from(self.state['trainer']['step'] if self.prefix else 0)
         if self.prefix:
-            trainer.restore(self.state['trainer'])
+            trainer.load_state_dict(self.state['trainer'])
             self.saved_step = self.state['trainer']['step']
             load(self.prefix, trainer.tf_variables())
             self._restore_random_state(self.state['random'], self.comm.size)
@@ -119,8 +124,8 @@ class Keeper(contextlib.AbstractContextManager):
         self.make_latest()
         if self.directory and self.comm.rank == 0:
             if self.prefix:
-                say(f'Going on from {self.prefix}')
-            checkpoints.check_room(
+                log_line(f'Going on from {self.prefix}')
+            checkpoints.check_disk_space(
                 self.directory, trainer.tf_variables(), saves, max_to_keep=self.max_to_keep
             )
 
@@ -128,7 +133,7 @@ class Keeper(contextlib.AbstractContextManager):
         """List the checkpoint that was found as the newest: a kill may have come between its files
         and the list."""
         if self.directory and self.prefix and self.comm.rank == 0:
-            checkpoints.rewind(self.directory, os.path.basename(self.prefix))
+            checkpoints.discard_after(self.directory, os.path.basename(self.prefix))
 
     def _restore_random_state(self, states: Sequence[dict[str, Any]], size: int) -> None:
         assert self.seed is not None and self.saved_step is not None
@@ -153,7 +158,7 @@ class Keeper(contextlib.AbstractContextManager):
             return
         set_seed((self.seed + self.saved_step) % 2**31, self.comm.rank)
         if self.comm.rank == 0:
-            say(
+            log_line(
                 f'note: {now}, before {before}: responses and minibatches are drawn from other'
                 ' random streams and sums are rounded otherwise, so this is not bit for bit the'
                 ' run that it would have been'
@@ -168,12 +173,12 @@ class Keeper(contextlib.AbstractContextManager):
         """
         if not self.directory:
             return
-        state, step = None, trainer.state()['step']
+        state, step = None, trainer.state_dict()['step']
         if resumable:
             state = {
-                'trainer': trainer.state(),
+                'trainer': trainer.state_dict(),
                 'seed': self.seed,
-                'random': self.comm.gather(random_state()),
+                'random': self.comm.all_gather_object(random_state()),
             }
         if self.comm.rank == 0:
             self.wait()
@@ -188,13 +193,13 @@ class Keeper(contextlib.AbstractContextManager):
             )
             self.saved_step = step
 
-    def save_at_error(self, trainer: Trainer) -> None:
+    def save_on_error(self, trainer: Trainer) -> None:
         """Save `trainer`, which may be in the midst of a step, unless that has been done or cannot
         be."""
         if (
             self.directory
             and self.comm.rank == 0
-            and self.saved_step != trainer.state()['step']
+            and self.saved_step != trainer.state_dict()['step']
             and not self.failed
         ):
             self.save(trainer, resumable=False)
@@ -203,16 +208,18 @@ class Keeper(contextlib.AbstractContextManager):
         """{name: tensor in host memory}, which is used for every checkpoint; what is fixed is not
         copied."""
         copied = {
-            name: tensor for name, tensor in tensors.items() if not name.startswith(self.fixed)
+            name: tensor
+            for name, tensor in tensors.items()
+            if not name.startswith(self.frozen_scopes)
         }
         for name, tensor in copied.items():
-            self.copies.setdefault(name, torch.empty_like(tensor, device='cpu')).copy_(tensor)
-        return {**tensors, **self.copies}
+            self.host_buffers.setdefault(name, torch.empty_like(tensor, device='cpu')).copy_(tensor)
+        return {**tensors, **self.host_buffers}
 
     @contextlib.contextmanager
-    def ending_between_steps(self) -> Iterator[None]:
-        """Within the block, the first SIGINT or SIGTERM waits until `step_done`, but no longer than
-        STEP seconds."""
+    def defer_signals(self) -> Iterator[None]:
+        """Within the block, the first SIGINT or SIGTERM waits until `after_step`, but no longer
+        than STEP seconds."""
         in_main = threading.current_thread() is threading.main_thread()
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM) if in_main else ()
         before = {number: signal.signal(number, self._ask) for number in numbers}
@@ -224,19 +231,19 @@ class Keeper(contextlib.AbstractContextManager):
                 signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked or number == signal.SIGALRM:
+        if self.stop_requested or number == signal.SIGALRM:
             raise KeyboardInterrupt
-        self.asked = True
+        self.stop_requested = True
         signal.alarm(STEP)
         if self.comm.rank == 0:
             os.write(2, f'\n{ENDING}\n'.encode())  # this may be in the midst of a print
 
-    def step_done(self, trainer: Trainer) -> None:
+    def after_step(self, trainer: Trainer) -> None:
         """Raise what went wrong in the background; or, if a rank was asked to end, save `trainer`
         and do so."""
         if self.writing and self.writing.done():
             self.wait()
-        if any(self.comm.gather(self.asked)):
+        if any(self.comm.all_gather_object(self.stop_requested)):
             signal.alarm(0)
             self.save(trainer)
             self.wait()

@@ -67,7 +67,7 @@ def _kept(directory: str) -> list[str]:
     """Names of the checkpoints that `directory` lists and has, the newest last."""
     path = os.path.join(directory, 'checkpoint')
     try:
-        with open(storage.local_copy(path), encoding='utf-8', errors='replace') as f:
+        with open(storage.cached_path(path), encoding='utf-8', errors='replace') as f:
             names = parse_checkpoint_file(f.read())
     except storage.NotFound:
         return []
@@ -76,7 +76,7 @@ def _kept(directory: str) -> list[str]:
     return [name for name in names if os.path.exists(os.path.join(directory, f'{name}.index'))]
 
 
-def check_room(
+def check_disk_space(
     directory: str,
     tensors: Mapping[str, np.ndarray | torch.Tensor],
     saves: int,
@@ -155,7 +155,11 @@ def write_bundle(
     checksum of every tensor.
     """
     paths = [f'{prefix}{RESUME}'] if state is not None else []
-    with storage.replacing(*paths, f'{prefix}{DATA}', f'{prefix}{INDEX}') as (*resume, data, index):
+    with storage.atomic_write(*paths, f'{prefix}{DATA}', f'{prefix}{INDEX}') as (
+        *resume,
+        data,
+        index,
+    ):
         table = tf_bundle.write_values(data, tensors)
         index.write(table)
         manifest = {
@@ -174,7 +178,7 @@ def _signed(value: dict[str, Any]) -> bytes:
 
 
 def _commit(directory: str, keep: Sequence[str]) -> None:
-    with storage.replacing(os.path.join(directory, 'checkpoint')) as (file,):
+    with storage.atomic_write(os.path.join(directory, 'checkpoint')) as (file,):
         file.write(state_text(keep))
 
 
@@ -222,12 +226,12 @@ def step_of(name: str) -> int:
     return int((re.search(r'-(\d+)$', name) or [0, 0])[1])
 
 
-def newest(directory: str, form: Any = dict) -> tuple[str, Any] | None:
+def latest_resumable(directory: str, schema: Any = dict) -> tuple[str, Any] | None:
     """(prefix, state) of the newest checkpoint in a local directory that a run can go on from, None
     if there never was.
 
-    Every byte is verified, and that the state has `form`, see `fits`. Others are named, and passed
-    over; UserError where none is left.
+    Every byte is verified, and that the state has `schema`, see `matches_schema`. Others are named,
+    and passed over; UserError where none is left.
     """
     prefixes = [os.path.join(directory, name) for name in resumable(directory)]
     prefixes = [
@@ -236,7 +240,7 @@ def newest(directory: str, form: Any = dict) -> tuple[str, Any] | None:
     for prefix in prefixes:
         try:
             state = restore_state(prefix)
-            if not fits(state, form):
+            if not matches_schema(state, schema):
                 raise UserError(f'{prefix}{RESUME} does not hold the state of such a run')
             collections.deque(tf_bundle.Bundle(prefix).values(), maxlen=0)
             return prefix, state
@@ -247,7 +251,7 @@ def newest(directory: str, form: Any = dict) -> tuple[str, Any] | None:
     return None
 
 
-def rewind(directory: str, name: str) -> None:
+def discard_after(directory: str, name: str) -> None:
     """Make `name` the newest checkpoint in `directory`, and delete those of later steps."""
     kept = _kept(directory)
     keep = [other for other in kept if other != name and step_of(other) < step_of(name)] + [name]
@@ -277,7 +281,7 @@ def restore_state(prefix: str) -> Any:
         )
     if text != _signed(saved := _parsed(text)):
         raise tf_bundle.BundleError(f'{path} is damaged: its checksum does not match')
-    if not fits(saved, MANIFEST):
+    if not matches_schema(saved, MANIFEST):
         raise tf_bundle.BundleError(f'{path} is no manifest of a checkpoint')
     if saved['index_sha256'] != digest:
         raise tf_bundle.BundleError(
@@ -290,24 +294,33 @@ def restore_state(prefix: str) -> Any:
     return saved['state']
 
 
-def fits(value: object, form: Any) -> bool:
-    """Whether a JSON `value` has `form`, which is made of types, and of `range` for whole numbers.
+def matches_schema(value: object, schema: Any) -> bool:
+    """Whether a JSON `value` has `schema`, which is made of types, and of `range` for whole
+    numbers.
 
     A dict wants these names and values of their forms, a list at least one value and all of its
-    form, a tuple one value of each of its forms.
+    schema, a tuple one value of each of its forms.
     """
-    if isinstance(form, dict):
+    if isinstance(schema, dict):
         return isinstance(value, dict) and all(
-            name in value and fits(value[name], form[name]) for name in form
+            name in value and matches_schema(value[name], schema[name]) for name in schema
         )
-    if isinstance(form, list):
+    if isinstance(schema, list):
         return (
-            isinstance(value, list) and value != [] and all(fits(part, form[0]) for part in value)
+            isinstance(value, list)
+            and value != []
+            and all(matches_schema(part, schema[0]) for part in value)
         )
-    if isinstance(form, tuple):
-        return isinstance(value, list) and len(value) == len(form) and all(map(fits, value, form))
+    if isinstance(schema, tuple):
+        return (
+            isinstance(value, list)
+            and len(value) == len(schema)
+            and all(map(matches_schema, value, schema))
+        )
     return (
-        type(value) is int and value in form if isinstance(form, range) else isinstance(value, form)
+        type(value) is int and value in schema
+        if isinstance(schema, range)
+        else isinstance(value, schema)
     )
 
 
@@ -316,7 +329,7 @@ def write_json(path: str, value: Any) -> None:
     nothing."""
     try:
         os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-        with storage.replacing(path) as (file,):
+        with storage.atomic_write(path) as (file,):
             file.write(json.dumps(value, indent=2).encode())
     except OSError as e:
         raise UserError(f'cannot write {path}: {e.strerror}') from e

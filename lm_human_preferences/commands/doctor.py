@@ -131,7 +131,7 @@ def _cache() -> str:
 def _store() -> str:
     if os.environ.get('LMHP_OFFLINE') == '1':
         return 'not asked, as LMHP_OFFLINE=1: only what is in the cache can be used'
-    storage.reach('gs://gpt-2/models/124M/hparams.json')
+    storage.stat('gs://gpt-2/models/124M/hparams.json')
     return 'labels and models can be downloaded'
 
 

@@ -27,7 +27,7 @@ class DryRun:
         self.ranks = ranks
         self.device = default_device()
         self.unchecked: list[str] = []
-        self.plans: list[memory.Training] = []
+        self.plans: list[memory.MemoryEstimate] = []
         self.new_model: train_reward.HParams | None
         if isinstance(hparams, train_policy.HParams):
             self.new_model = hparams.rewards.train_new_model
@@ -82,17 +82,17 @@ class DryRun:
         if self.new_model is not None:
             is_whole_run = self.new_model is self.hparams
             prefix = '--' if is_whole_run else '--rewards.train_new_model.'
-            self.plans.append(train_reward.work(self.new_model, sizes, self.ranks, prefix))
+            self.plans.append(train_reward.memory_plan(self.new_model, sizes, self.ranks, prefix))
         if self.new_model is not self.hparams:
             assert isinstance(self.hparams, train_policy.HParams)
-            self.plans.append(train_policy.work(self.hparams, sizes, self.ranks))
+            self.plans.append(train_policy.memory_plan(self.hparams, sizes, self.ranks))
         for plan in self.plans:
             memory.check_rows(plan, self._free_memory())
 
     def _free_memory(self) -> int:
         """Bytes that each rank may take."""
         if self.device.type == 'cuda':
-            return memory.free_on(self.device, comms.SingleProcess())
+            return memory.free_on(self.device, comms.LocalComm())
         return memory.on_host() // self.ranks
 
     def _check_dataset(self, task: TaskHParams, encoding: Encoding | None) -> None:

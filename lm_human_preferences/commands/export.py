@@ -49,7 +49,7 @@ def export(model_dir: str, output_dir: str) -> None:
     if encoding.name == 'main':
         for ours, theirs in TOKENIZER_FILES.items():
             shutil.copyfile(
-                storage.local_copy(encoding.path(ours)), os.path.join(output_dir, theirs)
+                storage.cached_path(encoding.path(ours)), os.path.join(output_dir, theirs)
             )
     print(f'Saved {model_dir} to {output_dir}')
 

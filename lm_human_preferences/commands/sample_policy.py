@@ -53,19 +53,19 @@ def sample_policy(
     per_query: int = 1,
     output: str | None = None,
     console: str = 'summary',
-    comm: comms.SingleProcess | None = None,
+    comm: comms.LocalComm | None = None,
 ) -> None:
     """Print `nsamples` (over all ranks) queries, each with a response of the policy.
 
     save_dir: a run directory. savescope: the model in its checkpoints to sample from, 'policy' or
     'ref_policy'. temperature: None for the task's own. nsamples: 0 for all of the queries given, or
-    without end where none are. precision: see training.precision.prepare. prompt, queries: texts,
+    without end where none are. precision: see training.precision.configure. prompt, queries: texts,
     and a .jsonl file of texts, to respond to; without them, the test part of the run's data set.
     per_query: responses to each. output: file that gets each sample and what `Judge` says of it,
     one JSON object a line. console: 'summary' prints samples alone on standard output, and notes on
     standard error; 'original' prints what the original did.
     """
-    comm = comm or comms.world()
+    comm = comm or comms.init_comm()
     file = SampleFile(output if comm.rank == 0 else None)
     is_original = console == 'original'
     stdout = sys.stdout
@@ -78,7 +78,7 @@ def sample_policy(
             print('hparams', hparams)
             hyperparams.dump(trained_model.hparams(), name='model_hparams')
         task, encoder = hparams.task, trained_model.encoding.get_encoder()
-        precisions.prepare(precision, default_device())
+        precisions.configure(precision, default_device())
         lm_tasks.check_lengths(task, encoder, trained_model.hparams().n_ctx)
         scopes = _checked_scopes(trained_model)
         given = given_queries(prompt, queries, task, encoder)
@@ -107,7 +107,7 @@ def _rounds(
     encoder: Encoder,
     per_query: int,
     batch_size: int,
-    comm: comms.SingleProcess,
+    comm: comms.LocalComm,
 ) -> Iterator[torch.Tensor]:
     """This rank's queries: those given, or else those of the run's data set, see endless_rounds."""
     if given is not None:
@@ -204,7 +204,7 @@ def _encoded(name: str, text: str, task: TaskHParams, encoder: Encoder) -> list[
 
 
 def rounds_of(
-    queries: torch.Tensor, per_query: int, batch_size: int, comm: comms.SingleProcess
+    queries: torch.Tensor, per_query: int, batch_size: int, comm: comms.LocalComm
 ) -> Iterator[torch.Tensor]:
     """This rank's share of `queries (queries, query_length)`, at most `batch_size` rows at a time.
 
@@ -219,7 +219,7 @@ def endless_rounds(
     query_sampler: Callable[[], dict[str, torch.Tensor]],
     per_query: int,
     batch_size: int,
-    comm: comms.SingleProcess,
+    comm: comms.LocalComm,
 ) -> Iterator[torch.Tensor]:
     """The same of queries without end: (batch_size, query_length) each.
 
@@ -229,7 +229,7 @@ def endless_rounds(
     waiting: list[torch.Tensor] = []
     while True:
         while len(waiting) < rows:
-            shares = comm.gather(query_sampler()['tokens'])
+            shares = comm.all_gather_object(query_sampler()['tokens'])
             queries = [query for in_turn in zip(*shares, strict=True) for query in in_turn]
             waiting += [query for query in queries for _ in range(per_query)]
         yield torch.stack(waiting[:rows][comm.rank :: comm.size])
@@ -241,7 +241,7 @@ def samples_of(
     policy: Policy,
     task: TaskHParams,
     judge: 'Judge | None',
-    comm: comms.SingleProcess,
+    comm: comms.LocalComm,
 ) -> Iterator[dict[str, Any]]:
     """The samples of all ranks, on every rank, in the order of their queries.
 
@@ -250,7 +250,7 @@ def samples_of(
     """
     for queries in rounds:
         own = _answered(queries, policy, task, judge) if len(queries) else []
-        for in_turn in itertools.zip_longest(*comm.gather(own)):
+        for in_turn in itertools.zip_longest(*comm.all_gather_object(own)):
             yield from filter(None, in_turn)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils.logging import say
+from lm_human_preferences.utils.logging import log_line
 
 PUBLIC = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
 URL = f'{PUBLIC}/datasets/book_passages/{{mode}}.jsonl'
@@ -40,7 +40,7 @@ def _passages(url: str, labels: str) -> list[str] | list[list[int]]:
             raise storage.StorageError(
                 f'{second}; or name a .jsonl file of texts as --task.query_dataset'
             ) from second
-        say(
+        log_line(
             f'The data set books is not to be had ({e}). Using the {len(queries)} queries of'
             f' {labels} instead.'
         )

@@ -27,7 +27,7 @@ def cnndm_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator
             f'{URL}/cache_{part}/{get_path_of_url(url.strip())}'
             for url in urls[start : start + AHEAD]
         ]
-        for path in storage.local_copies(stories):
+        for path in storage.cached_paths(stories):
             text = re.sub(r'\n{3,}', '\n\n', ftfy.fix_text(clean_up_start(storage.read_text(path))))
             yield text.split('@highlight')[0].strip()
 

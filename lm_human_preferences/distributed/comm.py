@@ -32,7 +32,7 @@ from lm_human_preferences.errors import UserError
 T = TypeVar('T')
 
 
-class SingleProcess:
+class LocalComm:
     """A world of one rank: everything it would say to others is already known."""
 
     rank = local_rank = 0
@@ -41,19 +41,19 @@ class SingleProcess:
     def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite `tensors` on all ranks with those of rank 0."""
 
-    def mean_(self, tensors: Iterable[torch.Tensor]) -> None:
+    def all_reduce_mean_(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite `tensors` with their mean over ranks."""
 
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
         """A `Gradients` for `parameters`, which averages what backward passes leave in them."""
         return Gradients(parameters)
 
-    def mean(self, stats: Mapping[str, float]) -> dict[str, float]:
+    def all_reduce_mean(self, stats: Mapping[str, float]) -> dict[str, float]:
         """The mean over ranks of each of `stats`, a dict of numbers."""
-        every = self.gather(stats)
+        every = self.all_gather_object(stats)
         return {name: sum(s[name] for s in every) / self.size for name in stats}
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather_object(self, value: T) -> list[T]:
         """`value` of every rank, as a list, on all ranks."""
         return [value]
 
@@ -61,7 +61,7 @@ class SingleProcess:
         """Wait until every rank is here."""
 
 
-Comm = SingleProcess  # the type of what functions take: the ranks of MPI have the same methods
+Comm = LocalComm  # the type of what functions take: the ranks of MPI have the same methods
 
 
 class _HorovodEngine:
@@ -86,10 +86,10 @@ class _HorovodEngine:
             else 'horovod (MPI)'
         )
 
-    def start_sum_(self, tensor: torch.Tensor) -> Any:
+    def all_reduce_async_(self, tensor: torch.Tensor) -> Any:
         return self.hvd.allreduce_async_(tensor, op=self.hvd.Sum)
 
-    def wait(self, handle: Any) -> None:
+    def synchronize(self, handle: Any) -> None:
         self.hvd.synchronize(handle)
 
 
@@ -102,7 +102,7 @@ class _TorchEngine:
         self.name = f'torch ({backend})'
         self.dist.init_process_group(
             backend,
-            store=self._meet(world),
+            store=self._rendezvous(world),
             rank=world.rank,
             world_size=world.size,
             device_id=(
@@ -111,7 +111,7 @@ class _TorchEngine:
         )
         atexit.register(self.dist.destroy_process_group)
 
-    def _meet(self, world: _MpiWorld) -> Any:
+    def _rendezvous(self, world: _MpiWorld) -> Any:
         """A store on rank 0 that all ranks are connected to; Gloo is told the interface of that
         connection."""
         theirs = ours = '127.0.0.1'
@@ -130,10 +130,10 @@ class _TorchEngine:
             theirs, port, wait_for_workers=False
         )
 
-    def start_sum_(self, tensor: torch.Tensor) -> Any:
+    def all_reduce_async_(self, tensor: torch.Tensor) -> Any:
         return self.dist.all_reduce(tensor, async_op=True)
 
-    def wait(self, handle: Any) -> None:
+    def synchronize(self, handle: Any) -> None:
         handle.wait()
 
 
@@ -145,17 +145,17 @@ class _MpiEngine:
 
         self.comm, self.in_place = world.comm, MPI.IN_PLACE
 
-    def start_sum_(self, tensor: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    def all_reduce_async_(self, tensor: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor]:
         host = tensor.cpu()
         return self.comm.Iallreduce(self.in_place, host.numpy()), host, tensor
 
-    def wait(self, handle: tuple[Any, torch.Tensor, torch.Tensor]) -> None:
+    def synchronize(self, handle: tuple[Any, torch.Tensor, torch.Tensor]) -> None:
         request, host, tensor = handle
         request.Wait()
         tensor.copy_(host)  # nothing happens where they are one
 
 
-class _MpiWorld(SingleProcess):
+class _MpiWorld(LocalComm):
     """Several ranks started by MPI, whose tensors go through the engine called `allreduce`."""
 
     def __init__(self, allreduce: str) -> None:
@@ -220,15 +220,17 @@ class _MpiWorld(SingleProcess):
             self.comm.Bcast(host.numpy())
             tensor.detach().copy_(host)
 
-    def mean_(self, tensors: Iterable[torch.Tensor]) -> None:
-        for tensor, handle in [(tensor, self.engine.start_sum_(tensor)) for tensor in tensors]:
-            self.engine.wait(handle)
+    def all_reduce_mean_(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor, handle in [
+            (tensor, self.engine.all_reduce_async_(tensor)) for tensor in tensors
+        ]:
+            self.engine.synchronize(handle)
             tensor.div_(self.size)
 
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
         return OverlappedGradients(parameters, self.size, self.engine)
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather_object(self, value: T) -> list[T]:
         return self.comm.allgather(value)
 
     def barrier(self) -> None:
@@ -266,10 +268,10 @@ def expected_engine(allreduce: str) -> str:
 
 
 @functools.cache
-def world(allreduce: str = 'auto') -> Comm:
+def init_comm(allreduce: str = 'auto') -> Comm:
     """The ranks that this process belongs to: those MPI started, or it alone. UserError where that
     cannot work."""
-    return SingleProcess() if launched_size() == 1 else _MpiWorld(allreduce)
+    return LocalComm() if launched_size() == 1 else _MpiWorld(allreduce)
 
 
 def abort(status: int) -> None:

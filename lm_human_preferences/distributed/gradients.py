@@ -16,10 +16,10 @@ class Engine(Protocol):
 
     name: str  # what the console calls it
 
-    def start_sum_(self, tensor: torch.Tensor) -> Any:
+    def all_reduce_async_(self, tensor: torch.Tensor) -> Any:
         """Begin to overwrite `tensor` with its sum over ranks; returns the handle for `wait`."""
 
-    def wait(self, handle: Any) -> None:
+    def synchronize(self, handle: Any) -> None:
         """Return when the sum that `handle` stands for is there."""
 
 
@@ -29,15 +29,15 @@ class Gradients:
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self.parameters = list(parameters)
 
-    def clear(self) -> None:
+    def zero_grad(self) -> None:
         """Forget the gradients, before the first backward pass of an update."""
         for parameter in self.parameters:
             parameter.grad = None
 
-    def expect_last(self) -> None:
+    def require_sync(self) -> None:
         """Say that nothing is added after the next backward pass: averaging may overlap with it."""
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Return when every gradient is the mean over ranks."""
 
 
@@ -48,18 +48,18 @@ class OverlappedGradients(Gradients):
     A gradient is divided by the number of ranks on its way into its bucket, of which the
     parameter's `grad` is then a view; what the loss does not reach has gradient 0. Buckets are
     filled, and sent on every rank, in the order in which a backward pass reaches the parameters:
-    the last ones first. size: number of ranks; engine: has start_sum_(tensor) -> handle and
+    the last ones first. size: number of ranks; engine: has all_reduce_async_(tensor) -> handle and
     wait(handle).
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor], size: int, engine: Engine) -> None:
         super().__init__(parameters)
         self.size, self.engine = size, engine
-        self.flats: list[torch.Tensor] = []  # the vector of each bucket
+        self.buckets: list[torch.Tensor] = []  # the vector of each bucket
         # parameter -> its bucket's number, its part of it
-        self.places: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
+        self.bucket_views: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
         # how many gradients each bucket waits for, in the last pass
-        self.missing: list[int] | None = None
+        self.pending: list[int] | None = None
         self.handles: list[Any] = []  # those sent
         # A parameter that held its own gradients would never be freed.
         arrived: Any = weakref.WeakMethod(self._arrived)
@@ -67,39 +67,39 @@ class OverlappedGradients(Gradients):
             sizes = [parameter.numel() for parameter in members]
             flat = torch.zeros(sum(sizes), dtype=members[0].dtype, device=members[0].device)
             for parameter, part in zip(members, flat.split(sizes)):
-                self.places[parameter] = len(self.flats), part.view(parameter.shape)
+                self.bucket_views[parameter] = len(self.buckets), part.view(parameter.shape)
                 parameter.register_post_accumulate_grad_hook(lambda parameter: arrived()(parameter))
-            self.flats.append(flat)
+            self.buckets.append(flat)
 
-    def expect_last(self) -> None:
-        buckets = [bucket for bucket, _ in self.places.values()]
-        self.missing = [buckets.count(bucket) for bucket in range(len(self.flats))]
+    def require_sync(self) -> None:
+        buckets = [bucket for bucket, _ in self.bucket_views.values()]
+        self.pending = [buckets.count(bucket) for bucket in range(len(self.buckets))]
 
     def _arrived(self, parameter: torch.Tensor) -> None:
-        if self.missing:
+        if self.pending:
             self._fill(parameter)
-            self.missing[self.places[parameter][0]] -= 1
-            while len(self.handles) < len(self.flats) and not self.missing[len(self.handles)]:
-                self.handles.append(self.engine.start_sum_(self.flats[len(self.handles)]))
+            self.pending[self.bucket_views[parameter][0]] -= 1
+            while len(self.handles) < len(self.buckets) and not self.pending[len(self.handles)]:
+                self.handles.append(self.engine.all_reduce_async_(self.buckets[len(self.handles)]))
 
     def _fill(self, parameter: torch.Tensor) -> None:
-        _, part = self.places[parameter]
+        _, part = self.bucket_views[parameter]
         parameter.grad = (
             part.zero_()
             if parameter.grad is None
             else torch.div(parameter.grad, self.size, out=part)
         )
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Send what the last backward pass did not fill, and return when every gradient is the mean
         over ranks."""
-        for parameter, (_, part) in self.places.items():
+        for parameter, (_, part) in self.bucket_views.items():
             if parameter.grad is not part:
                 self._fill(parameter)
-        self.handles += map(self.engine.start_sum_, self.flats[len(self.handles) :])
+        self.handles += map(self.engine.all_reduce_async_, self.buckets[len(self.handles) :])
         for handle in self.handles:
-            self.engine.wait(handle)
-        self.missing, self.handles = None, []
+            self.engine.synchronize(handle)
+        self.pending, self.handles = None, []
 
 
 def _buckets(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -373,7 +373,7 @@ def run(
             arguments['hparams'].override_from_nested_dict(hparams)
         # A job without hyperparameters averages nothing, so by which engine is no news.
         with contextlib.redirect_stdout(sys.stdout if hparams else io.StringIO()):
-            world = comm.world(arguments['hparams'].run.allreduce if hparams else 'auto')
+            world = comm.init_comm(arguments['hparams'].run.allreduce if hparams else 'auto')
         call(**arguments, comm=world)
     except BaseException as e:
         if isinstance(e, KeyboardInterrupt) and launched_rank() == 0:

@@ -20,7 +20,7 @@ import torch
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.commands.sample_policy import load_run_hparams
 from lm_human_preferences.datasets import reviews
-from lm_human_preferences.distributed.comm import SingleProcess
+from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import optimum, plots
 from lm_human_preferences.hparams import train_policy as train_policy_options
 from lm_human_preferences.hparams.evaluate import HParams
@@ -32,7 +32,7 @@ from lm_human_preferences.storage import outputs
 from lm_human_preferences.synthetic.known_reward import MockRewardModel
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import ceil_div, default_device, set_seed
-from lm_human_preferences.utils.logging import announce, progress, say
+from lm_human_preferences.utils.logging import announce, log_line, progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -190,9 +190,7 @@ def enumerate_all(
     """
     length, n_vocab = task.response_length, policy.model.hparams.n_vocab
     found = []
-    for query in progress(
-        queries.split(1), comm=SingleProcess(), desc='all responses', unit='query'
-    ):
+    for query in progress(queries.split(1), comm=LocalComm(), desc='all responses', unit='query'):
         ref_logprobs = optimum.all_logprobs(reference, query, length)
         logprobs = optimum.all_logprobs(policy, query, length)
         scores = {}
@@ -228,7 +226,7 @@ def sample_many(
     rows = (
         queries.to(policy.device).repeat_interleave(settings.samples, 0).split(settings.batch_size)
     )
-    for part in progress(rows, comm=SingleProcess(), desc='samples', unit='batch'):
+    for part in progress(rows, comm=LocalComm(), desc='samples', unit='batch'):
         drawn = policy.respond(part, length=task.response_length)
         ref_logprobs = reference.analyze_responses(part, drawn['responses'])['logprobs']
         kls.append((drawn['logprobs'].double() - ref_logprobs).sum(1).cpu())
@@ -534,7 +532,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     output_dir = options.output_dir or ('.' if storage.is_remote(directory) else directory)
     if not ends_training:  # which has its table printed even where nothing more can be written
         outputs.check_output_dir(output_dir, *OUTPUTS)
-    precision.prepare('fp32', default_device())  # whatever the run was trained in
+    precision.configure('fp32', default_device())  # whatever the run was trained in
     models = load_models(directory, hparams)
     set_seed(options.seed)  # of the queries, too, where the data set is made up
     queries = queries_of(hparams, models[0].encoder, options.queries, options.seed)
@@ -552,9 +550,11 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
         picture(results, os.path.join(output_dir, OUTPUTS[1]))
         # Last, as it tells `is_done`.
         outputs.write(output_dir, OUTPUTS[0], json.dumps(results, indent=2).encode())
-    say(f'Saved {" and ".join(OUTPUTS)} in {save_dir if output_dir == directory else output_dir}')
+    log_line(
+        f'Saved {" and ".join(OUTPUTS)} in {save_dir if output_dir == directory else output_dir}'
+    )
     if not ends_training:  # which says itself what comes next
-        say(
+        log_line(
             'Sample from the policy: '
             f'./sample.py sample --save_dir {shlex.quote(save_dir)} --nsamples 8'
         )

@@ -247,7 +247,7 @@ def _logprobs(policy: Policy, context: torch.Tensor, length: int) -> torch.Tenso
         for stems in _extended(context, policy.model.hparams.n_vocab, done).split(CHUNK):
             tokens, mask = policy.model.mask_padding(stems.to(policy.device), policy.padding_token)
             h = policy.model.hidden(
-                tokens, mask, read=torch.tensor([-1], device=tokens.device)
+                tokens, mask, output_positions=torch.tensor([-1], device=tokens.device)
             ).squeeze(1)
             logits = policy.model.logits(h).double() / max(policy.temperature, MIN_TEMPERATURE)
             parts.append(logits.log_softmax(-1).cpu())

@@ -143,5 +143,5 @@ def save(figure: Figure, path: str) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format='png', dpi=150)
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-    with storage.replacing(path) as (file,):
+    with storage.atomic_write(path) as (file,):
         file.write(buffer.getvalue())

@@ -90,7 +90,7 @@ class RunHParams(hyperparams.HParams):
     def directory(self) -> str | None:
         """Where the run is written: save_dir, or if that is remote, its staging directory; None if
         it is not kept."""
-        return storage.staging(self.save_dir)
+        return storage.staging_dir(self.save_dir)
 
 
 @dataclass

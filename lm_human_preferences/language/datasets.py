@@ -149,7 +149,7 @@ def get_dataset(name: str, labels: str | None = None) -> Dataset:
             f'--task.query_dataset {name}: choose {", ".join(generators)} or a .jsonl file of texts'
         )
     try:
-        storage.local_copy(name)
+        storage.cached_path(name)
     except storage.NotFound as e:
         raise UserError(f'--task.query_dataset {e}') from e
     return Dataset(name, functools.partial(_file_generator, name))

@@ -28,12 +28,12 @@ def positions_for(mask: torch.Tensor) -> torch.Tensor:
 
 
 def attention_mask(
-    mask: torch.Tensor, queries: int, together: torch.Tensor | None = None
+    mask: torch.Tensor, queries: int, segment_mask: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Which keys the last `queries` positions may attend to: `mask (batch, keys)` -> bool `(batch,
     queries, keys)`.
 
-    A token sees itself and the real tokens before it, of those only the ones that `together
+    A token sees itself and the real tokens before it, of those only the ones that `segment_mask
     (queries, keys)` allows. A position with nothing to see (padding before the first token) sees
     itself, so that nothing becomes nan; its output is never used. Where all tokens are real, the
     result has a batch of 1.
@@ -41,8 +41,8 @@ def attention_mask(
     keys = mask.shape[1]
     at = torch.arange(keys, device=mask.device)
     causal, itself = at <= at[keys - queries :, None], at == at[keys - queries :, None]
-    if together is not None:
-        causal = causal & together
+    if segment_mask is not None:
+        causal = causal & segment_mask
     if mask.all():
         return causal.unsqueeze(0)
     allowed = causal & mask.unsqueeze(1)
@@ -72,7 +72,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor
     return attended.transpose(1, 2).flatten(2)
 
 
-class Cache:
+class KVCache:
     """Keys and values of the tokens so far, in memory with room for those to come."""
 
     def __init__(self, past: torch.Tensor | None = None) -> None:
@@ -101,7 +101,7 @@ class Cache:
         return torch.stack(self.layers)[..., start : self.length, :].permute(2, 0, 1, 3, 4, 5)
 
 
-class Packing:
+class Unpadding:
     """A grid `(batch, length)` of tokens as rows of real tokens only, for the layers that treat
     every token alike."""
 
@@ -216,13 +216,14 @@ class Model(nn.Module):
     real token's.
 
     scalar_heads: names of heads, 'value' (starts at zero) or 'reward' (starts random). Parameters
-    are uninitialised until `initialize` or until all of them are loaded. checkpointed: whether a
-    backward pass computes each block anew from its inputs, which are then all that is kept of it.
+    are uninitialised until `initialize` or until all of them are loaded. gradient_checkpointing:
+    whether a backward pass computes each block anew from its inputs, which are then all that is
+    kept of it.
     """
 
     def __init__(self, hparams: HParams, scalar_heads: Iterable[str] = ()) -> None:
         super().__init__()
-        self.hparams, self.checkpointed = hparams, False
+        self.hparams, self.gradient_checkpointing = hparams, False
         # Any: the entries of a ModuleDict are also its attributes, whose types nothing declares.
         self.transformer: Any = gpt2_parameters(hparams)
         self.heads = nn.ModuleDict({name: ScalarHead(hparams.n_embd) for name in scalar_heads})
@@ -265,15 +266,15 @@ class Model(nn.Module):
         self,
         tokens: torch.Tensor,
         mask: torch.Tensor | None = None,
-        cache: Cache | None = None,
-        read: torch.Tensor | None = None,
+        cache: KVCache | None = None,
+        output_positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Outputs of the last layer: `tokens (batch, length)` -> `(batch, length, n_embd)`.
 
         mask: bool `(batch, past + length)`, False where a token is padding, or None when all are
-        real. cache: keys and values of the tokens before (extended in place), or None. read: int64
-        (n,), columns of `tokens`; then the result is (batch, n, n_embd), and nothing else is
-        computed.
+        real. cache: keys and values of the tokens before (extended in place), or None.
+        output_positions: int64 (n,), columns of `tokens`; then the result is (batch, n, n_embd),
+        and nothing else is computed.
         """
         (batch, length), past = tokens.shape, cache.length if cache is not None else 0
         if mask is None:
@@ -284,13 +285,15 @@ class Model(nn.Module):
             mask[:, past:],
         )
         columns = last_present(new)
-        if read is not None:
-            return self._outputs(tokens, positions, allowed, new, columns[:, read], cache)
+        if output_positions is not None:
+            return self._outputs(
+                tokens, positions, allowed, new, columns[:, output_positions], cache
+            )
         return index_each(
             self._outputs(tokens, positions, allowed, torch.ones_like(new), None, cache), columns
         )
 
-    def hidden_at_ends(
+    def last_hidden(
         self, stem: torch.Tensor, branches: torch.Tensor, padding_token: int
     ) -> torch.Tensor:
         """Outputs at the end of each of `branches (batch, n, length)`, each alone after `stem
@@ -312,9 +315,9 @@ class Model(nn.Module):
 
         tokens, mask, positions = in_a_row(each), in_a_row(mask), in_a_row(positions_for(mask))
         branch = torch.arange(n, device=device).repeat_interleave(length)
-        together = F.pad(branch == branch[:, None], (start, 0, start, 0), value=True)
+        segment_mask = F.pad(branch == branch[:, None], (start, 0, start, 0), value=True)
         return self._outputs(
-            tokens, positions, attention_mask(mask, len(together), together), mask, ends
+            tokens, positions, attention_mask(mask, len(segment_mask), segment_mask), mask, ends
         )
 
     def _outputs(
@@ -323,8 +326,8 @@ class Model(nn.Module):
         positions: torch.Tensor,
         allowed: torch.Tensor,
         real: torch.Tensor,
-        read: torch.Tensor | None,
-        cache: Cache | None = None,
+        output_positions: torch.Tensor | None,
+        cache: KVCache | None = None,
     ) -> torch.Tensor:
         """The network: outputs of the last layer at all of `tokens (batch, length)`, or at columns
         `read (batch, n)`.
@@ -337,19 +340,24 @@ class Model(nn.Module):
                 f"{positions.max() + 1} tokens are more than the model's context of"
                 f' {self.hparams.n_ctx}'
             )
-        network, packing = self.transformer, Packing(real)
+        network, packing = self.transformer, Unpadding(real)
         x = network.wte(packing.pack(tokens)) + network.wpe(packing.pack(positions))
-        bias = torch.zeros(allowed.shape, dtype=precision.computing_type(x.dtype), device=x.device)
+        bias = torch.zeros(allowed.shape, dtype=precision.autocast_dtype(x.dtype), device=x.device)
         bias = bias.masked_fill_(~allowed, -torch.inf).unsqueeze(1).expand(len(tokens), -1, -1, -1)
         compute = self._block
-        if self.checkpointed and torch.is_grad_enabled():
+        if self.gradient_checkpointing and torch.is_grad_enabled():
             compute = partial(
                 checkpoint, self._block, use_reentrant=False, preserve_rng_state=False
             )
-        with precision.computing(x.device):
+        with precision.autocast(x.device):
             for i in range(len(network.h)):
                 x, packing = compute(
-                    i, x, packing, bias, cache, read if i == len(network.h) - 1 else None
+                    i,
+                    x,
+                    packing,
+                    bias,
+                    cache,
+                    output_positions if i == len(network.h) - 1 else None,
                 )
         if cache is not None:
             cache.length += tokens.shape[1]
@@ -359,31 +367,31 @@ class Model(nn.Module):
         self,
         i: int,
         x: torch.Tensor,
-        packing: Packing,
+        packing: Unpadding,
         bias: torch.Tensor,
-        cache: Cache | None,
-        read: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, Packing]:
+        cache: KVCache | None,
+        output_positions: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, Unpadding]:
         """Block `i` on `x (rows, n_embd)`, after its keys only at columns `read` if there are any:
         (x, its packing)."""
         block, n_head = self.transformer.h[i], self.hparams.n_head
-        qkv = packing.unpack(precision.affine(block.ln_1(x), **block.attn.c_attn))
+        qkv = packing.unpack(precision.linear(block.ln_1(x), **block.attn.c_attn))
         q, k, v = qkv.unflatten(2, (3, n_head, -1)).permute(2, 0, 3, 1, 4)
         if cache is not None:
             k, v = cache.extend(i, k, v)
-        if read is not None:
-            columns = read[:, None, :, None]
+        if output_positions is not None:
+            columns = output_positions[:, None, :, None]
             q, bias = (
                 grid.gather(2, columns.expand(-1, grid.shape[1], -1, grid.shape[3]))
                 for grid in (q, bias)
             )
             x, packing = (
-                index_each(packing.unpack(x), read).flatten(0, 1),
-                Packing(torch.ones_like(read) > 0),
+                index_each(packing.unpack(x), output_positions).flatten(0, 1),
+                Unpadding(torch.ones_like(output_positions) > 0),
             )
-        x = x + precision.affine(packing.pack(attend(q, k, v, bias)), **block.attn.c_proj)
-        inner = precision.affine(block.ln_2(x), **block.mlp.c_fc, gelu=True)
-        return x + precision.affine(inner, **block.mlp.c_proj), packing
+        x = x + precision.linear(packing.pack(attend(q, k, v, bias)), **block.attn.c_proj)
+        inner = precision.linear(block.ln_2(x), **block.mlp.c_fc, gelu=True)
+        return x + precision.linear(inner, **block.mlp.c_proj), packing
 
     def mask_padding(
         self, tokens: torch.Tensor, padding_token: int
@@ -428,7 +436,7 @@ class Model(nn.Module):
             if past is not None:
                 assert past_tokens is not None
                 mask = torch.cat([torch.ne(past_tokens, padding_token), mask], dim=1)
-        cache = Cache(past)
+        cache = KVCache(past)
         h = self.hidden(X, mask, cache)
         logits = self.logits(h)
         losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), X[:, 1:], reduction='none')

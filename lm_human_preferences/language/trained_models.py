@@ -91,8 +91,8 @@ def open_bundle(directory: str) -> Bundle:
 def _fetch_bundle(place: str, name: str) -> Bundle:
     prefix = storage.join(place, name)
     if storage.is_remote(place):
-        prefix = storage.local_copy(f'{prefix}.index').removesuffix('.index')
-        storage.local_copies([storage.join(place, shard) for shard in Bundle(prefix).shard_names()])
+        prefix = storage.cached_path(f'{prefix}.index').removesuffix('.index')
+        storage.cached_paths([storage.join(place, shard) for shard in Bundle(prefix).shard_names()])
     else:
         checkpoints.restore_state(prefix)  # notices more damage than opening does
     return Bundle(prefix)
@@ -108,7 +108,7 @@ class HuggingFaceWeights(dict[str, np.ndarray]):
 
         self.prefix = storage.join(directory, 'model.safetensors')
         try:
-            weights = load_file(storage.local_copy(self.prefix))
+            weights = load_file(storage.cached_path(self.prefix))
         except storage.NotFound as e:
             raise UserError(
                 f'{directory} has a config.json but no model.safetensors; pickled weights are not'

@@ -22,8 +22,8 @@ import torch
 
 from lm_human_preferences import lm_tasks, rewards, storage, train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.checkpointing.checkpointer import Keeper
-from lm_human_preferences.distributed.comm import SingleProcess
+from lm_human_preferences.checkpointing.checkpointer import Checkpointer
+from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import evaluate, optimum
 from lm_human_preferences.language import encodings, trained_models
 from lm_human_preferences.policy import Policy
@@ -31,7 +31,7 @@ from lm_human_preferences.reproduction import figure_plots, worker_pool
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.utils.core import ceil_div
-from lm_human_preferences.utils.logging import progress, say
+from lm_human_preferences.utils.logging import log_line, progress
 
 VERSION = 2  # of what a finished run means: with another one, all runs are done again
 POINTS = 8  # of a curve of Figure 2
@@ -171,7 +171,7 @@ def run_reward(path: str, hparams: train_reward.HParams) -> None:
     """A job: train a reward model into the directory `path`."""
     hparams.run.save_dir = f'{path}.part'
     shutil.rmtree(hparams.run.save_dir, ignore_errors=True)
-    train_reward.train(hparams, SingleProcess())
+    train_reward.train(hparams, LocalComm())
     os.rename(hparams.run.save_dir, path)
 
 
@@ -196,21 +196,21 @@ def run_policy(path: str, hparams: train_policy.HParams, reward_model: str, task
         hparams.rewards.adaptive_kl.target, ref_logprobs[few], own
     )[1]
     with Curve(queries, ref_logprobs, scores) as curve:
-        trainer = train_policy.start(hparams, curve, SingleProcess())
-        train_policy.run_updates(trainer, curve, SingleProcess())
+        trainer = train_policy.start(hparams, curve, LocalComm())
+        train_policy.training_loop(trainer, curve, LocalComm())
     optimal = optimum.frontier_reward_at(curve.points[-1]['kl'], ref_logprobs, scores)
     checkpoints.write_json(
         path, {'kl_coef': hparams.rewards.kl_coef, 'curve': curve.points, 'optimal_reward': optimal}
     )
 
 
-class Curve(Keeper):
+class Curve(Checkpointer):
     """How good a policy is, whenever another run would save it; see `everything`."""
 
     def __init__(
         self, queries: torch.Tensor, ref_logprobs: torch.Tensor, scores: torch.Tensor
     ) -> None:
-        super().__init__(None, SingleProcess(), resume=False)
+        super().__init__(None, LocalComm(), resume=False)
         self.queries, self.ref_logprobs, self.scores = queries, ref_logprobs, scores
         self.points = [
             {
@@ -279,7 +279,7 @@ def run_all(
         progress(
             total=len(first) + len(second),
             initial=done,
-            comm=SingleProcess(),
+            comm=LocalComm(),
             desc='runs',
             unit='run',
         ) as bar,
@@ -331,7 +331,7 @@ def write_table(path: str, rows: list[dict[str, Any]]) -> None:
     table = csv.DictWriter(text, rows[0], lineterminator='\n')
     table.writeheader()
     table.writerows(rows)
-    with storage.replacing(path) as (file,):
+    with storage.atomic_write(path) as (file,):
         file.write(text.getvalue().encode())
 
 
@@ -389,7 +389,7 @@ def figures(
     }
     results, frontier = run_all(runs, output_dir, processes or len(os.sched_getaffinity(0)))
     rows = dict(zip(tables, (curve_rows(results), final_rows(results), frontier), strict=True))
-    say(
+    log_line(
         *summary(rows['figure3']),
         'Each run starts at the KL coefficient at which the exact optimum has the target KL: the'
         ' runs are too short to look for it.',
@@ -402,7 +402,7 @@ def figures(
         figure2, figure3 = (os.path.join(output_dir, name) for name in pictures)
         figure_plots.figure2(figure2, rows['figure2'], scale.curve, optimal)
         figure_plots.figure3(figure3, rows['figure3'], frontier)
-    say(
+    log_line(
         f'figure2.png, figure3.png and the tables they show are in {output_dir}',
         f'More seeds, without redoing these runs: ./launch.py figures {shlex.quote(output_dir)}'
         f'{" --quick" if quick else ""} --seeds {2 * (seeds or scale.seeds)}',

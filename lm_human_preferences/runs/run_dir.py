@@ -97,12 +97,12 @@ def refuse_existing(hparams: Training) -> None:
         )
 
 
-def claim(hparams: Training, *, overwrite: bool, named: Collection[str]) -> None:
+def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Collection[str]) -> None:
     """See to it that a run may begin in its directory, or go on; UserError if not. Nothing is made
     there yet.
 
-    overwrite: delete the run that is there, and nothing else. named: what the user has set, see
-    `check_settings`.
+    overwrite: delete the run that is there, and nothing else. explicitly_set: what the user has
+    set, see `check_settings`.
     """
     directory = hparams.run.directory
     if directory is None or ranks.launched_rank():
@@ -113,23 +113,23 @@ def claim(hparams: Training, *, overwrite: bool, named: Collection[str]) -> None
     if overwrite and hparams.run.resume:
         raise UserError('--overwrite and --run.resume contradict each other: give one of them')
     if storage.is_remote(hparams.run.save_dir):
-        recall(hparams.run.save_dir, fetch=hparams.run.resume)
+        fetch_run_dir(hparams.run.save_dir, fetch=hparams.run.resume)
     if hparams.run.resume:
-        check_settings(hparams, named)
+        check_settings(hparams, explicitly_set)
     elif not overwrite:
         refuse_existing(hparams)
     for path in own_files(hparams) if overwrite else ():
         storage.remove(path)
 
 
-def recall(save_dir: str, fetch: bool = True) -> str:
+def fetch_run_dir(save_dir: str, fetch: bool = True) -> str:
     """Where to read what a run has left in `save_dir`: there, or if that is remote, in its staging
     directory.
 
     fetch: whether to bring what the store has there, unless the staging directory has that.
     UserError where somebody else writes it.
     """
-    directory = storage.staging(save_dir)
+    directory = storage.staging_dir(save_dir)
     if directory == save_dir or ranks.launched_rank():
         return save_dir
     from lm_human_preferences.runs import uploads
@@ -143,7 +143,7 @@ def recall(save_dir: str, fetch: bool = True) -> str:
 
 
 @contextlib.contextmanager
-def held(hparams: Training, comm: Comm) -> Iterator[None]:
+def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
     """Have the directory of a run for this job alone; UserError where it cannot be had, or, unless
     resumed, is used."""
     directory = hparams.run.directory
@@ -211,7 +211,7 @@ def release(directory: str | None) -> None:
         os.rmdir(directory)  # fails where there is something
 
 
-def how_to_go_on(hparams: Training) -> str:
+def resume_hint(hparams: Training) -> str:
     """What is saved of a run that was interrupted, and the command that goes on with it. hparams:
     the run's."""
     directory, save_dir = hparams.run.directory, hparams.run.save_dir
@@ -261,7 +261,7 @@ def _locked(directory: str) -> tuple[TextIO, str]:
     path = os.path.join(directory, LOCK)
     try:
         os.makedirs(directory, exist_ok=True)
-        lock = open(path, 'a+', encoding='utf-8', errors='replace', opener=storage.no_link)
+        lock = open(path, 'a+', encoding='utf-8', errors='replace', opener=storage.open_nofollow)
         lock.seek(0)
         holder = lock.read(300)
         try:
@@ -310,25 +310,25 @@ def ranks_of(directory: str | None) -> int | None:
             os.path.join(directory, LOCK),
             encoding='utf-8',
             errors='replace',
-            opener=storage.no_link,
+            opener=storage.open_nofollow,
         ) as lock,
     ):
         found = re.search(r'(\d+) rank', lock.read(300))
         return int(found[1]) if found else None
 
 
-def record(hparams: Training) -> dict[str, Any]:
+def to_record(hparams: Training) -> dict[str, Any]:
     """What a run's JSON file holds of its hyperparameters: that it was interrupted leaves no
     trace."""
     not_resumed = dataclasses.replace(hparams, run=dataclasses.replace(hparams.run, resume=False))
     return not_resumed.to_nested_dict(recorded_only=True)
 
 
-def check_settings(hparams: Training, named: Collection[str]) -> None:
+def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
     """Compare `hparams` with those of the run that is to go on in their directory, if there is one.
 
-    Differences are printed if the user has `named` them (keys, or groups of them); else they are a
-    UserError.
+    Differences are printed if the user has `explicitly_set` them (keys, or groups of them); else
+    they are a UserError.
     """
     directory = hparams.run.save_dir
     written_to = hparams.run.directory
@@ -338,7 +338,7 @@ def check_settings(hparams: Training, named: Collection[str]) -> None:
         return
     recorded = type(hparams)()
     recorded.override_from_json_file(path)
-    before, now = (dict(_leaves(record(group))) for group in (recorded, hparams))
+    before, now = (dict(_leaves(to_record(group))) for group in (recorded, hparams))
     changes = {
         key: f'--{key} {now.get(key, "off")} (before: {before.get(key, "off")})'
         for key in {**before, **now}
@@ -346,11 +346,11 @@ def check_settings(hparams: Training, named: Collection[str]) -> None:
         and not key.endswith('run.save_dir')
         and not (key == 'rewards.trained_model' and now[key] is None)
     }  # that is what it has trained itself
-    _refuse_what_has_no_effect(hparams, changes, named)
+    _refuse_what_has_no_effect(hparams, changes, explicitly_set)
     unnamed = [
         text
         for key, text in changes.items()
-        if not any(f'{key}.'.startswith(f'{name}.') for name in named)
+        if not any(f'{key}.'.startswith(f'{name}.') for name in explicitly_set)
     ]
     if unnamed:
         raise UserError(
@@ -362,12 +362,12 @@ def check_settings(hparams: Training, named: Collection[str]) -> None:
 
 
 def _refuse_what_has_no_effect(
-    hparams: Training, changes: Mapping[str, str], named: Collection[str]
+    hparams: Training, changes: Mapping[str, str], explicitly_set: Collection[str]
 ) -> None:
     """UserError for a change that a run which goes on would not heed: its checkpoint decides, or
     its reward model.
 
-    changes: {dotted name: what has changed}. named: what the user has set.
+    changes: {dotted name: what has changed}. explicitly_set: what the user has set.
     """
     directory = hparams.run.directory
     assert directory is not None
@@ -384,7 +384,7 @@ def _refuse_what_has_no_effect(
         is_own = (
             key.startswith(prefix) and key.removeprefix(prefix) not in changes
         )  # not a copy of the policy's
-        if is_own and any(f'{key}.'.startswith(f'{name}.') for name in named):
+        if is_own and any(f'{key}.'.startswith(f'{name}.') for name in explicitly_set):
             raise UserError(
                 f'--{key} cannot change: the reward model of this run is finished; to train another'
                 ' one: ./launch.py train_policy'

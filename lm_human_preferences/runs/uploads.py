@@ -25,28 +25,28 @@ from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.storage import local_files
-from lm_human_preferences.utils.logging import say
+from lm_human_preferences.utils.logging import log_line
 
-WRITER, STATE = 'writer', 'checkpoint'
+LEASE, STATE = 'writer', 'checkpoint'
 LOOK = 1  # seconds between two looks for a new checkpoint
 INTERVAL = (
     120  # seconds after which TensorBoard's files are uploaded, and the writer says that it lives
 )
-STALE = 5 * INTERVAL  # seconds of silence after which a writer is taken for dead
+LEASE_TIMEOUT = 5 * INTERVAL  # seconds of silence after which a writer is taken for dead
 RETRY = 20  # seconds between tries while the store is out of order
 LAST_TRY = 600  # seconds of tries when the run is done
 
 
-class Taken(UserError):
+class LeaseLost(UserError):
     """Somebody else writes the remote directory."""
 
 
 def last_writer(url: str) -> tuple[str, str, float]:
     """(id, process, seconds since it has said so) of who wrote a remote directory last; '' where
     nobody did or does."""
-    path = storage.join(url, WRITER)
+    path = storage.join(url, LEASE)
     try:
-        age = time.time() - storage.reach(path).mtime
+        age = time.time() - storage.stat(path).mtime
         name, _, process = storage.read_text(path).partition(' ')
     except storage.NotFound:
         return '', '', 0
@@ -57,14 +57,14 @@ def is_newest(url: str, directory: str) -> bool:
     """Whether a staging directory has all that the store has; UserError where somebody else is
     adding to that."""
     storage.check_access(url)
-    (name, process, age), path = last_writer(url), os.path.join(directory, WRITER)
+    (name, process, age), path = last_writer(url), os.path.join(directory, LEASE)
     ours = storage.read_text(path).split() if os.path.exists(path) else []
     if name in ours or (ours and not name):
         return True
-    if process and age < STALE:
-        raise Taken(
+    if process and age < LEASE_TIMEOUT:
+        raise LeaseLost(
             f'{url}: {process} is writing this run: wait for its end, or take another NAME; if it'
-            f' was killed, try again in {(STALE - age) / 60:.0f} minutes'
+            f' was killed, try again in {(LEASE_TIMEOUT - age) / 60:.0f} minutes'
         )
     return False
 
@@ -100,11 +100,11 @@ def fetch(url: str, directory: str, own: re.Pattern[str]) -> None:
         or (_stem(path) in every and not path.endswith(checkpoints.DATA))
     ]
     for path, copy in zip(
-        wanted, storage.local_copies([storage.join(url, path) for path in wanted]), strict=True
+        wanted, storage.cached_paths([storage.join(url, path) for path in wanted]), strict=True
     ):
         os.makedirs(os.path.dirname(os.path.join(directory, path)), exist_ok=True)
         os.replace(copy, os.path.join(directory, path))
-    _sign_here(directory, name)
+    _record_lease_here(directory, name)
 
 
 def _is_state(path: str) -> bool:
@@ -125,13 +125,13 @@ def _listed(path: str, text: str) -> list[str]:
     ]
 
 
-def _sign_here(directory: str, name: str) -> None:
+def _record_lease_here(directory: str, name: str) -> None:
     os.makedirs(directory, exist_ok=True)
-    with open(os.path.join(directory, WRITER), 'a', encoding='utf-8') as file:
+    with open(os.path.join(directory, LEASE), 'a', encoding='utf-8') as file:
         file.write(f'{name}\n')
 
 
-class Mirror:
+class DirectoryUploader:
     """Keeps the remote directory `url` as the local `directory` is, as far as names match `own`.
 
     process: what to tell others of who writes it.
@@ -150,17 +150,17 @@ class Mirror:
         """Take the remote directory; UserError where that is somebody else's, or cannot be
         written."""
         is_newest(self.url, self.directory)
-        _sign_here(
+        _record_lease_here(
             self.directory, self.name
         )  # before the store knows: its name is always known here
         try:
-            self._sign(self.process)
+            self._renew_lease(self.process)
         except storage.StorageError as e:
             raise UserError(f'--save_dir: {e}') from e
         self.thread.start()
 
-    def _sign(self, process: str) -> None:
-        self._write(WRITER, f'{self.name} {process}'.encode())
+    def _renew_lease(self, process: str) -> None:
+        self._write(LEASE, f'{self.name} {process}'.encode())
 
     def _write(self, path: str, data: bytes) -> tuple[int, str]:
         return storage.write(storage.join(self.url, path), io.BytesIO(data), len(data))
@@ -187,13 +187,13 @@ class Mirror:
         except FileNotFoundError:  # deleted meanwhile, for a newer checkpoint
             self.there = None
             return False
-        except (Taken, storage.StorageError, OSError) as e:
+        except (LeaseLost, storage.StorageError, OSError) as e:
             if not self.trouble:
-                say(f'WARNING: uploads are delayed, and tried again: {e}')
+                log_line(f'WARNING: uploads are delayed, and tried again: {e}')
             self.there, self.trouble = None, e
             return False
         if self.trouble:
-            say(f'note: uploads to {self.url} are up to date again')
+            log_line(f'note: uploads to {self.url} are up to date again')
             self.trouble = None
         return True
 
@@ -202,9 +202,9 @@ class Mirror:
         point."""
         name, process, age = last_writer(self.url)
         if name not in ('', self.name):
-            raise Taken(f'{self.url} was taken over by {process or "another run"}')
+            raise LeaseLost(f'{self.url} was taken over by {process or "another run"}')
         if not name or age > INTERVAL / 2:
-            self._sign(self.process)
+            self._renew_lease(self.process)
         self.there = storage.listing(self.url) if self.there is None else self.there
         states = {
             path: Path(self.directory, path).read_bytes()
@@ -279,9 +279,9 @@ class Mirror:
         self.thread.join()
         until = time.monotonic() + patience
         if self.trouble and patience:
-            say(f'note: trying to upload the rest, for up to {patience / 60:.0f} minutes')
+            log_line(f'note: trying to upload the rest, for up to {patience / 60:.0f} minutes')
         while not self.try_sync():
-            if isinstance(self.trouble, Taken) or time.monotonic() > until:
+            if isinstance(self.trouble, LeaseLost) or time.monotonic() > until:
                 raise UserError(
                     f'{self.url} is not complete: {self.trouble or "a file is missing"}; all of the'
                     f' run is in {self.directory}, and `./launch.py resume {self.url}` here uploads'
@@ -289,14 +289,14 @@ class Mirror:
                 ) from self.trouble
             time.sleep(RETRY)
         with contextlib.suppress(storage.StorageError):
-            self._sign('')
+            self._renew_lease('')
 
 
 @contextlib.contextmanager
 def mirrored(url: str, directory: str, own: re.Pattern[str], process: str) -> Iterator[None]:
     """Within the block, the local `directory` is uploaded to `url`; after it, it is empty, unless
     something failed."""
-    mirror = Mirror(url, directory, own, process)
+    mirror = DirectoryUploader(url, directory, own, process)
     mirror.start()
     try:
         yield
@@ -304,10 +304,10 @@ def mirrored(url: str, directory: str, own: re.Pattern[str], process: str) -> It
         try:
             mirror.close(0)
         except UserError as e:
-            say(f'WARNING: {e}')
+            log_line(f'WARNING: {e}')
         raise
     mirror.close(LAST_TRY)
-    for path in [*local_files(directory, own), WRITER]:
+    for path in [*local_files(directory, own), LEASE]:
         os.remove(os.path.join(directory, path))
     for folder, *_ in os.walk(directory, topdown=False):
         with contextlib.suppress(OSError):  # not empty

@@ -129,10 +129,10 @@ def join(path: str, *names: str) -> str:
 
 
 @overload
-def staging(directory: str) -> str: ...
+def staging_dir(directory: str) -> str: ...
 @overload
-def staging(directory: None) -> None: ...
-def staging(directory: str | None) -> str | None:
+def staging_dir(directory: None) -> None: ...
+def staging_dir(directory: str | None) -> str | None:
     """`directory` (or None), if local; else the local one in which a run that is kept there is
     written."""
     if not directory or not is_remote(directory):
@@ -146,7 +146,7 @@ def staging(directory: str | None) -> str | None:
     return os.path.join(cache_root(), 'to-upload', blob.place)
 
 
-def local_copy(path: str) -> str:
+def cached_path(path: str) -> str:
     """The local path of a file: `path` itself if it is local, else its copy in the cache, fetched
     if need be.
 
@@ -186,8 +186,8 @@ def make_cache_folder(path: str) -> None:
         )
 
 
-def local_copies(paths: Collection[str]) -> list[str]:
-    """[local_copy(path) for path in paths], over several connections and with one progress bar."""
+def cached_paths(paths: Collection[str]) -> list[str]:
+    """[cached_path(path) for path in paths], over several connections and with one progress bar."""
     from tqdm.contrib.concurrent import thread_map
 
     missing = [
@@ -204,7 +204,7 @@ def local_copies(paths: Collection[str]) -> list[str]:
             leave=False,
             desc=f'fetching {missing[0].url} ...',
         )
-    return [local_copy(path) for path in paths]
+    return [cached_path(path) for path in paths]
 
 
 def _md5_when_fetched(path: str) -> str:
@@ -260,7 +260,7 @@ def exists(path: str) -> bool:
         return False
 
 
-def reach(path: str) -> Stat:
+def stat(path: str) -> Stat:
     """What the server says of a remote file, though it be in the cache; StorageError where there is
     no good answer."""
     return _stat(_Blob(path, wanted=False))
@@ -351,7 +351,7 @@ def _changing(path: str) -> Iterator[tuple[_Blob, Context]]:
     blob = _Blob(path.rstrip('/'), wanted=False)
     if _is_offline():
         raise blob.error('LMHP_OFFLINE=1, so that nothing can be kept there')
-    with _explained(blob):
+    with _translate_errors(blob):
         if blob.account != GOOGLE and not _azure._load_credentials():
             raise blob.error(
                 'no credentials to write there: run `az login`, or set AZURE_STORAGE_KEY'
@@ -362,7 +362,7 @@ def _changing(path: str) -> Iterator[tuple[_Blob, Context]]:
 def read_text(path: str) -> str:
     """The contents of a UTF-8 file, local or remote, with every line end as \\n."""
     try:
-        with open(local_copy(path), encoding='utf-8') as file:
+        with open(cached_path(path), encoding='utf-8') as file:
             return file.read()
     except (UnicodeDecodeError, OSError) as e:
         raise StorageError(f'{path} cannot be read as UTF-8 text: {e}') from e
@@ -377,13 +377,13 @@ def read_json(path: str) -> Any:
         raise StorageError(f'{path} is not JSON: {e}') from e
 
 
-def no_link(path: str, flags: int) -> int:
+def open_nofollow(path: str, flags: int) -> int:
     """For open(..., opener=...): OSError for a link, as whoever put it there has other plans."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # nor is a pipe waited for
 
 
 @contextlib.contextmanager
-def replacing(*targets: str, by: str | None = None) -> Iterator[list[BinaryIO]]:
+def atomic_write(*targets: str, by: str | None = None) -> Iterator[list[BinaryIO]]:
     """Files, open for writing, that take the places of the local `targets`, in this order, once all
     are on the disk.
 
@@ -394,7 +394,7 @@ def replacing(*targets: str, by: str | None = None) -> Iterator[list[BinaryIO]]:
     try:
         with contextlib.ExitStack() as stack:
             files: list[BinaryIO] = [
-                stack.enter_context(open(part, 'wb', opener=no_link)) for part in parts
+                stack.enter_context(open(part, 'wb', opener=open_nofollow)) for part in parts
             ]
             yield files
             for file in files:
@@ -422,7 +422,7 @@ def _fetch(blob: _Blob, show: bool = True) -> None:
         return
     make_cache_folder(os.path.dirname(blob.cached))
     with (
-        _explained(blob),
+        _translate_errors(blob),
         filelock.FileLock(blob.cached + '.lock') as lock,
     ):  # the kernel frees it when its holder dies
         try:
@@ -446,7 +446,7 @@ def _download(blob: _Blob, stat: Stat, show: bool) -> None:
     version = None if blob.account == GOOGLE else stat.version  # blobfile has that for Azure only
     with (
         blobs.BlobFile(blob.path, 'rb', file_size=stat.size, version=version) as source,
-        replacing(blob.cached, by=os.uname().nodename) as (file,),
+        atomic_write(blob.cached, by=os.uname().nodename) as (file,),
         tqdm(
             total=stat.size,
             desc=f'fetching {blob.url}',
@@ -492,7 +492,7 @@ def _stat(blob: _Blob) -> Stat:
             answer.set_exception(e)
 
     threading.Thread(target=ask, daemon=True).start()
-    with _explained(blob):
+    with _translate_errors(blob):
         try:
             return answer.result(FIRST_ANSWER)
         except FileNotFoundError:
@@ -500,7 +500,7 @@ def _stat(blob: _Blob) -> Stat:
 
 
 @contextlib.contextmanager
-def _explained(blob: _Blob) -> Iterator[None]:
+def _translate_errors(blob: _Blob) -> Iterator[None]:
     """Turn what goes wrong with a blob into StorageErrors, and remember a server that does not
     answer at all."""
     import blobfile

@@ -45,5 +45,5 @@ def explained(directory: str, fix: str = 'give another directory') -> Iterator[N
 def write(directory: str, name: str, data: bytes) -> None:
     """Write `data` to file `name` in `directory`, which is made; all appears, or nothing."""
     os.makedirs(directory, exist_ok=True)
-    with storage.replacing(os.path.join(directory, name)) as (file,):
+    with storage.atomic_write(os.path.join(directory, name)) as (file,):
         file.write(data)

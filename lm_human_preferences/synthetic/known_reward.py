@@ -159,6 +159,6 @@ def simulated_labels(
             [reward.score(queries, responses) for responses in samples.values()], dim=1
         )
         labels = label_files.answered({'query': queries, **samples}, liking.cpu(), schemas)
-    labels = comm.gather(labels)[0]
+    labels = comm.all_gather_object(labels)[0]
     assert labels is not None
     return labels

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.datasets import reviews
-from lm_human_preferences.distributed.comm import SingleProcess
+from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.language import encodings, model
 from lm_human_preferences.training import optimizer, precision
 from lm_human_preferences.utils import core
@@ -71,8 +71,8 @@ def train(hparams: model.HParams, steps: int = STEPS) -> model.Model:
             SEED
         )  # not a GPU's as well, from which the run that asked for this draws
         network = model.Model(hparams).initialize()
-        adam = optimizer.Adam(network.tf_parameters(), comm=SingleProcess())
-        for step in progress(range(steps), comm=SingleProcess(), desc='base model', unit='batch'):
+        adam = optimizer.Adam(network.tf_parameters(), comm=LocalComm())
+        for step in progress(range(steps), comm=LocalComm(), desc='base model', unit='batch'):
             batch = texts[torch.randint(len(texts), (BATCH,))]
             adam.minimize(
                 reviews_loss(network, batch, encoder.padding_token), LR * (1 - step / steps)

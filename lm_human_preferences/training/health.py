@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_policy import HParams
-from lm_human_preferences.utils.logging import say
+from lm_human_preferences.utils.logging import log_line
 
 if TYPE_CHECKING:
-    from lm_human_preferences.checkpointing.checkpointer import Keeper
+    from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.train_policy import PPOTrainer
     from lm_human_preferences.train_reward import RewardModelTrainer
@@ -149,30 +149,30 @@ def reward_alarms(
     return alarms
 
 
-class Andon:
-    """The cord that stops the line. mode: that of --run.andon."""
+class HealthMonitor:
+    """The health_monitor that stops the line. mode: that of --run.andon."""
 
     def __init__(self, mode: str, comm: Comm) -> None:
         self.mode, self.comm = mode, comm
         self.first: dict[str, float] | None = None  # statistics of the first step
         self.quiet_until: dict[str, int] = {}  # statistic: step
 
-    def pull(
+    def report(
         self,
         alarms: Sequence[Alarm],
         trainer: PPOTrainer | RewardModelTrainer,
-        keeper: Keeper,
+        checkpointer: Checkpointer,
     ) -> None:
         """Warn of `alarms`, seldom; or save `trainer`, as it is now, and raise UserError."""
         if not alarms or self.mode == 'off':
             return
-        step = trainer.state()['step']
+        step = trainer.state_dict()['step']
         if self.mode == 'stop':
-            keeper.save_at_error(trainer)
+            checkpointer.save_on_error(trainer)
             raise UserError(
                 f'stopped at step {step} by --run.andon stop: {"; ".join(map(str, alarms))}'
             )
         for alarm in alarms:
             if step >= self.quiet_until.get(alarm.statistic, 0) and self.comm.rank == 0:
-                say(f'WARNING: step {step}: {alarm}')
+                log_line(f'WARNING: step {step}: {alarm}')
                 self.quiet_until[alarm.statistic] = step + SELDOM

@@ -25,14 +25,14 @@ ROOM = 64  # tokens that a cache of keys and values has room for beyond those it
 
 
 @dataclass
-class Training:
+class MemoryEstimate:
     """What one rank works on, for an estimate of its memory in bytes; padding counts as tokens do.
 
     sizes: HParams of the network. networks: of that size, one of which is trained. rows, tokens: of
     a backward pass, and sampled_rows, sampled_tokens: of sampling, before micro-batches make rows
     fewer. predicted: tokens of a row whose logits have a gradient. option: the name of
-    micro_batch_size. checkpointed: see language.model.Model. reduced: layers compute in bf16.
-    fused: attention keeps no probabilities, as on GPUs.
+    micro_batch_size. gradient_checkpointing: see language.model.Model. reduced: layers compute in
+    bf16. fused: attention keeps no probabilities, as on GPUs.
     """
 
     sizes: Sizes
@@ -44,7 +44,7 @@ class Training:
     predicted: int = 0
     micro_batch_size: int | None = None
     option: str = '--micro_batch_size'
-    checkpointed: bool = False
+    gradient_checkpointing: bool = False
     reduced: bool = False
     fused: bool = False
     ranks: int = 1
@@ -68,7 +68,7 @@ class Training:
         average over ranks.
 
         In bf16 there is a copy of the blocks of that one and, on CPUs, of the others: see
-        precision.affine.
+        precision.linear.
         """
         width, blocks = (
             self.sizes.n_embd,
@@ -95,7 +95,7 @@ class Training:
         )
         kept = (
             FLOAT * rows * self.tokens * width + inside / self.sizes.n_layer
-            if self.checkpointed
+            if self.gradient_checkpointing
             else inside
         )
         logits = FLOAT * rows * self.predicted * vocabulary
@@ -119,21 +119,21 @@ class Training:
         )
 
 
-def warning(training: Training, free: int) -> str | None:
+def warning(training: MemoryEstimate, free: int) -> str | None:
     """What to tell the user where `free` bytes are too few for `training`, else None.
 
     Micro-batches are halved until they fit, first without checkpointing.
     """
     size, needed = min(training.micro_batch_size or training.rows, training.rows), training.peak()
     ways = [
-        replace(training, micro_batch_size=size >> i, checkpointed=checkpointed)
-        for checkpointed in sorted({training.checkpointed, True})
+        replace(training, micro_batch_size=size >> i, gradient_checkpointing=gradient_checkpointing)
+        for gradient_checkpointing in sorted({training.gradient_checkpointing, True})
         for i in range(size.bit_length())
     ]
     way = next((way for way in ways if way.peak() <= free), ways[-1])
     again = (
         ' --run.gradient_checkpointing true'
-        if way.checkpointed and not training.checkpointed
+        if way.gradient_checkpointing and not training.gradient_checkpointing
         else ''
     )
     return (
@@ -148,7 +148,7 @@ def warning(training: Training, free: int) -> str | None:
     )
 
 
-def check(training: Training, comm: Comm, device: torch.device) -> None:
+def check(training: MemoryEstimate, comm: Comm, device: torch.device) -> None:
     """Print that warning, before anything is loaded, for the rank that has least; UserError where
     nothing would help."""
     free = free_on(device, comm)
@@ -158,7 +158,7 @@ def check(training: Training, comm: Comm, device: torch.device) -> None:
         print(told)
 
 
-def check_rows(training: Training, free: int) -> None:
+def check_rows(training: MemoryEstimate, free: int) -> None:
     """UserError where what rows hold alone takes more than `free` bytes, so that micro-batches
     would not help."""
     option, sampled_option = training.batch_options
@@ -178,7 +178,7 @@ def free_on(device: torch.device, comm: Comm) -> int:
         free = torch.cuda.mem_get_info()[0]
     else:
         free = on_host() // comm.local_size
-    return min(comm.gather(free))
+    return min(comm.all_gather_object(free))
 
 
 def check_fits(option: str, count: int, each: int, free: int) -> None:
@@ -192,7 +192,7 @@ def check_fits(option: str, count: int, each: int, free: int) -> None:
 
 
 @contextlib.contextmanager
-def ways_out(option: str) -> Iterator[None]:
+def explain_oom(option: str) -> Iterator[None]:
     """Within the block, that memory has run out is a UserError; option: the name of
     micro_batch_size."""
     try:

@@ -32,22 +32,22 @@ class Adam:
 
     def minimize(self, loss: torch.Tensor, lr: float) -> None:
         """One update against the gradient of the scalar `loss`."""
-        self.gradients.clear()
+        self.gradients.zero_grad()
         self.backward(loss, last=True)
         self.update(lr)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         """Add the gradient of the scalar `loss`; `last`: no more follows before the update."""
         if last:
-            self.gradients.expect_last()
+            self.gradients.require_sync()
         loss.backward()
 
     def update(self, lr: float) -> None:
-        """Average the gradients that were added since `gradients.clear()`, and take the step.
+        """Average the gradients that were added since `gradients.zero_grad()`, and take the step.
 
         By torch.optim's function: its class loads the compiler, which takes a second.
         """
-        self.gradients.wait()
+        self.gradients.synchronize()
         self.steps += 1
         learned: list[torch.Tensor] = [p for p in self.parameters.values() if p.grad is not None]
         gradients = [p.grad for p in learned if p.grad is not None]
@@ -69,7 +69,7 @@ class Adam:
                 amsgrad=False,
                 maximize=False,
             )
-        precision.changed(learned)
+        precision.invalidate_prepacked(learned)
 
     def _state_of(
         self,

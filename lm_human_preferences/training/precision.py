@@ -18,10 +18,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 # the type that networks compute in where it is not that of their weights
 _reduced: torch.dtype | None = None
 # the operator that reorders weights for oneDNN, where products without gradient are to use it
-_lay_out: Callable[[torch.Tensor], torch.Tensor] | None = None
+_prepack: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
-def prepare(precision: str, device: torch.device) -> None:
+def configure(precision: str, device: torch.device) -> None:
     """Set this process up for `precision`: fp32, tf32 or bf16, on `device`. UserError for tf32
     without a GPU.
 
@@ -29,10 +29,10 @@ def prepare(precision: str, device: torch.device) -> None:
     With bf16, GPUs take the product that gives logits in tf32, whose rounding is an eighth of that
     of the layers before it.
     """
-    global _reduced, _lay_out
+    global _reduced, _prepack
     check(precision, device)
     _reduced = torch.bfloat16 if precision == 'bf16' else None
-    _lay_out = _operator_to_lay_out() if precision == 'bf16' and device.type == 'cpu' else None
+    _prepack = _operator_to_lay_out() if precision == 'bf16' and device.type == 'cpu' else None
     if device.type == 'cuda':
         torch.backends.cuda.matmul.allow_tf32 = precision != 'fp32'
     else:
@@ -46,18 +46,18 @@ def check(precision: str, device: torch.device) -> None:
         raise UserError('precision tf32 needs a GPU; without one, take fp32 or bf16')
 
 
-def computing(device: torch.device) -> torch.autocast:
+def autocast(device: torch.device) -> torch.autocast:
     """Context in which the layers of networks compute as prepared. Weights are cast once for the
     outermost one."""
     return torch.autocast(device.type, _reduced, enabled=_reduced is not None)
 
 
-def computing_type(default: torch.dtype) -> torch.dtype:
+def autocast_dtype(default: torch.dtype) -> torch.dtype:
     """The type that layers compute in, `default` where that is the one of their inputs."""
     return _reduced or default
 
 
-def affine(
+def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor,
@@ -67,12 +67,12 @@ def affine(
     """`x (n, inputs)` times `weight (inputs, outputs)`, plus `bias (outputs,)`, within `computing`;
     or gelu of that.
 
-    Without gradient, CPUs keep a copy of the weight in bf16: see _times_laid_out.
+    Without gradient, CPUs keep a copy of the weight in bf16: see _times_prepacked.
     """
-    if _lay_out is None or torch.is_grad_enabled():
+    if _prepack is None or torch.is_grad_enabled():
         outputs = torch.addmm(bias, x, weight)
         return F.gelu(outputs, approximate='tanh') if gelu else outputs
-    return _times_laid_out(
+    return _times_prepacked(
         x.to(_reduced), weight, lambda: weight.to(_reduced).T, bias.to(_reduced), gelu
     )
 
@@ -80,20 +80,20 @@ def affine(
 def logits(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """`h (..., n_embd)` times each row of `table (n_vocab, n_embd)`, in their own type: (...,
     n_vocab)."""
-    if _lay_out is None or torch.is_grad_enabled():
+    if _prepack is None or torch.is_grad_enabled():
         with torch.autocast(h.device.type, enabled=False):
             return F.linear(h, table)
-    return _times_laid_out(h, table, lambda: table)
+    return _times_prepacked(h, table, lambda: table)
 
 
-def changed(weights: Iterable[torch.Tensor]) -> None:
+def invalidate_prepacked(weights: Iterable[torch.Tensor]) -> None:
     """Say that `weights` have new values, where PyTorch does not count that: what was made of the
     old ones is freed."""
     for weight in weights:
-        weight.laid_out = None, None  # pyright: ignore[reportAttributeAccessIssue]
+        weight.prepacked = None, None  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _times_laid_out(
+def _times_prepacked(
     x: torch.Tensor,
     weight: torch.Tensor,
     transposed: Callable[[], torch.Tensor],
@@ -107,13 +107,13 @@ def _times_laid_out(
     a copy each time: the digits are the same, but 16 rows take twice as long and 1,000 a fifth
     longer. gelu is taken before rounding.
     """
-    version, laid_out = getattr(weight, 'laid_out', (None, None))
+    version, prepacked = getattr(weight, 'prepacked', (None, None))
     if version != weight._version:  # PyTorch's count of changes
-        assert _lay_out is not None
-        laid_out = _lay_out(transposed())
-        weight.laid_out = weight._version, laid_out  # pyright: ignore[reportAttributeAccessIssue]
+        assert _prepack is not None
+        prepacked = _prepack(transposed())
+        weight.prepacked = weight._version, prepacked  # pyright: ignore[reportAttributeAccessIssue]
     return torch.ops.mkldnn._linear_pointwise(
-        x, laid_out, bias, *(('gelu', [], 'tanh') if gelu else ('none', [], ''))
+        x, prepacked, bias, *(('gelu', [], 'tanh') if gelu else ('none', [], ''))
     )
 
 

@@ -86,11 +86,13 @@ def logprobs_and_entropies(
     The logits are held once, and read in pieces that fit a cache. Entropies have no gradient.
     gradient_type: what the gradients are multiplied in, if not the type of `h`.
     """
-    results = _ReadOut.apply(h.flatten(0, -2), weight, labels.flatten(), gradient_type or h.dtype)
+    results = _LinearLogProb.apply(
+        h.flatten(0, -2), weight, labels.flatten(), gradient_type or h.dtype
+    )
     return tuple(result.view(labels.shape) for result in results)
 
 
-class _ReadOut(torch.autograd.Function):
+class _LinearLogProb(torch.autograd.Function):
     """The memory of the logits becomes that of the probabilities and then that of the logits'
     gradient."""
 
@@ -110,7 +112,7 @@ class _ReadOut(torch.autograd.Function):
         """See logprobs_and_entropies: `h (rows, n_embd)`, `labels (rows,)` -> two of (rows,)."""
         table = h @ weight.T
         logprobs, entropies = h.new_empty(len(h)), h.new_empty(len(h))
-        rows = _ReadOut.ROWS * (
+        rows = _LinearLogProb.ROWS * (
             16 if h.is_cuda else 1
         )  # starting so many kernels would take a GPU longer than they do
         pieces = (values.split(rows) for values in (table, labels, logprobs, entropies))
@@ -138,9 +140,9 @@ class _ReadOut(torch.autograd.Function):
             torch.empty_like(weight),
         )  # at the label, and room
         pieces = (
-            table.split(_ReadOut.COLUMNS, dim=1),
-            weight.split(_ReadOut.COLUMNS),
-            d_weight.split(_ReadOut.COLUMNS),
+            table.split(_LinearLogProb.COLUMNS, dim=1),
+            weight.split(_LinearLogProb.COLUMNS),
+            d_weight.split(_LinearLogProb.COLUMNS),
         )
         for piece, w, d_w in zip(*pieces, strict=True):
             d_logits = piece.mul_(-gradient).to(low)

@@ -247,13 +247,13 @@ def run(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
     size = _size(mpi)
     hparams: Any = arguments.get('hparams')
 
-    def say_how_to_go_on() -> None:
+    def show_resume_hint() -> None:
         if hasattr(hparams, 'writes'):
-            note(run_dir.how_to_go_on(hparams))
+            note(run_dir.resume_hint(hparams))
 
     try:
         if ranks.launched_size() > 1:
-            ranks.run(job, arguments, at_interrupt=say_how_to_go_on)
+            ranks.run(job, arguments, at_interrupt=show_resume_hint)
         elif size > 1:
             if hasattr(hparams, 'check_ranks'):
                 hparams.check_ranks(size)
@@ -261,12 +261,12 @@ def run(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
         else:
             ranks.function(job)(**arguments)
     except KeyboardInterrupt:
-        say_how_to_go_on()
+        show_resume_hint()
         raise
     except SystemExit as e:
         if e.code in ENDED_BY_SIGNAL and hasattr(hparams, 'writes'):
             run_dir.release(hparams.run.directory)
-            say_how_to_go_on()
+            show_resume_hint()
         raise
 
 
@@ -369,12 +369,12 @@ def experiment_command(
             binds, descriptor = read_trial(trial)
             hparams = hparam_class()
             hparams.override_from_dict(binds)
-            named = complete(settings, hparams, exp)
-            override(hparams, named)
+            explicitly_set = complete(settings, hparams, exp)
+            override(hparams, explicitly_set)
             job_name = f'{trial_name}/{descriptor}'.rstrip('/')
             if launch.save_dir:
                 hparams.run.save_dir = storage.join(launch.save_dir, job_name)
-            jobs.append((job_name, binds, validated(hparams), named))
+            jobs.append((job_name, binds, validated(hparams), explicitly_set))
         if launch.save_dir and 'run.save_dir' in settings:
             note(
                 'note: --run.save_dir has no effect: the run is kept in --save_dir joined with NAME'
@@ -385,8 +385,10 @@ def experiment_command(
                 hyperparams.dump(hparams)
                 _dry_run(hparams, launch)
             return
-        for _, _, hparams, named in jobs:
-            run_dir.claim(hparams, overwrite=launch.overwrite, named=named)
+        for _, _, hparams, explicitly_set in jobs:
+            run_dir.prepare_run_dir(
+                hparams, overwrite=launch.overwrite, explicitly_set=explicitly_set
+            )
         for *_, hparams, _ in jobs:
             before = run_dir.ranks_of(hparams.run.directory) if hparams.run.resume else None
             run(job, {'hparams': hparams}, launch.mpi or before)

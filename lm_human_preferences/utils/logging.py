@@ -45,7 +45,7 @@ def console_is(console: str) -> bool:
     return _console == console
 
 
-def say(*lines: object) -> None:
+def log_line(*lines: object) -> None:
     """Print lines of news, above a running progress bar; nothing where the console is quiet."""
     if _console != 'quiet':
         announce(*lines)
@@ -105,11 +105,11 @@ class Logger:
         self.file: BinaryIO | None = None
         self.first_step: int | None = None
 
-    def rewind(self, step: int) -> None:
+    def purge_from(self, step: int) -> None:
         """Forget what a run that was interrupted has logged from `step` on; before anything is
         logged."""
         if self.directory:
-            with self._explained():
+            with self._translate_errors():
                 _cut_events(self.directory, step)
         self.first_step = step  # tells a TensorBoard that is running
 
@@ -124,7 +124,7 @@ class Logger:
                 Summary.Value(tag=self.tag_prefix + name, simple_value=value)
                 for name, value in stats.items()
             ]
-            with self._explained():
+            with self._translate_errors():
                 self.file = self.file or self._open()
                 self.file.write(
                     _record(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
@@ -157,7 +157,7 @@ class Logger:
         return file
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as e:
@@ -166,13 +166,13 @@ class Logger:
     def flush(self) -> None:
         """Write what was logged so far."""
         if self.file:
-            with self._explained():
+            with self._translate_errors():
                 self.file.flush()
 
     def close(self) -> None:
         """Write what is still buffered."""
         if self.file:
-            with self._explained():
+            with self._translate_errors():
                 self.file.close()
 
 

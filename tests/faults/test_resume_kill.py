@@ -132,7 +132,7 @@ def test_two_ranks_asked_to_end(tmp_path):
         'Ending: a step that is done within 5 s is saved; once more, and it ends at once\n'
     )
     directory = asked.run / 'policy/checkpoints'
-    prefix, state = checkpoints.newest(str(directory))
+    prefix, state = checkpoints.latest_resumable(str(directory))
     assert state['trainer']['step'] >= 4 and len(state['random']) == 2
 
 
