@@ -95,7 +95,7 @@ def slow_server(blobs, certificate, cache, tmp_path):  # noqa: F811
             path.write_bytes(content)
     command = [sys.executable, '-m', 'blobserver', tmp_path / 'blobs', certificate, '.05']
     with subprocess.Popen(
-        command, cwd=REPOSITORY / 'tests', stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command, cwd=REPOSITORY / 'tests/helpers', stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         port = int(process.stdout.readline())
         with redirect(argparse.Namespace(host='127.0.0.1', port=port, certificate=certificate)):
