@@ -8,7 +8,6 @@ import types
 from pathlib import Path
 
 import pytest
-from blobserver.fixtures import blobs, cache, certificate, server  # noqa: F401
 from blobserver.server import Fault, redirect
 from command_line import invoke
 
@@ -136,19 +135,19 @@ def test_cache_that_cannot_be_written(quick, monkeypatch, tmp_path):
     )
 
 
-def test_store_that_answers(server, blobs):  # noqa: F811
+def test_store_that_answers(server, blobs):
     blobs['openaipublic/gpt-2']['models/124M/hparams.json'] = b'{}'
     assert doctor._store() == 'labels and models can be downloaded'
     assert server.count('HEAD') == 1 and server.count('GET') == 0
 
 
-def test_store_that_does_not(server):  # noqa: F811
+def test_store_that_does_not(server):
     server.faults.append(Fault('status', 403, times=None))
     with pytest.raises(UserError, match='unexpected status 403'):
         doctor._store()
 
 
-def test_no_network(cache):  # noqa: F811
+def test_no_network(cache):
     with redirect(None), pytest.raises(UserError, match='Failed to resolve'):
         doctor._store()
 

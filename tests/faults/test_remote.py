@@ -8,7 +8,7 @@ import re
 
 import pytest
 from blobfile import _azure
-from blobserver.fixtures import KEY, blobs, cache, certificate, server  # noqa: F401
+from blobserver.fixtures import KEY
 from blobserver.server import BlobServer, Fault
 from command_line import error_of, invoke
 from interrupted import STEP, TRAIN_BATCH, assert_same, result_of, run, start
@@ -47,7 +47,7 @@ HASTY = {
 
 
 @pytest.fixture
-def store(server, blobs, monkeypatch):  # noqa: F811
+def store(server, blobs, monkeypatch):
     """{name: bytes} of the container; this process is HASTY."""
     monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
     for name, value in HASTY.items():
@@ -109,7 +109,7 @@ def on_another_machine(monkeypatch, tmp_path):
 # --- what is uploaded, and when ---
 
 
-def test_the_store_gets_all_files(store, cache, reference, tmp_path, monkeypatch):  # noqa: F811
+def test_the_store_gets_all_files(store, cache, reference, tmp_path, monkeypatch):
     """They are those of the staging directory, byte by byte, which is cleared away then; and those
     of a local run."""
     close, compared = uploads.DirectoryUploader.close, []
@@ -133,7 +133,7 @@ def test_the_store_gets_all_files(store, cache, reference, tmp_path, monkeypatch
     assert_same(downloaded(store, tmp_path), reference)
 
 
-def test_each_reader_finds_whole_checkpoints(server, store, tmp_path, monkeypatch):  # noqa: F811
+def test_each_reader_finds_whole_checkpoints(server, store, tmp_path, monkeypatch):
     """After each request that changes something: what a `checkpoint` file names is there and whole.
     Old ones go."""
     seen = []
@@ -181,7 +181,7 @@ def problem_of(check):
     return []
 
 
-def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, tmp_path, monkeypatch):  # noqa: F811
+def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, tmp_path, monkeypatch):
     """Such as one of a run that went back and came, by other random numbers, to the same step
     again."""
     mirror = uploads.DirectoryUploader(
@@ -212,7 +212,7 @@ def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, tmp
 
 
 @pytest.mark.parametrize('moment', range(3))
-def test_what_is_saved_or_deleted_during_an_upload(server, store, tmp_path, monkeypatch, moment):  # noqa: F811
+def test_what_is_saved_or_deleted_during_an_upload(server, store, tmp_path, monkeypatch, moment):
     """It is not named before it is whole, and uploaded, or deleted, next time."""
     mirror = uploads.DirectoryUploader(
         RUN, str(tmp_path), re.compile('.*ckpt.*|.*checkpoint'), 'me'
@@ -268,7 +268,7 @@ def test_tensorboard_is_uploaded_at_intervals(store, monkeypatch):
 
 
 @pytest.mark.parametrize('fault', [('status', 503), ('reset',), ('status', 403)], ids=str)
-def test_an_outage_delays_uploads(server, store, reference, tmp_path, monkeypatch, fault):  # noqa: F811
+def test_an_outage_delays_uploads(server, store, reference, tmp_path, monkeypatch, fault):
     """Training goes on; one line says when it begins, one when it is over; nothing is lost."""
     lost = Fault(*fault, times=None)
     after_steps(
@@ -289,7 +289,7 @@ def test_an_outage_delays_uploads(server, store, reference, tmp_path, monkeypatc
     assert_same(downloaded(store, tmp_path), reference)
 
 
-def test_an_outage_till_the_end(server, store, reference, tmp_path, monkeypatch):  # noqa: F811
+def test_an_outage_till_the_end(server, store, reference, tmp_path, monkeypatch):
     """Everything is whole in the staging directory, of which the user is told, and resume uploads
     it."""
     after_steps(monkeypatch, {2: lambda: server.faults.append(Fault('status', 503, times=None))})
@@ -452,7 +452,7 @@ def test_two_at_once(store, monkeypatch, tmp_path):
         assert error_of(invoke(words)).startswith(f'{RUN}: process {process} on '), words
 
 
-def test_a_run_that_was_taken_over_ends(server, store, monkeypatch):  # noqa: F811
+def test_a_run_that_was_taken_over_ends(server, store, monkeypatch):
     def take_over():
         store['run/writer'] = b'other process 1 on another, since today'
         server.properties.clear()
@@ -472,7 +472,7 @@ def test_a_run_that_was_taken_over_ends(server, store, monkeypatch):  # noqa: F8
 # --- what is found before training begins ---
 
 
-def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):  # noqa: F811
+def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):
     begun = []
     monkeypatch.setattr(train_policy, 'start', lambda *args: begun.append(args))
 
@@ -507,7 +507,7 @@ def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):  # no
 
 
 @pytest.mark.parametrize('fault', ['comp=block&', 'comp=blocklist'])
-def test_a_write_that_failed_is_not_made_up_for_later(server, store, fault):  # noqa: F811
+def test_a_write_that_failed_is_not_made_up_for_later(server, store, fault):
     """When Python collects the file that was being written, which may be at any time."""
     server.faults.append(Fault('status', 403, times=None, method='PUT', path=fault))
     with pytest.raises(storage.StorageError, match='unexpected status 403') as error:
@@ -523,7 +523,7 @@ def test_a_write_that_failed_is_not_made_up_for_later(server, store, fault):  # 
 # --- reading what was uploaded ---
 
 
-def test_runs_in_the_store_are_read(store, cache, tmp_path):  # noqa: F811
+def test_runs_in_the_store_are_read(store, cache, tmp_path):
     """By all that takes a run; what has changed there since it was fetched is fetched again."""
     words = (
         'train_reward test run --mpi 1 --labels.num_train 64 --normalize_samples 64 --save_dir'

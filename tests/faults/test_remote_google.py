@@ -9,7 +9,6 @@ import urllib.parse
 import pytest
 import urllib3
 from blobfile import _common
-from blobserver.fixtures import cache  # noqa: F401
 from command_line import invoke
 
 from lm_human_preferences import storage
@@ -71,7 +70,7 @@ class Bucket(dict):
 
 
 @pytest.fixture
-def bucket(cache, monkeypatch):  # noqa: F811
+def bucket(cache, monkeypatch):
     found = Bucket()
     monkeypatch.setattr(_common, 'execute_request', found.request)
     monkeypatch.setenv('BLOBFILE_FORCE_GOOGLE_ANONYMOUS_AUTH', '1')

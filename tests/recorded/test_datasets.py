@@ -9,7 +9,6 @@ import types
 
 import numpy as np
 import pytest
-from blobserver.fixtures import cache  # noqa: F401
 from golden_data import json_if_there, load_json, load_npz, npz_keys, require, require_bpe
 from ranks import on_ranks
 
@@ -41,7 +40,7 @@ def of_rank(name, comm):
 
 
 @pytest.fixture
-def recorded_files(cache, tmp_path, monkeypatch):  # noqa: F811
+def recorded_files(cache, tmp_path, monkeypatch):
     """A cache, filled by hand as storage documents, that holds the recorded inputs; and no
     network."""
     (tmp_path / 'cache').mkdir()
@@ -53,7 +52,7 @@ def recorded_files(cache, tmp_path, monkeypatch):  # noqa: F811
 
 
 @pytest.fixture
-def empty_store(cache, monkeypatch):  # noqa: F811
+def empty_store(cache, monkeypatch):
     monkeypatch.setenv('LMHP_OFFLINE', '1')
     books._passages.cache_clear()
     yield cache

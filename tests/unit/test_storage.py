@@ -13,7 +13,7 @@ import time
 import types
 
 import pytest
-from blobserver.fixtures import KEY, blobs, cache, certificate, server  # noqa: F401
+from blobserver.fixtures import KEY
 from blobserver.server import BlackHole, Fault, redirect
 
 from lm_human_preferences import storage
@@ -35,7 +35,7 @@ def files(root):
     return sorted(os.path.join(base, name) for base, _, names in os.walk(root) for name in names)
 
 
-def child(server, url):  # noqa: F811
+def child(server, url):
     return subprocess.Popen(
         [sys.executable, '-c', CHILD, url], env=server.env, stdout=subprocess.PIPE, text=True
     )
@@ -58,7 +58,7 @@ def failure(path=BASE + '/big', kind=storage.StorageError):
 # --- names ---
 
 
-def test_spellings_share_one_copy_at_the_documented_place(server, cache):  # noqa: F811
+def test_spellings_share_one_copy_at_the_documented_place(server, cache):
     spellings = [
         BASE + '/labels/a.json',
         'gs://lm-human-preferences/labels/a.json',
@@ -96,7 +96,7 @@ def test_spellings_share_one_copy_at_the_documented_place(server, cache):  # noq
         'https://openaipublic.blob.core.windows.net.evil.org/a/b',
     ],
 )
-def test_unusable_names(cache, path):  # noqa: F811
+def test_unusable_names(cache, path):
     assert 'give a local path, az://ACCOUNT/CONTAINER/NAME' in failure(path)
     assert not files(cache)
 
@@ -143,13 +143,13 @@ def test_damaged_text(tmp_path, data, function, message):
 # --- the cache ---
 
 
-def test_exists_asks_and_does_not_fetch(server, cache):  # noqa: F811
+def test_exists_asks_and_does_not_fetch(server, cache):
     assert storage.exists(BASE + '/big') and not storage.exists(BASE + '/bigger')
     assert not files(cache) and server.count('GET') == 0
     assert BASE + '/bigger: there is no such file; ' in failure(BASE + '/bigger', storage.NotFound)
 
 
-def test_offline(server, cache, monkeypatch):  # noqa: F811
+def test_offline(server, cache, monkeypatch):
     storage.cached_path(BASE + '/big')
     monkeypatch.setenv('LMHP_OFFLINE', '1')
     before = len(server.log)
@@ -168,7 +168,7 @@ def test_offline(server, cache, monkeypatch):  # noqa: F811
     assert storage.read_json('gs://lm-human-preferences/labels/a.json') == [2]
 
 
-def test_many_files_at_once(server, cache, capsys):  # noqa: F811
+def test_many_files_at_once(server, cache, capsys):
     urls = [f'{BASE}/d/{i:03d}.story' for i in range(40)]
     storage.cached_path(urls[3])
     assert [contents(path) for path in storage.cached_paths(urls)] == [
@@ -180,12 +180,12 @@ def test_many_files_at_once(server, cache, capsys):  # noqa: F811
         storage.cached_paths([*urls, BASE + '/d/999.story'])
 
 
-def test_nothing_is_fetched_in_silence(server, capsys):  # noqa: F811
+def test_nothing_is_fetched_in_silence(server, capsys):
     storage.cached_path(BASE + '/big')
     assert f'fetching {BASE}/big: 100%' in capsys.readouterr().err
 
 
-def test_one_download_for_many_processes(server, cache, blobs):  # noqa: F811
+def test_one_download_for_many_processes(server, cache, blobs):
     server.faults.append(Fault('slow', 0.01, times=None, method='GET'))
     children = [child(server, BASE + '/big') for _ in range(4)]
     assert {c.communicate()[0].strip() for c in children} == {
@@ -194,7 +194,7 @@ def test_one_download_for_many_processes(server, cache, blobs):  # noqa: F811
     assert server.count('GET') == 1 and files(cache) == [os.path.join(cache, CONTAINER, 'big')]
 
 
-def test_a_killed_download_starts_again(server, cache, blobs):  # noqa: F811
+def test_a_killed_download_starts_again(server, cache, blobs):
     server.faults.append(Fault('slow', 0.05, times=None, method='GET'))
     first = child(server, BASE + '/big')
     wait_for(lambda: any(name.endswith('.part') for name in files(cache)))
@@ -222,7 +222,7 @@ def test_a_killed_download_starts_again(server, cache, blobs):  # noqa: F811
     ],
     ids=lambda x: getattr(x, 'kind', None),
 )
-def test_nothing_wrong_is_kept(server, cache, fault, expected):  # noqa: F811
+def test_nothing_wrong_is_kept(server, cache, fault, expected):
     server.faults.append(fault)
     message = failure()
     assert message.startswith(BASE + '/big: ') and expected in message
@@ -240,7 +240,7 @@ def test_nothing_wrong_is_kept(server, cache, fault, expected):  # noqa: F811
     ],
     ids=lambda fault: fault.kind,
 )
-def test_passing_trouble_is_survived(server, blobs, fault):  # noqa: F811
+def test_passing_trouble_is_survived(server, blobs, fault):
     server.faults.append(fault)
     assert contents(storage.cached_path(BASE + '/big')) == blobs[CONTAINER]['big']
     assert fault.hits == fault.times
@@ -260,7 +260,7 @@ def test_passing_trouble_is_survived(server, blobs, fault):  # noqa: F811
     ],
     ids=lambda x: f'{x.kind}{x.arg} {x.method}' if isinstance(x, Fault) else '',
 )
-def test_lasting_trouble_ends(server, cache, monkeypatch, fault, expected):  # noqa: F811
+def test_lasting_trouble_ends(server, cache, monkeypatch, fault, expected):
     """After the retries, each within READ_TIMEOUT."""
     monkeypatch.setattr(storage, 'READ_TIMEOUT', 0.2 if fault.kind == 'stall' else 20)
     server.faults.append(fault)
@@ -269,7 +269,7 @@ def test_lasting_trouble_ends(server, cache, monkeypatch, fault, expected):  # n
     assert 1 < len(server.log) <= 2 * storage.RETRIES + 2 and time.monotonic() - start < 20
 
 
-def test_an_upload_that_failed_is_not_made_later(server, blobs, cache, monkeypatch):  # noqa: F811
+def test_an_upload_that_failed_is_not_made_later(server, blobs, cache, monkeypatch):
     """blobfile's file objects would try once more when the garbage collector finds them."""
     monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
     fault = Fault('status', 403, times=None, method='PUT')
@@ -283,23 +283,23 @@ def test_an_upload_that_failed_is_not_made_later(server, blobs, cache, monkeypat
     assert blobs['private/runs'] == {'new': b'new'}
 
 
-def test_a_server_without_md5(server):  # noqa: F811
+def test_a_server_without_md5(server):
     server.with_md5 = False
     assert contents(storage.cached_path(BASE + '/labels/a.json')) == b'[1]'
 
 
-def test_full_disk(server, cache, monkeypatch):  # noqa: F811
+def test_full_disk(server, cache, monkeypatch):
     monkeypatch.setattr(storage.shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=9))
     assert 'no room for its 5 MiB in the cache' in failure()
 
 
-def test_unwritable_cache(server, tmp_path, monkeypatch):  # noqa: F811
+def test_unwritable_cache(server, tmp_path, monkeypatch):
     (tmp_path / 'file').write_text('')
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'file'))
     assert 'Not a directory' in failure()
 
 
-def test_cache_without_permission(server, cache, monkeypatch):  # noqa: F811
+def test_cache_without_permission(server, cache, monkeypatch):
     def refuse(path, *args, **settings):
         raise PermissionError(13, 'Permission denied', path)
 
@@ -310,7 +310,7 @@ def test_cache_without_permission(server, cache, monkeypatch):  # noqa: F811
     )
 
 
-def test_copy_that_may_not_be_read(server, monkeypatch):  # noqa: F811
+def test_copy_that_may_not_be_read(server, monkeypatch):
     storage.cached_path(BASE + '/labels/a.json')
 
     def refuse(path, *args, **settings):
@@ -322,7 +322,7 @@ def test_copy_that_may_not_be_read(server, monkeypatch):  # noqa: F811
 
 
 @pytest.fixture
-def damaged(server, cache):  # noqa: F811
+def damaged(server, cache):
     """The place of a copy that was damaged after it was fetched, without a change of size or
     form."""
     place = storage.cached_path(BASE + '/labels/a.json')
@@ -333,7 +333,7 @@ def damaged(server, cache):  # noqa: F811
     return place
 
 
-def test_a_copy_damaged_later_is_fetched_again(server, damaged):  # noqa: F811
+def test_a_copy_damaged_later_is_fetched_again(server, damaged):
     assert storage.read_json(BASE + '/labels/a.json') == [1] and server.count('GET') == 2
     assert storage.cached_paths([BASE + '/labels/a.json']) == [damaged] and server.count('GET') == 2
 
@@ -345,14 +345,14 @@ def test_a_copy_damaged_later_offline(damaged, monkeypatch):
     )
 
 
-def test_a_copy_replaced_by_hand_is_used(server, damaged):  # noqa: F811
+def test_a_copy_replaced_by_hand_is_used(server, damaged):
     os.remove(damaged)
     with open(damaged, 'w', encoding='utf-8') as file:
         file.write('[3]')
     assert storage.read_json(BASE + '/labels/a.json') == [3] and server.count('GET') == 1
 
 
-def test_a_disk_without_attributes(server, monkeypatch):  # noqa: F811
+def test_a_disk_without_attributes(server, monkeypatch):
     def refuse(*args):
         raise OSError(95, 'Operation not supported')
 
@@ -363,7 +363,7 @@ def test_a_disk_without_attributes(server, monkeypatch):  # noqa: F811
     ] * 2 and server.count('GET') == 1
 
 
-def test_own_credentials_stay_at_home(server, monkeypatch):  # noqa: F811
+def test_own_credentials_stay_at_home(server, monkeypatch):
     monkeypatch.setenv('AZURE_STORAGE_KEY', 'c2VjcmV0')
     assert contents(storage.cached_path(BASE + '/labels/a.json')) == b'[1]'
     assert {r.status for r in server.log} == {200, 206} and not os.path.exists(
@@ -371,12 +371,12 @@ def test_own_credentials_stay_at_home(server, monkeypatch):  # noqa: F811
     )
 
 
-def test_certificates_are_verified(server, monkeypatch):  # noqa: F811
+def test_certificates_are_verified(server, monkeypatch):
     monkeypatch.delenv('SSL_CERT_FILE')
     assert 'CERTIFICATE_VERIFY_FAILED' in failure() and not server.log
 
 
-def test_a_proxy_is_used(cache, monkeypatch):  # noqa: F811
+def test_a_proxy_is_used(cache, monkeypatch):
     with BlackHole() as hole:
         monkeypatch.setenv('HTTPS_PROXY', f'http://user:word@127.0.0.1:{hole.port}')
         monkeypatch.setattr(storage, 'FIRST_ANSWER', 0.3)
@@ -394,7 +394,7 @@ def test_a_proxy_is_used(cache, monkeypatch):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_no_answer_is_told_within_15_seconds(cache):  # noqa: F811
+def test_no_answer_is_told_within_15_seconds(cache):
     start = time.monotonic()
     with BlackHole() as hole, redirect(hole):
         assert 'no answer within 8 s, is there a network?' in failure()
@@ -407,13 +407,13 @@ def test_no_answer_is_told_within_15_seconds(cache):  # noqa: F811
     assert time.monotonic() - start < 15
 
 
-def test_a_silent_name_server(cache, monkeypatch):  # noqa: F811
+def test_a_silent_name_server(cache, monkeypatch):
     monkeypatch.setattr(storage, 'FIRST_ANSWER', 0.2)
     monkeypatch.setattr(socket, 'getaddrinfo', lambda *args, **kwargs: time.sleep(1))
     assert 'no answer within 0.2 s' in failure()
 
 
-def test_no_names_resolve(cache):  # noqa: F811
+def test_no_names_resolve(cache):
     start = time.monotonic()
     with redirect(None):
         message = failure()
@@ -424,13 +424,13 @@ def test_no_names_resolve(cache):  # noqa: F811
     assert time.monotonic() - start < storage.FIRST_ANSWER
 
 
-def test_a_refused_connection(server):  # noqa: F811
+def test_a_refused_connection(server):
     server.stop()
     start = time.monotonic()
     assert 'refused' in failure() and time.monotonic() - start < storage.FIRST_ANSWER
 
 
-def test_a_server_is_asked_again_later(server, monkeypatch):  # noqa: F811
+def test_a_server_is_asked_again_later(server, monkeypatch):
     clock = time.monotonic
     with redirect(None):
         failure()

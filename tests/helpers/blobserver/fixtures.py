@@ -1,4 +1,4 @@
-"""Fixtures around the server: import those you need into a test module."""
+"""Fixtures around the server, for all tests: conftest.py loads this module as a plugin."""
 
 import os
 import shutil
