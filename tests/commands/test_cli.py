@@ -44,6 +44,8 @@ def started(monkeypatch):
         ('--ppo.whiten_rewards false', 'ppo.whiten_rewards', False),
         ('--noppo.whiten_rewards', 'ppo.whiten_rewards', False),
         ('--noppo.whiten-rewards', 'ppo.whiten_rewards', False),
+        ('--run.andon stop', 'run.on_anomaly', 'stop'),
+        (f'--{NEW}.run.andon=off', f'{NEW}.run.on_anomaly', 'off'),
         ('--ppo.batch_size 1e3', 'ppo.batch_size', 1000),
         ('--ppo.batch_size=0x40', 'ppo.batch_size', 64),
         ('--ppo.total_episodes=1_000', 'ppo.total_episodes', 1000),
@@ -383,7 +385,7 @@ def test_mistakes_of_sampling(argv, message, started):
     ],
 )
 def test_save_dir(words, save_dir, started, monkeypatch):
-    monkeypatch.setattr(run_dir, 'claim', lambda *args, **settings: None)  # which asks the store
+    monkeypatch.setattr(run_dir, 'prepare_run_dir', lambda *_, **__: None)  # it asks the store
     result = invoke(f'train_reward sentiment {words}')
     assert (hparams_of(started).run.save_dir, result.stderr) == (save_dir, '')
 
@@ -564,6 +566,12 @@ def test_help_lists_every_option(command):
             assert f' --{key} ' in text
             assert unbroken(field.metadata['help']) in unbroken(text)
             assert (f'\n  --{key} ' in short) is not key.startswith(f'{NEW}.')
+
+
+def test_help_mentions_a_former_name_in_passing():
+    text = invoke('train_policy --help').stdout
+    assert '--run.on_anomaly' in text and '--run.andon' not in text
+    assert unbroken('(formerly called andon)') in unbroken(text)
 
 
 def unbroken(text):

@@ -62,7 +62,7 @@ WITHOUT_NUMBERS = {
     'run.evaluate',
     'run.console',
     'run.allreduce',
-    'run.andon',
+    'run.on_anomaly',
     'run.gradient_checkpointing',
     'ppo.micro_batch_size',
 }
@@ -117,6 +117,20 @@ def test_settings_without_effect_are_refused(option, begun, tmp_path):
     assert f'--{option}' in error_of(
         invoke(f'resume {tmp_path}/save/run --{option} {REFUSED[option]}')
     )
+
+
+@pytest.mark.parametrize('words, mode', [('', 'stop'), ('--run.andon off', 'off')])
+def test_a_run_that_recorded_the_former_name_goes_on(words, mode, begun, tmp_path):
+    shutil.copytree(begun, tmp_path / 'save')
+    path = tmp_path / 'save/run/train_policy_hparams.json'
+    recorded = json.loads(path.read_text())
+    recorded['run']['andon'] = 'stop'
+    path.write_text(json.dumps(recorded))
+    result = invoke(f'resume {tmp_path}/save/run --ppo.total_episodes {ALL} {words}')
+    assert result.exit_code == 0, result.output
+    assert ('--run.on_anomaly off (before: stop)' in result.stderr) == bool(words)
+    rewritten = json.loads(path.read_text())['run']
+    assert rewritten['on_anomaly'] == mode and 'andon' not in rewritten
 
 
 def test_every_option_is_looked_at():

@@ -473,3 +473,65 @@ def test_every_leaf_has_a_line_of_help(cls):
     for key, known in fields(cls).items():
         if not group_class(known.type) or known.default is None:
             assert 3 < len(known.metadata['help']) < 120, key
+
+
+@dataclass
+class Inner(hyperparams.HParams):
+    flag: bool = option(False, 'a flag', formerly='switch')
+
+
+@dataclass
+class Renamed(hyperparams.HParams):
+    count: int = option(0, 'a number', formerly='number')
+    inner: Inner = field(default_factory=Inner)
+    group: Inner | None = option(None, 'a group that may be off')
+
+
+@pytest.mark.parametrize(
+    'method, overrides',
+    [
+        ('override_from_str', 'number=3,inner.switch=true,group=on,group.switch=true'),
+        (
+            'override_from_str_dict',
+            {'number': '3', 'inner.switch': 't', 'group': 'on', 'group.switch': 't'},
+        ),
+        (
+            'override_from_dict',
+            {'number': 3, 'inner.switch': True, 'group': 'on', 'group.switch': True},
+        ),
+        (
+            'override_from_nested_dict',
+            {'number': 3, 'inner': {'switch': True}, 'group': {'switch': True}},
+        ),
+        ('parse_json', '{"number": 3, "inner": {"switch": true}, "group": {"switch": true}}'),
+    ],
+)
+def test_former_names_are_understood_and_not_written(method, overrides):
+    hparams = Renamed()
+    getattr(hparams, method)(overrides)
+    assert hparams.to_nested_dict() == {
+        'count': 3,
+        'inner': {'flag': True},
+        'group': {'flag': True},
+    }
+
+
+def test_former_names_with_another_separator():
+    hparams = Renamed()
+    hparams.override_from_str_dict({'inner/switch': 'true', 'number': '2'}, separator='/')
+    assert hparams.inner.flag and hparams.count == 2
+
+
+def test_former_names_in_a_settings_file(tmp_path):
+    path = tmp_path / 'train_policy_hparams.json'
+    path.write_text('{"run": {"andon": "stop"}}')
+    hparams = train_policy.HParams()
+    with pytest.raises(UserError, match=r'--task\.query_length'):  # andon itself is accepted
+        hparams.override_from_json_file(str(path))
+    assert hparams.run.on_anomaly == 'stop'
+
+
+def test_a_former_name_is_no_field_of_its_own():
+    assert 'number' not in fields(Renamed)
+    with pytest.raises(AttributeError, match="no field 'switch'"):
+        Renamed().override_from_dict({'switch': True})

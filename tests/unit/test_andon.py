@@ -178,7 +178,7 @@ def test_off_says_nothing(capsys):
 def test_stop_stops_every_rank():
     def work(comm):
         checkpointer = Checkpointer()
-        with pytest.raises(UserError, match='stopped at step 0 by --run.andon stop: too far'):
+        with pytest.raises(UserError, match='stopped at step 0 by --run.on_anomaly stop: too far'):
             health.HealthMonitor('stop', comm).report([ALARM], Trainer(), checkpointer)
         return checkpointer.saved
 
@@ -192,14 +192,14 @@ BASE = (
 
 def test_a_training_without_numbers_is_stopped_and_the_step_before_is_whole(tmp_path):
     result = invoke(
-        f'{BASE.format(tmp_path)} --run.andon stop --ppo.lr 2e38 --ppo.noptepochs 1 '
+        f'{BASE.format(tmp_path)} --run.on_anomaly stop --ppo.lr 2e38 --ppo.noptepochs 1 '
         '--rewards.train_new_model off --rewards.trained_model test'
     )
     assert result.exit_code == 2 and 'WARNING' not in result.stdout
     assert (
         result.stderr.splitlines()[-1]
-        == 'error: stopped at step 2 by --run.andon stop: the loss is NaN or infinite: lower the'
-        ' learning rate (ppo/loss/total is nan, the limit inf)'
+        == 'error: stopped at step 2 by --run.on_anomaly stop: the loss is NaN or infinite: lower'
+        ' the learning rate (ppo/loss/total is nan, the limit inf)'
     )
     directory = tmp_path / 'first' / 'policy' / 'checkpoints'
     assert {'model.ckpt-1.index', 'model.ckpt-2.index'} <= {
@@ -215,9 +215,9 @@ def test_a_reward_model_that_learns_the_opposite_is_stopped(tmp_path, monkeypatc
     monkeypatch.setattr(
         optimizer.Adam, 'minimize', lambda adam, loss, lr: minimize(adam, loss, -lr)
     )
-    result = invoke(f'train_reward test first --mpi 1 --save_dir {tmp_path} --run.andon stop')
+    result = invoke(f'train_reward test first --mpi 1 --save_dir {tmp_path} --run.on_anomaly stop')
     assert (
-        'error: stopped at step 32 by --run.andon stop: the reward model is worse than chance'
+        'error: stopped at step 32 by --run.on_anomaly stop: the reward model is worse than chance'
         in result.stderr
     )
     assert (
@@ -227,17 +227,21 @@ def test_a_reward_model_that_learns_the_opposite_is_stopped(tmp_path, monkeypatc
 
 def test_healthy_trainings_are_not_stopped(tmp_path):
     """Both at once, through to the end; mode and rules as in the test before."""
-    result = invoke(f'{BASE.format(tmp_path)} --run.andon stop')
+    result = invoke(f'{BASE.format(tmp_path)} --run.on_anomaly stop')
     assert result.exit_code == 0, result.output
 
 
 def test_modes():
-    assert 'warn, stop' in error_of(invoke('train_policy test first --dry_run --run.andon never'))
+    assert 'warn, stop' in error_of(
+        invoke('train_policy test first --dry_run --run.on_anomaly never')
+    )
 
 
 def test_mode_holds_for_both_trainings(tmp_path):
-    result = invoke(f'{BASE.format(tmp_path)} --run.andon stop --rewards.train_new_model.lr 2e38')
-    assert result.exit_code == 2 and 'stopped at step 2 by --run.andon stop' in result.stderr
+    result = invoke(
+        f'{BASE.format(tmp_path)} --run.on_anomaly stop --rewards.train_new_model.lr 2e38'
+    )
+    assert result.exit_code == 2 and 'stopped at step 2 by --run.on_anomaly stop' in result.stderr
     assert not (tmp_path / 'first' / 'policy').exists()
 
 

@@ -18,6 +18,7 @@ class Options(hyperparams.HParams):
     flag: bool = option(False, 'a flag')
     n: int = option(0, 'a number')
     text: str = option('', 'a text')
+    current: bool = option(False, 'a flag with another name than before', formerly='old_name')
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,10 @@ class Options(hyperparams.HParams):
         ('--text -x a', {'text': '-x'}),
         ('--text=--n a', {'text': '--n'}),
         ('--n=1 --n=2 a', {'n': '2'}),
+        ('--old_name a', {'current': 'True'}),
+        ('--old-name=f a', {'current': 'f'}),
+        ('--noold_name a', {'current': 'False'}),
+        ('--old_name t --current f a', {'current': 'f'}),
         ('-5', {'arg': '-5'}),
     ],
 )
