@@ -123,8 +123,8 @@ class ModelDirectory:
             'reward_model/reward_norm/gain': torch.ones(()),
             'reward_model/reward_norm/bias': torch.zeros(()),
         }
-        checkpoints.write_json(str(folder / 'ours/hparams.json'), SIZES)
-        checkpoints.write_json(str(folder / 'ours/encoding'), 'test')
+        storage.write_json(str(folder / 'ours/hparams.json'), SIZES)
+        storage.write_json(str(folder / 'ours/encoding'), 'test')
         checkpoints.save(
             str(folder / 'ours/checkpoints'),
             'model.ckpt',
@@ -133,8 +133,8 @@ class ModelDirectory:
         config = {
             theirs: SIZES[ours] for ours, (theirs, _) in trained_models.HUGGING_FACE_SIZES.items()
         }
-        checkpoints.write_json(str(folder / 'theirs/config.json'), {'model_type': 'gpt2', **config})
-        checkpoints.write_json(str(folder / 'theirs/encoding'), 'test')
+        storage.write_json(str(folder / 'theirs/config.json'), {'model_type': 'gpt2', **config})
+        storage.write_json(str(folder / 'theirs/encoding'), 'test')
         save_file(
             {name: tensor.detach() for name, tensor in network.transformer.named_parameters()},
             str(folder / 'theirs/model.safetensors'),
@@ -418,10 +418,10 @@ class StorageNames:
         with mock.patch.dict(os.environ, LMHP_CACHE=self.root, LMHP_OFFLINE='1'):
             storage.exists(storage.join(path, 'x'))
             if storage.is_remote(path):
-                place = os.path.normpath(storage._Blob(path).cached)
+                place = os.path.normpath(storage.paths.Blob(path).cached)
                 assert (
                     place.startswith(os.path.join(self.root, ''))
-                    and place == storage._Blob(path).cached
+                    and place == storage.paths.Blob(path).cached
                 )
             assert storage.read_text(path) == 'here'
 
@@ -725,7 +725,7 @@ def test_a_link_in_the_place_of_a_part_is_not_followed(tmp_path):
     (tmp_path / 'precious').write_text('mine')
     os.symlink(tmp_path / 'precious', tmp_path / f'x.json.{os.getpid()}.part')
     with pytest.raises(UserError, match='cannot write'):
-        checkpoints.write_json(str(tmp_path / 'x.json'), 1)
+        storage.write_json(str(tmp_path / 'x.json'), 1)
     assert (tmp_path / 'precious').read_text() == 'mine'
 
 
