@@ -635,7 +635,7 @@ def training_loop(
         desc='policy',
         unit='episode',
     )
-    health_monitor = health.HealthMonitor(hparams.run.andon, comm)
+    health_monitor = health.HealthMonitor(hparams.run.on_anomaly, comm)
     try:
         with checkpointer.defer_signals():
             while trainer.global_step < steps:

@@ -107,7 +107,7 @@ class RewardModelTrainer:
     ) -> None:
         """Normalise, train on every label once, normalise again; or what is left of that.
 
-        mode: of --run.andon. clock: of the whole command, which has a phase 'reward model'.
+        mode: of --run.on_anomaly. clock: of the whole command, which has a phase 'reward model'.
         """
         if self.order is None:
             self._warn_of_idle_normalization()
@@ -386,7 +386,7 @@ def train_in_run(
             if is_whole_run:
                 console.show_start('train_reward', hparams, comm)
             log_line(*notes)
-        trainer.train(checkpointer, run.andon, clock)
+        trainer.train(checkpointer, run.on_anomaly, clock)
     if comm.rank == 0 and directory:
         assert saved is not None and unfinished is not None
         checkpoints.save(saved, 'model.ckpt', trainer.tf_variables())

@@ -14,7 +14,7 @@ import pytest
 import torch
 from golden_data import bpe_directory
 
-pytest_plugins = ['limits']
+pytest_plugins = ['limits', 'blobserver.fixtures']
 
 torch.set_num_threads(1)
 hypothesis.settings.load_profile(

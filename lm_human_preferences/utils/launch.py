@@ -203,7 +203,7 @@ def _click_option(key: str, field: dataclasses.Field) -> click.Option:
     return click.Option(
         [f'--{key}', _identifier(key)],
         metavar=option_help.value_text(field),
-        help=f'{field.metadata["help"]}  {remark}',
+        help=f'{option_help.help_text(field)}  {remark}',
         shell_complete=lambda ctx, param, incomplete: [
             word for word in words if word.startswith(incomplete)
         ],

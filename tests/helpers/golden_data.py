@@ -1,0 +1,97 @@
+"""Where the recordings of the original program are, and how to read them.
+
+The set at hand is one directory: $LMHP_GOLDEN, else ../shared/golden beside the repository, else
+the small set in tests/golden. Files of different sets belong to different runs, so they are never
+mixed; a test whose file the set lacks is skipped with that reason.
+"""
+
+import functools
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+OUTSIDE = TESTS.parent.parent / 'shared'
+
+
+def _root():
+    if 'LMHP_GOLDEN' in os.environ:
+        root = Path(os.environ['LMHP_GOLDEN']).resolve()
+        assert root.is_dir(), f'LMHP_GOLDEN: no directory {root}'
+        return root
+    outside = OUTSIDE / 'golden'
+    return outside if outside.is_dir() else TESTS / 'golden'
+
+
+ROOT = _root()
+
+
+def golden(*parts):
+    """Path in the set at hand, whether or not it is there."""
+    return ROOT.joinpath(*parts)
+
+
+def require(*parts):
+    """Path in the set at hand; skips the running test (or module, at import) where the set lacks
+    it."""
+    path = golden(*parts)
+    if not path.exists():
+        pytest.skip(f'{"/".join(parts)} is not in the golden set {ROOT}', allow_module_level=True)
+    return path
+
+
+def found(pattern):
+    """Names (relative to the set) that match a glob pattern, sorted; for parametrising tests."""
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
+
+
+@functools.lru_cache(maxsize=8)
+def _npz(path):
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+def load_npz(*parts):
+    """All arrays of a .npz file of the set: {key: numpy array}."""
+    return dict(_npz(require(*parts)))
+
+
+def npz_keys(*parts):
+    """Keys of a .npz file of the set, none where it is missing; for parametrising tests."""
+    return tuple(_npz(golden(*parts))) if golden(*parts).exists() else ()
+
+
+def load_json(*parts):
+    return json.loads(require(*parts).read_text(encoding='utf-8'))
+
+
+def json_if_there(*parts, default=()):
+    """Contents of a JSON file of the set, or `default` where it is missing; for parametrising
+    tests."""
+    path = golden(*parts)
+    return json.loads(path.read_text(encoding='utf-8')) if path.exists() else default
+
+
+def under(arrays, prefix):
+    """The entries whose key starts with `prefix`, which is taken off."""
+    return {key[len(prefix) :]: array for key, array in arrays.items() if key.startswith(prefix)}
+
+
+def bpe_directory():
+    """Folder with encoder.json and vocab.bpe of GPT-2, or None. They are not part of any golden
+    set."""
+    given = os.environ.get('LMHP_GPT2_ENCODINGS')
+    folder = Path(given) if given else OUTSIDE / 'gpt-2' / 'encodings' / 'main'
+    return (
+        folder if (folder / 'encoder.json').exists() and (folder / 'vocab.bpe').exists() else None
+    )
+
+
+def require_bpe():
+    folder = bpe_directory()
+    if folder is None:
+        pytest.skip('encoder.json and vocab.bpe of GPT-2 are not at hand (set LMHP_GPT2_ENCODINGS)')
+    return folder
