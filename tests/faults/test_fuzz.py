@@ -36,6 +36,7 @@ from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils import core
 from lm_human_preferences.utils import launch as jobs
+from lm_human_preferences.utils.crc import masked_crc
 from lm_human_preferences.utils.logging import Logger
 
 BATCH = 25  # inputs of one example: most of what an example costs is hypothesis
@@ -206,7 +207,7 @@ class Checkpoint:
 
     def feed(self, random):
         path = random.choice([*self.files])
-        checksum = random.choice([tf_table.masked_crc, lambda data: AnyChecksum()])
+        checksum = random.choice([masked_crc, lambda data: AnyChecksum()])
         with restored(path, self.files[path]), mock.patch.object(tf_table, 'masked_crc', checksum):
             path.write_bytes(damaged(random, self.files[path]))
             names = checkpoints.parse_checkpoint_file(path.read_bytes().decode(errors='replace'))
@@ -700,10 +701,7 @@ def test_events_that_are_none(tmp_path):
     os.mkdir(folder / 'events.out.tfevents.3')
     size, event = struct.pack('<Q', 3), b'\xff\xff\xff'
     (folder / 'events.out.tfevents.4').write_bytes(
-        size
-        + struct.pack('<I', tf_table.masked_crc(size))
-        + event
-        + struct.pack('<I', tf_table.masked_crc(event))
+        size + struct.pack('<I', masked_crc(size)) + event + struct.pack('<I', masked_crc(event))
     )
     (folder / 'events.out.tfevents.5').write_bytes(b'\xff' * 1000)
     logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=LocalComm())
