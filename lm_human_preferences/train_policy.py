@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from lm_human_preferences import label_types, lm_tasks, ppo, storage, train_reward
-from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.checkpointing.checkpoints import COUNT
 from lm_human_preferences.distributed import comm as comms
@@ -586,7 +585,7 @@ def start(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> PPOTraine
     directory = hparams.run.directory
     if directory and comm.rank == 0:
         say_as_recorded(f'Will save to {hparams.run.save_dir}')
-        checkpoints.write_json(
+        storage.write_json(
             storage.join(directory, 'train_policy_hparams.json'), run_dir.to_record(hparams)
         )
         trained_model.write_files(storage.join(directory, 'policy'))

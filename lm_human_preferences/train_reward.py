@@ -381,7 +381,7 @@ def train_in_run(
                 assert run_directory is not None
                 say_as_recorded(f'Will save to {hparams.run.save_dir}')
                 for name, record in records.items():
-                    checkpoints.write_json(storage.join(run_directory, name), record)
+                    storage.write_json(storage.join(run_directory, name), record)
                 trained_model.write_files(directory)
             if is_whole_run:
                 console.show_start('train_reward', hparams, comm)
