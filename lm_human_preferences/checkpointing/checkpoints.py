@@ -322,14 +322,3 @@ def matches_schema(value: object, schema: Any) -> bool:
         if isinstance(schema, range)
         else isinstance(value, schema)
     )
-
-
-def write_json(path: str, value: Any) -> None:
-    """Write `value` to a local file, indented as the original did; all of it appears, or
-    nothing."""
-    try:
-        os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-        with storage.atomic_write(path) as (file,):
-            file.write(json.dumps(value, indent=2).encode())
-    except OSError as e:
-        raise UserError(f'cannot write {path}: {e.strerror}') from e

@@ -4,7 +4,8 @@ what would start."""
 from dataclasses import replace
 
 from lm_human_preferences import lm_tasks, rewards, storage, train_policy, train_reward
-from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.engines import expected_engine
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.model import HParams as Sizes
 from lm_human_preferences.hparams.task import TaskHParams
@@ -92,7 +93,7 @@ class DryRun:
     def _free_memory(self) -> int:
         """Bytes that each rank may take."""
         if self.device.type == 'cuda':
-            return memory.free_on(self.device, comms.LocalComm())
+            return memory.free_on(self.device, LocalComm())
         return memory.on_host() // self.ranks
 
     def _check_dataset(self, task: TaskHParams, encoding: Encoding | None) -> None:
@@ -140,7 +141,7 @@ class DryRun:
         device = 'GPU' if self.device.type == 'cuda' else 'CPU'
         lines = [f'would start 1 rank on a {device}, {run.precision}']
         if self.ranks > 1:
-            engine = comms.expected_engine(run.allreduce)
+            engine = expected_engine(run.allreduce)
             lines = [
                 f'would start {self.ranks} ranks on {device}s, {run.precision}, averaging gradients'
                 f' by {engine}'

@@ -40,8 +40,8 @@ HASTY = {
         'runs.uploads:LOOK': 0.01,
         'runs.uploads:RETRY': 0.05,
         'runs.uploads:LAST_TRY': 0.3,
-        'storage:RETRIES': 1,
-        'storage:STAY_AWAY': 0,
+        'storage.blobs:RETRIES': 1,
+        'storage.blobs:UNREACHABLE_SECONDS': 0,
     }.items()
 }
 
@@ -478,7 +478,7 @@ def test_what_is_wrong_is_told_at_once(server, store, blobs, monkeypatch):
 
     def error(directory=STORE):
         _azure.access_token_manager._expirations.clear()
-        storage._context.cache_clear()
+        storage.blobs._make_client.cache_clear()
         return error_of(invoke(f'{DIRECT} 64 --save_dir {directory}'))
 
     server.faults.append(Fault('status', 403, times=None, method='PUT'))

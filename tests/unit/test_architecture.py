@@ -59,10 +59,6 @@ STANDING = {
     ),
     f'{PACKAGE}.synthetic.known_reward -> {PACKAGE}.labels.files': 'it makes labels up',
     f'{PACKAGE}.synthetic.known_reward -> {PACKAGE}.lm_tasks': 'it makes labels up',
-    f'{PACKAGE}.utils.logging -> {PACKAGE}.checkpointing.tf_table': 'both need a checksum',
-    f'{PACKAGE}.utils.logging -> {PACKAGE}.checkpointing.tf_table.masked_crc': (
-        'both need a checksum'
-    ),
     f'{PACKAGE}.distributed.comm -> {PACKAGE}.distributed.ranks -> {PACKAGE}.distributed.comm': (
         'launcher and worker are one module'
     ),
@@ -361,8 +357,8 @@ def test_a_circle_is_found(make):
         ('import torch\n\ntorch.distributed.init_process_group()', 'torch.distributed'),
         ('import blobfile as bf', 'blobfile'),
         (
-            f'from {PACKAGE}.checkpointing.tf_table import masked_crc',
-            f'{PACKAGE}.checkpointing.tf_table.masked_crc',
+            f'from {PACKAGE}.checkpointing.tf_table import Table',
+            f'{PACKAGE}.checkpointing.tf_table.Table',
         ),
     ],
 )
