@@ -59,12 +59,6 @@ STANDING = {
     ),
     f'{PACKAGE}.synthetic.known_reward -> {PACKAGE}.labels.files': 'it makes labels up',
     f'{PACKAGE}.synthetic.known_reward -> {PACKAGE}.lm_tasks': 'it makes labels up',
-    f'{PACKAGE}.distributed.comm -> {PACKAGE}.distributed.ranks -> {PACKAGE}.distributed.comm': (
-        'launcher and worker are one module'
-    ),
-    f'{PACKAGE}.distributed.ranks -> {PACKAGE}.distributed.comm -> {PACKAGE}.distributed.ranks': (
-        'launcher and worker are one module'
-    ),
 }
 
 
