@@ -62,7 +62,7 @@ def _number(variables: Sequence[str], default: int) -> int:
 
 
 def launch(job: str, arguments: dict[str, Any], size: int) -> None:
-    """Run `job` (see launch.run) in `size` ranks on this host; return when all have ended well.
+    """Run `job` (see start_job) in `size` ranks on this host; return when all have ended well.
 
     UserError: a mistake that a rank found. SystemExit: 1 when a rank failed, 128 + N after signal
     N.
@@ -357,7 +357,7 @@ def run(
     launcher: _Launcher | None = None,
     at_interrupt: Callable[[], None] = lambda: None,
 ) -> None:
-    """Do `job` (see launch.run) in this process, which is a rank; whatever ends it before its time
+    """Do `job` (see start_job) in this process, which is a rank; whatever ends it before its time
     ends all ranks.
 
     launcher: ours; None where somebody's own mpiexec or srun started the ranks. at_interrupt:

@@ -51,9 +51,6 @@ ONLY = {
 }
 # Faults that are still there: {line that is found: why}. None may be added.
 STANDING = {
-    f'{PACKAGE}.evaluation.evaluate -> {PACKAGE}.commands.sample_policy': (
-        'both read the settings of a run'
-    ),
     f'{PACKAGE}.language.trained_models -> {PACKAGE}.synthetic.language_model': (
         'the name `reviews` trains a model'
     ),
