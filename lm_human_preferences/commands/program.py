@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from lm_human_preferences import __version__
-from lm_human_preferences.distributed import ranks
+from lm_human_preferences.distributed import worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils import option_help, streams
 from lm_human_preferences.utils.arguments import convert, read_words
@@ -48,7 +48,7 @@ class Program(click.Group):
         """
         args = list(sys.argv[1:] if args is None else args)
         streams.make_safe()
-        ranks.speak_only_if_first()
+        worker.mute_unless_rank_0()
         try:
             super().main(
                 args or ['--help'],

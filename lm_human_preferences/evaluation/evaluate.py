@@ -67,10 +67,12 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
 def _write(results: dict[str, Any], output_dir: str) -> None:
     """Write the picture and the results to `output_dir`."""
     command = f'./launch.py evaluate {shlex.quote(results["save_dir"])}'
-    with outputs.explained(output_dir, fix=f'`{command} --output_dir ANOTHER` writes elsewhere'):
+    fix = f'`{command} --output_dir ANOTHER` writes elsewhere'
+    with outputs.translate_errors(output_dir, fix):
         picture.draw(results, os.path.join(output_dir, PICTURE))
         # The results come last: `is_done` looks for them.
-        outputs.write(output_dir, RESULTS, json.dumps(results, indent=2).encode())
+        contents = json.dumps(results, indent=2).encode()
+        storage.write_bytes(os.path.join(output_dir, RESULTS), contents)
 
 
 def is_done(directory: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lm_human_preferences import lm_tasks, rewards, storage
-from lm_human_preferences.datasets import reviews
+from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import optimum
 from lm_human_preferences.evaluation.comparison import compare, summarize
@@ -17,14 +17,15 @@ from lm_human_preferences.hparams import train_policy
 from lm_human_preferences.hparams.evaluate import HParams
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.language import trained_models
-from lm_human_preferences.language.encodings import Encoder
+from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.synthetic.known_reward import MockRewardModel
 from lm_human_preferences.utils.logging import progress
 
 MOST_RESPONSES = 300_000  # to a query, that are enumerated
 QUERIES = 64  # of a data set without end
-DRAWS = 2048  # enough to meet each of the queries that reviews have
+DRAWS = 2048  # enough to meet every query of a data set that can be enumerated
 FRONTIER = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the latter two if estimated
 
 RewardModels = dict[str, rewards.TrainedRewardModel | MockRewardModel]
@@ -68,19 +69,21 @@ def load_models(
             policies.append(policy)
         models = {
             name: rewards.get_reward_model(directory, encoding)
-            for name, directory in _reward_models(save_dir, hparams, encoding.name).items()
+            for name, directory in _reward_models(save_dir, hparams, encoding).items()
         }
     policy, reference = policies
     return policy, reference, models
 
 
-def _reward_models(save_dir: str, hparams: train_policy.HParams, encoding: str) -> dict[str, str]:
+def _reward_models(
+    save_dir: str, hparams: train_policy.HParams, encoding: Encoding
+) -> dict[str, str]:
     """{name: what rewards.get_reward_model takes} of the rewards that judge a run's responses.
 
     Reviews have a known reward, which may be what the policy was trained on.
     """
     trained_on = rewards.reward_model_of(save_dir, hparams)
-    if encoding != 'reviews':
+    if not known_reward.can_judge(encoding):
         return {'reward model': trained_on}
     if trained_on == 'mock':
         return {'known reward': 'mock'}
@@ -92,19 +95,19 @@ def queries_of(
 ) -> torch.Tensor:
     """`count` queries of the test part, each once: (queries, query_length).
 
-    None: all those of reviews, else QUERIES. The queries of reviews are few and equally frequent;
-    `seed` decides which of them are taken.
+    None: all of them if the data set can be enumerated, as that of reviews, else QUERIES. Queries
+    that can be enumerated are few and equally frequent; `seed` decides which of them are taken.
     """
-    is_reviews = hparams.task.query_dataset == 'reviews'
+    is_enumerable = registry.info(hparams.task.query_dataset).is_enumerable
     sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,
         encoder=encoder,
-        batch_size=DRAWS if is_reviews else count or QUERIES,
+        batch_size=DRAWS if is_enumerable else count or QUERIES,
         mode='test',
         labels=rewards.label_source(hparams),
     )
     queries = sampler()['tokens']
-    if not is_reviews:
+    if not is_enumerable:
         return queries
     queries = queries.unique(dim=0)
     if count is None:
@@ -224,7 +227,8 @@ def measure(
         'rewards': {},
     }
     trained_on = next(iter(models))  # the reward that kl_coef was weighed against
-    are_all_queries = task.query_dataset == 'reviews' and settings.queries is None
+    is_enumerable = registry.info(task.query_dataset).is_enumerable
+    are_all_queries = is_enumerable and settings.queries is None
     for name, (scores, policy_score) in responses.scores.items():
         is_trained_on = name == trained_on
         points = compare(
@@ -266,6 +270,7 @@ def tokens_to_compute(task: TaskHParams, n_vocab: int) -> int:
         # both.
         passes = 5
         return passes * tokens * QUERIES * HParams().samples
-    queries = len(reviews.queries()) if task.query_dataset == 'reviews' else QUERIES
+    all_queries = registry.info(task.query_dataset).all_queries()
+    queries = QUERIES if all_queries is None else len(all_queries)
     beginnings = queries * n_vocab ** (task.response_length - 1)
     return beginnings * (2 * (tokens - 1) + tokens - 1 + n_vocab)

@@ -203,10 +203,8 @@ class TrainedModel:
 
     def write_files(self, directory: str) -> None:
         """Write the hparams.json and encoding that a saved model is read back with."""
-        checkpoints.write_json(
-            storage.join(directory, 'hparams.json'), self.hparams().to_nested_dict()
-        )
-        checkpoints.write_json(storage.join(directory, 'encoding'), self.encoding.name)
+        storage.write_json(storage.join(directory, 'hparams.json'), self.hparams().to_nested_dict())
+        storage.write_json(storage.join(directory, 'encoding'), self.encoding.name)
 
     def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> model.Model:
         """A `Model` with these weights on the CPU; heads that the checkpoint lacks are drawn at

@@ -53,8 +53,8 @@ def _make(place: str) -> None:
     part = f'{place}.part'
     shutil.rmtree(part, ignore_errors=True)  # of a killed process: nobody else holds the lock
     hparams = model.HParams(**SIZES)
-    checkpoints.write_json(os.path.join(part, 'hparams.json'), hparams.to_nested_dict())
-    checkpoints.write_json(os.path.join(part, 'encoding'), encodings.Reviews.name)
+    storage.write_json(os.path.join(part, 'hparams.json'), hparams.to_nested_dict())
+    storage.write_json(os.path.join(part, 'encoding'), encodings.Reviews.name)
     checkpoints.save(part, 'model.ckpt', model.in_tf_shapes(train(hparams).tf_parameters()))
     os.rename(part, place)
 

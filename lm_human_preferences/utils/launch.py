@@ -15,7 +15,7 @@ import click
 
 from lm_human_preferences import storage
 from lm_human_preferences.commands.program import Command, completion, note
-from lm_human_preferences.distributed import ranks
+from lm_human_preferences.distributed import env, launcher, worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils import hyperparams, option_help
@@ -79,14 +79,14 @@ def start_job(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
             note(run_dir.resume_hint(hparams))
 
     try:
-        if ranks.launched_size() > 1:
-            ranks.run(job, arguments, at_interrupt=show_resume_hint)
+        if env.launched_size() > 1:
+            worker.run_job(job, arguments, at_interrupt=show_resume_hint)
         elif size > 1:
             if hasattr(hparams, 'check_ranks'):
                 hparams.check_ranks(size)
-            ranks.launch(job, arguments, size)
+            launcher.launch_ranks(job, arguments, size)
         else:
-            ranks.function(job)(**arguments)
+            worker.import_job(job)(**arguments)
     except KeyboardInterrupt:
         show_resume_hint()
         raise
@@ -102,7 +102,7 @@ def _world_size(mpi: int | None) -> int:
 
     As many as mpiexec or srun has started; else `mpi`; else one for each GPU, or 1 without.
     """
-    launched = ranks.launched_size()
+    launched = env.launched_size()
     if launched > 1:
         if mpi not in (None, launched):
             raise UserError(
@@ -168,15 +168,15 @@ def experiment_command(
     complete(settings, hparams, experiment) returns the user's settings and what follows from them,
     given the experiment's hyperparameters.
     """
-    launcher = ExperimentLauncher(name, job, hparam_class, experiments, complete)
+    experiment_launcher = ExperimentLauncher(name, job, hparam_class, experiments, complete)
     arguments = [
         click.Argument(['exp'], metavar='EXPERIMENT', shell_complete=completion(list(experiments))),
         click.Argument(['name']),
     ]
     return Command(
         name,
-        launcher.launch,
-        {**launcher.launch_fields, **settable(hparam_class)},
+        experiment_launcher.launch,
+        {**experiment_launcher.launch_fields, **settable(hparam_class)},
         arguments,
         positionals=('dry_run', 'mpi', 'mode', 'save_dir'),
         example=example,

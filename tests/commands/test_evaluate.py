@@ -14,6 +14,7 @@ from command_line import error_of, invoke
 from events import events_of
 from experiments import resolved
 
+from lm_human_preferences import storage
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import (
     comparison,
@@ -501,14 +502,14 @@ def test_a_run_that_nothing_can_be_added_to_is_refused_before_the_work(run, no_w
 
 @pytest.mark.parametrize('name', [evaluate.RESULTS, evaluate.PICTURE])
 def test_the_table_is_printed_though_nothing_can_be_written(run, tmp_path, monkeypatch, name):
-    original = outputs.storage.atomic_write
+    original = storage.open_nofollow
 
-    def full(path, **settings):
-        if os.path.basename(path) == name:
+    def full(path, flags):
+        if os.path.basename(path).startswith(name):
             raise OSError(errno.ENOSPC, 'No space left on device')
-        return original(path, **settings)
+        return original(path, flags)
 
-    monkeypatch.setattr(outputs.storage, 'atomic_write', full)
+    monkeypatch.setattr(storage.files, 'open_nofollow', full)
     result = invoke(f'evaluate {run} --queries 2 --output_dir {tmp_path}')
     assert result.exit_code == 2 and 'Traceback' not in result.stderr
     assert re.search(r'^policy +\d', result.stdout, re.MULTILINE) and 'Saved' not in result.stdout

@@ -9,6 +9,7 @@ from command_line import invoke
 from console import printed, responses
 
 import sample
+from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.language import model
 
@@ -29,8 +30,8 @@ def directory(request, tmp_path):
     hparams = model.HParams(n_vocab=27, n_ctx=16, n_embd=4 * n_head, n_head=n_head, n_layer=n_layer)
     variables = model.Model(hparams).initialize().tf_parameters()
     folder = str(tmp_path / request.param)
-    checkpoints.write_json(f'{folder}/hparams.json', hparams.to_nested_dict())
-    checkpoints.write_json(f'{folder}/encoding', 'test')
+    storage.write_json(f'{folder}/hparams.json', hparams.to_nested_dict())
+    storage.write_json(f'{folder}/encoding', 'test')
     checkpoints.save(
         folder, 'model.ckpt', {name: model.as_tf(name, p.detach()) for name, p in variables.items()}
     )

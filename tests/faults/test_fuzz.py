@@ -24,7 +24,7 @@ import sample
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.checkpointing import checkpoints, tf_table
 from lm_human_preferences.datasets import tldr
-from lm_human_preferences.datasets.books import read_jsonl
+from lm_human_preferences.datasets.jsonl import read_jsonl
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import train_policy, train_reward
@@ -35,6 +35,7 @@ from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils import core
 from lm_human_preferences.utils import launch as jobs
+from lm_human_preferences.utils.crc import masked_crc
 from lm_human_preferences.utils.logging import Logger
 
 BATCH = 25  # inputs of one example: most of what an example costs is hypothesis
@@ -122,8 +123,8 @@ class ModelDirectory:
             'reward_model/reward_norm/gain': torch.ones(()),
             'reward_model/reward_norm/bias': torch.zeros(()),
         }
-        checkpoints.write_json(str(folder / 'ours/hparams.json'), SIZES)
-        checkpoints.write_json(str(folder / 'ours/encoding'), 'test')
+        storage.write_json(str(folder / 'ours/hparams.json'), SIZES)
+        storage.write_json(str(folder / 'ours/encoding'), 'test')
         checkpoints.save(
             str(folder / 'ours/checkpoints'),
             'model.ckpt',
@@ -132,8 +133,8 @@ class ModelDirectory:
         config = {
             theirs: SIZES[ours] for ours, (theirs, _) in trained_models.HUGGING_FACE_SIZES.items()
         }
-        checkpoints.write_json(str(folder / 'theirs/config.json'), {'model_type': 'gpt2', **config})
-        checkpoints.write_json(str(folder / 'theirs/encoding'), 'test')
+        storage.write_json(str(folder / 'theirs/config.json'), {'model_type': 'gpt2', **config})
+        storage.write_json(str(folder / 'theirs/encoding'), 'test')
         save_file(
             {name: tensor.detach() for name, tensor in network.transformer.named_parameters()},
             str(folder / 'theirs/model.safetensors'),
@@ -208,7 +209,7 @@ class Checkpoint:
 
     def feed(self, random):
         path = random.choice([*self.files])
-        checksum = random.choice([tf_table.masked_crc, lambda data: AnyChecksum()])
+        checksum = random.choice([masked_crc, lambda data: AnyChecksum()])
         with restored(path, self.files[path]), mock.patch.object(tf_table, 'masked_crc', checksum):
             path.write_bytes(damaged(random, self.files[path]))
             names = checkpoints.parse_checkpoint_file(path.read_bytes().decode(errors='replace'))
@@ -420,10 +421,10 @@ class StorageNames:
         with mock.patch.dict(os.environ, LMHP_CACHE=self.root, LMHP_OFFLINE='1'):
             storage.exists(storage.join(path, 'x'))
             if storage.is_remote(path):
-                place = os.path.normpath(storage._Blob(path).cached)
+                place = os.path.normpath(storage.paths.Blob(path).cached)
                 assert (
                     place.startswith(os.path.join(self.root, ''))
-                    and place == storage._Blob(path).cached
+                    and place == storage.paths.Blob(path).cached
                 )
             assert storage.read_text(path) == 'here'
 
@@ -698,10 +699,7 @@ def test_events_that_are_none(tmp_path):
     os.mkdir(folder / 'events.out.tfevents.3')
     size, event = struct.pack('<Q', 3), b'\xff\xff\xff'
     (folder / 'events.out.tfevents.4').write_bytes(
-        size
-        + struct.pack('<I', tf_table.masked_crc(size))
-        + event
-        + struct.pack('<I', tf_table.masked_crc(event))
+        size + struct.pack('<I', masked_crc(size)) + event + struct.pack('<I', masked_crc(event))
     )
     (folder / 'events.out.tfevents.5').write_bytes(b'\xff' * 1000)
     logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=LocalComm())
@@ -723,7 +721,7 @@ def test_a_link_in_the_place_of_a_part_is_not_followed(tmp_path):
     (tmp_path / 'precious').write_text('mine')
     os.symlink(tmp_path / 'precious', tmp_path / f'x.json.{os.getpid()}.part')
     with pytest.raises(UserError, match='cannot write'):
-        checkpoints.write_json(str(tmp_path / 'x.json'), 1)
+        storage.write_json(str(tmp_path / 'x.json'), 1)
     assert (tmp_path / 'precious').read_text() == 'mine'
 
 

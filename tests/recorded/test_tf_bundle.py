@@ -22,6 +22,7 @@ from lm_human_preferences.checkpointing import tf_bundle, tf_table
 from lm_human_preferences.checkpointing.checkpoints import write_bundle
 from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
 from lm_human_preferences.checkpointing.tf_table import Table, encode_block, encode_table, varint
+from lm_human_preferences.utils.crc import masked_crc
 
 MIB = 1 << 20
 DATA, INDEX = '.data-00000-of-00001', '.index'
@@ -109,7 +110,7 @@ def test_successor(key, expected):
 def seal(block, compression=0):
     """A block as it is in a file."""
     block += bytes([compression])
-    return block + struct.pack('<I', tf_table.masked_crc(block))
+    return block + struct.pack('<I', masked_crc(block))
 
 
 def table_end(meta_handle, handle):
@@ -141,7 +142,7 @@ def test_an_entry_by_hand(tmp_path):
     """The smallest checkpoint, its table written out: shared 0, rest 0, 8 bytes; shared 0, rest 1,
     15 bytes."""
     write_bundle(tmp_path / 'x', {'a': np.float32(1)})
-    crc = struct.pack('<I', tf_table.masked_crc(np.float32(1).tobytes()))
+    crc = struct.pack('<I', masked_crc(np.float32(1).tobytes()))
     block = (
         bytes([0, 0, 6])
         + bytes.fromhex('0801 1a02 0801')
@@ -154,7 +155,7 @@ def test_an_entry_by_hand(tmp_path):
     )
     assert contents(tmp_path / 'x.index').startswith(block + b'\0')
     assert (
-        tf_table.masked_crc(b'123456789')
+        masked_crc(b'123456789')
         == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF
     )
 
@@ -253,7 +254,7 @@ def test_any_names_and_shapes(tmp_path_factory, layout):
 
 def test_several_shards(tmp_path):
     first, second = np.arange(2, dtype='f4'), np.arange(4, dtype='f4')
-    crc = [tf_table.masked_crc(a.tobytes()) for a in (first, second)]
+    crc = [masked_crc(a.tobytes()) for a in (first, second)]
     path = crafted(
         tmp_path,
         {'a': entry(crc=crc[0]), 'b': entry(shape=(4,), shard=1, size=16, crc=crc[1])},
@@ -414,7 +415,7 @@ def test_message_is_one_line_whatever_the_name(tmp_path):
 
 
 def test_only_the_tensor_that_is_read_is_refused(tmp_path):
-    crc = tf_table.masked_crc(bytes(8))
+    crc = masked_crc(bytes(8))
     bundle = Bundle(crafted(tmp_path, {'numbers': entry(crc=crc), 'strings': entry(dtype=7)}))
     assert bundle['numbers'].tolist() == [0, 0] and list(bundle) == ['numbers', 'strings']
 

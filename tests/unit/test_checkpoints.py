@@ -16,13 +16,13 @@ import pytest
 import torch
 from golden_data import found, golden
 
+from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpoints import (
     latest,
     parse_checkpoint_file,
     restore_state,
     save,
-    write_json,
 )
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
@@ -312,7 +312,7 @@ def test_directory_that_cannot_be_made(tmp_path):
         ' unknown'
     )
     with pytest.raises(UserError) as e:
-        write_json(directory / 'x.json', 1)
+        storage.write_json(directory / 'x.json', 1)
     assert str(e.value) == f'cannot write {directory}/x.json: Not a directory'
 
 
@@ -366,7 +366,7 @@ def test_state_of_another_checkpoint(tmp_path):
     + found('original_save_dir_*/*_hparams.json'),
 )
 def test_golden_json_file(tmp_path, name):
-    write_json(tmp_path / 'new' / 'file', json.loads(golden(name).read_text()))
+    storage.write_json(tmp_path / 'new' / 'file', json.loads(golden(name).read_text()))
     assert (tmp_path / 'new' / 'file').read_bytes() == golden(name).read_bytes()
     assert os.listdir(tmp_path / 'new') == ['file']
 

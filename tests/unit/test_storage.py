@@ -12,7 +12,9 @@ import sys
 import time
 import types
 
+import blobfile
 import pytest
+from blobfile import _azure
 from blobserver.fixtures import KEY
 from blobserver.server import BlackHole, Fault, redirect
 
@@ -262,11 +264,11 @@ def test_passing_trouble_is_survived(server, blobs, fault):
 )
 def test_lasting_trouble_ends(server, cache, monkeypatch, fault, expected):
     """After the retries, each within READ_TIMEOUT."""
-    monkeypatch.setattr(storage, 'READ_TIMEOUT', 0.2 if fault.kind == 'stall' else 20)
+    monkeypatch.setattr(storage.blobs, 'READ_TIMEOUT', 0.2 if fault.kind == 'stall' else 20)
     server.faults.append(fault)
     start = time.monotonic()
     assert expected in failure() and not files(cache)
-    assert 1 < len(server.log) <= 2 * storage.RETRIES + 2 and time.monotonic() - start < 20
+    assert 1 < len(server.log) <= 2 * storage.blobs.RETRIES + 2 and time.monotonic() - start < 20
 
 
 def test_an_upload_that_failed_is_not_made_later(server, blobs, cache, monkeypatch):
@@ -289,7 +291,8 @@ def test_a_server_without_md5(server):
 
 
 def test_full_disk(server, cache, monkeypatch):
-    monkeypatch.setattr(storage.shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=9))
+    nearly_full = types.SimpleNamespace(free=9)
+    monkeypatch.setattr(storage.cache.shutil, 'disk_usage', lambda path: nearly_full)
     assert 'no room for its 5 MiB in the cache' in failure()
 
 
@@ -326,7 +329,7 @@ def damaged(server, cache):
     """The place of a copy that was damaged after it was fetched, without a change of size or
     form."""
     place = storage.cached_path(BASE + '/labels/a.json')
-    if storage.MD5 not in os.listxattr(place):
+    if storage.cache.MD5_ATTRIBUTE not in os.listxattr(place):
         pytest.skip('this disk keeps no attributes of files')
     with open(place, 'r+b') as file:
         file.write(b'[2')
@@ -379,13 +382,13 @@ def test_certificates_are_verified(server, monkeypatch):
 def test_a_proxy_is_used(cache, monkeypatch):
     with BlackHole() as hole:
         monkeypatch.setenv('HTTPS_PROXY', f'http://user:word@127.0.0.1:{hole.port}')
-        monkeypatch.setattr(storage, 'FIRST_ANSWER', 0.3)
+        monkeypatch.setattr(storage.blobs, 'ANSWER_TIMEOUT', 0.3)
         with redirect(None):  # without the proxy, this would be about the name
             assert 'no answer within 0.3 s' in failure()
-        monkeypatch.setattr(storage, 'FIRST_ANSWER', 60)
+        monkeypatch.setattr(storage.blobs, 'ANSWER_TIMEOUT', 60)
         monkeypatch.setenv('NO_PROXY', '.blob.core.windows.net')
-        storage._silent.clear()
-        storage._context.cache_clear()
+        storage.blobs._unreachable.clear()
+        storage.blobs._make_client.cache_clear()
         with redirect(None):
             assert 'name resolution' in failure()
 
@@ -408,7 +411,7 @@ def test_no_answer_is_told_within_15_seconds(cache):
 
 
 def test_a_silent_name_server(cache, monkeypatch):
-    monkeypatch.setattr(storage, 'FIRST_ANSWER', 0.2)
+    monkeypatch.setattr(storage.blobs, 'ANSWER_TIMEOUT', 0.2)
     monkeypatch.setattr(socket, 'getaddrinfo', lambda *args, **kwargs: time.sleep(1))
     assert 'no answer within 0.2 s' in failure()
 
@@ -421,13 +424,13 @@ def test_no_names_resolve(cache):
         f"{BASE}/big: Failed to resolve 'openaipublic.blob.core.windows.net' ([Errno -3] "
     )
     assert message.endswith(f'to do without it, put the file at {cache}/{CONTAINER}/big')
-    assert time.monotonic() - start < storage.FIRST_ANSWER
+    assert time.monotonic() - start < storage.blobs.ANSWER_TIMEOUT
 
 
 def test_a_refused_connection(server):
     server.stop()
     start = time.monotonic()
-    assert 'refused' in failure() and time.monotonic() - start < storage.FIRST_ANSWER
+    assert 'refused' in failure() and time.monotonic() - start < storage.blobs.ANSWER_TIMEOUT
 
 
 def test_a_server_is_asked_again_later(server, monkeypatch):
@@ -436,5 +439,36 @@ def test_a_server_is_asked_again_later(server, monkeypatch):
         failure()
     failure()
     assert not server.log
-    monkeypatch.setattr(time, 'monotonic', lambda: clock() + storage.STAY_AWAY)
+    monkeypatch.setattr(time, 'monotonic', lambda: clock() + storage.blobs.UNREACHABLE_SECONDS)
     assert storage.cached_path(BASE + '/big')
+
+
+# --- what blobfile has no public name for: the first of these to fail tells what has gone ---
+
+
+def test_blobfile_still_tells_whether_there_are_credentials(cache, monkeypatch):
+    assert not storage.blobs._has_credentials()
+    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
+    assert storage.blobs._has_credentials()
+
+
+def test_blobfile_still_takes_a_token_put_there_for_good(cache, monkeypatch):
+    """An anonymous one, without asking anybody for another."""
+    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)  # which would be taken otherwise
+    storage.blobs._use_anonymous_access('account', 'container')
+    conf = blobfile.create_context()._conf
+    token = _azure.access_token_manager.get_token(conf, key=('account', 'container'))
+    assert token == (_azure.ANONYMOUS, '')
+
+
+@pytest.mark.parametrize('discard', [True, False])
+def test_blobfile_still_discards_a_buffer(server, blobs, monkeypatch, discard):
+    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
+    blob = storage.paths.Blob('az://private/runs/a')
+    client = storage.blobs._client(blob)
+    target = client.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False)
+    target.write(b'data')
+    if discard:
+        storage.blobs._discard_buffer(target)
+    target.close()
+    assert blobs['private/runs'] == ({} if discard else {'a': b'data'})

@@ -12,6 +12,7 @@ from compare import assert_close
 from golden_data import require, require_bpe
 from transformers import GPT2LMHeadModel
 
+from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpoints import write_bundle
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -32,8 +33,8 @@ def model_dir(tmp_path):
     model = trained_models.model.Model(
         trained_models.model.HParams(**SIZES), ['value']
     ).initialize()
-    checkpoints.write_json(str(directory / 'hparams.json'), SIZES)
-    checkpoints.write_json(str(directory / 'encoding'), 'test')
+    storage.write_json(str(directory / 'hparams.json'), SIZES)
+    storage.write_json(str(directory / 'encoding'), 'test')
     checkpoints.save(str(directory), 'model.ckpt', variables(model))
     return directory
 
@@ -134,16 +135,16 @@ def test_what_is_no_model_is_refused(tmp_path, model_dir):
     assert (
         error_of(tmp_path / 'empty') == f'{tmp_path}/empty/hparams.json: no such file or directory'
     )
-    checkpoints.write_json(str(model_dir / 'hparams.json'), {**SIZES, 'n_vocab': 28})
+    storage.write_json(str(model_dir / 'hparams.json'), {**SIZES, 'n_vocab': 28})
     assert error_of(model_dir) == f"{model_dir}: its sizes have n_vocab 28, encoding 'test' has 27"
-    checkpoints.write_json(str(model_dir / 'hparams.json'), {**SIZES, 'n_head': 'two'})
+    storage.write_json(str(model_dir / 'hparams.json'), {**SIZES, 'n_head': 'two'})
     assert error_of(model_dir).startswith(
         f'{model_dir}/hparams.json does not hold the sizes of a model: '
     )
     shutil.rmtree(model_dir)
     model_dir.mkdir()
-    checkpoints.write_json(str(model_dir / 'hparams.json'), SIZES)
-    checkpoints.write_json(str(model_dir / 'encoding'), 'test')
+    storage.write_json(str(model_dir / 'hparams.json'), SIZES)
+    storage.write_json(str(model_dir / 'encoding'), 'test')
     assert (
         error_of(model_dir)
         == f'{model_dir} has no TensorFlow checkpoint: no `checkpoint` file there or in'
@@ -155,8 +156,8 @@ def test_the_scope_of_a_training_checkpoint_is_found(tmp_path):
     hparams = trained_models.model.HParams(**SIZES)
     policy, reference = (trained_models.model.Model(hparams).initialize() for _ in range(2))
     run = tmp_path / 'run' / 'policy'
-    checkpoints.write_json(str(run / 'hparams.json'), SIZES)
-    checkpoints.write_json(str(run / 'encoding'), 'test')
+    storage.write_json(str(run / 'hparams.json'), SIZES)
+    storage.write_json(str(run / 'encoding'), 'test')
     checkpoints.save(
         str(run / 'checkpoints'),
         'model.ckpt-3',

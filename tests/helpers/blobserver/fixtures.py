@@ -72,9 +72,9 @@ def cache(tmp_path, monkeypatch):
             monkeypatch.delenv(name)
     monkeypatch.setenv('HOME', str(tmp_path / 'home'))
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'cache'))
-    storage._silent.clear()
+    storage.blobs._unreachable.clear()
     yield str(tmp_path / 'cache')
-    storage._context.cache_clear()
+    storage.blobs._make_client.cache_clear()
     _azure.access_token_manager._expirations.clear()
 
 
