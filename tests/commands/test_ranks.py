@@ -284,7 +284,7 @@ def test_an_error_of_one_rank_ends_all(tmp_path, started_by):
     assert lines.count('Traceback (most recent call last):') == 1
     assert failed.process.returncode == 1
     if not started_by:
-        assert lines[-1] == 'error: rank 1 failed, so all 2 were ended'
+        assert lines[-1] == 'error: rank 1 failed, so all 2 ranks were stopped'
 
 
 @needs_mpi
