@@ -20,11 +20,11 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.model import HParams as Sizes
 from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
 from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.model import in_tf_shapes
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs import run_dir
-from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training import console, health, memory, precision
 from lm_human_preferences.training.micro_batches import map_micro_batches
 from lm_human_preferences.training.optimizer import Adam
@@ -361,7 +361,7 @@ def train_in_run(
     ):
         precision.configure(hparams.run.precision, default_device())
         checkpointer.set_seed(hparams.run.seed)
-        trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
+        trained_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
         if console_is('original'):
             hyperparams.dump(trained_model.hparams(), name='model_hparams')
         sizes = trained_model.hparams()
@@ -434,7 +434,7 @@ def build_trainer(
     reward_model.model.gradient_checkpointing = hparams.run.gradient_checkpointing
     comm.broadcast_(ref_policy.get_params() + reward_model.get_params())
     if is_mock:
-        labels = known_reward.simulated_labels(hparams, ref_policy, comm)
+        labels = simulated.simulated_labels(hparams, ref_policy, comm)
     assert labels is not None
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,

@@ -12,7 +12,7 @@ import torch
 
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.commands.sample_file import SampleFile
-from lm_human_preferences.datasets.books import read_jsonl
+from lm_human_preferences.datasets.jsonl import read_jsonl
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task import TaskHParams

@@ -20,10 +20,10 @@ ROOMS = (
     'utils',
     'distributed',
     'checkpointing',
+    'datasets',
     'hparams',
     'runs',
     'training',
-    'datasets',
     'language',
     'policy',
     'synthetic',
@@ -54,11 +54,6 @@ STANDING = {
     f'{PACKAGE}.evaluation.evaluate -> {PACKAGE}.commands.sample_policy': (
         'both read the settings of a run'
     ),
-    f'{PACKAGE}.language.trained_models -> {PACKAGE}.synthetic.language_model': (
-        'the name `reviews` trains a model'
-    ),
-    f'{PACKAGE}.synthetic.known_reward -> {PACKAGE}.labels.files': 'it makes labels up',
-    f'{PACKAGE}.synthetic.known_reward -> {PACKAGE}.lm_tasks': 'it makes labels up',
 }
 
 
