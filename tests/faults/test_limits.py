@@ -199,7 +199,8 @@ def test_a_child_that_hangs_shows_where(tmp_path):
         calls=[{'moment': 'os:replace', 'count': 1, 'call': 'time:sleep', 'arguments': [600]}],
     )
     with pytest.raises(
-        AssertionError, match='(?s)not ended within 5 seconds.*Fatal Python error: .*in atomic_write'
+        AssertionError,
+        match='(?s)not ended within 5 seconds.*Fatal Python error: .*in atomic_write',
     ):
         child.wait(5)
     assert child.status == -6 or child.status == -9
