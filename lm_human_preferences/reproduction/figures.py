@@ -25,7 +25,7 @@ from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import evaluate, optimum
 from lm_human_preferences.labels import simulated
-from lm_human_preferences.language import encodings, trained_models
+from lm_human_preferences.language import encodings
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reproduction import figure_plots, worker_pool
 from lm_human_preferences.storage import outputs
@@ -118,7 +118,7 @@ def place(
 ) -> str:
     """Where the result of a job is kept: named by what it is, and by a digest of all that it
     depends on."""
-    initial_model = trained_models.TrainedModel(hparams.task.policy.initial_model).savedir
+    initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model).savedir
     assert initial_model is not None
     settings = [
         VERSION,
@@ -139,7 +139,7 @@ def everything(task: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     hparams = train_policy.HParams()
     hparams.task.parse_json(task)
     settings = hparams.task
-    trained_model = trained_models.TrainedModel(settings.policy.initial_model)
+    trained_model = lm_tasks.initial_model(settings.policy.initial_model)
     encoder = trained_model.encoding.get_encoder()
     reference = Policy(
         trained_model,

@@ -193,7 +193,9 @@ def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, tmp
         (tmp_path / f'model.ckpt-{step}.data-00000-of-00001').write_bytes(content)
 
     save(1, b'one'), save(2, b'two')
-    (tmp_path / 'checkpoint').write_bytes(checkpoints.state_text(['model.ckpt-1', 'model.ckpt-2']))
+    (tmp_path / 'checkpoint').write_bytes(
+        checkpoints.format_checkpoint_file(['model.ckpt-1', 'model.ckpt-2'])
+    )
     mirror.sync()
     states = []
     server.on_change = lambda: states.append(
@@ -223,7 +225,9 @@ def test_what_is_saved_or_deleted_during_an_upload(server, store, tmp_path, monk
         for suffix in (checkpoints.DATA, checkpoints.INDEX):
             (tmp_path / f'model.ckpt-{step}{suffix}').write_bytes(b'x')
             (tmp_path / f'model.ckpt-{step - 1}{suffix}').unlink(missing_ok=True)
-        (tmp_path / 'checkpoint').write_bytes(checkpoints.state_text([f'model.ckpt-{step}']))
+        (tmp_path / 'checkpoint').write_bytes(
+            checkpoints.format_checkpoint_file([f'model.ckpt-{step}'])
+        )
 
     def look_and_save(*args):
         if len(looks) == moment:

@@ -497,13 +497,13 @@ def changed_in_newest(whole, tmp_path):
     def change(keys, value):
         shutil.copytree(whole, tmp_path / 'run')
         path = tmp_path / 'run/policy/checkpoints/model.ckpt-3.resume.json'
-        saved = checkpoints._parsed(path.read_bytes())
+        saved = checkpoints._parse_signed(path.read_bytes())
         place = functools.reduce(lambda place, key: place[key], keys[:-1], saved)
         if value is MISSING:
             del place[keys[-1]]
         else:
             place[keys[-1]] = value
-        path.write_bytes(checkpoints._signed(saved))
+        path.write_bytes(checkpoints._sign(saved))
         return path
 
     return change

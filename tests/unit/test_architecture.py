@@ -21,10 +21,10 @@ ROOMS = (
     'utils',
     'distributed',
     'checkpointing',
+    'datasets',
     'hparams',
     'runs',
     'training',
-    'datasets',
     'language',
     'policy',
     'synthetic',
@@ -54,12 +54,6 @@ ONLY = {
 STANDING = {
     f'{PACKAGE}.evaluation.evaluate -> {PACKAGE}.commands.sample_policy': (
         'both read the settings of a run'
-    ),
-    f'{PACKAGE}.language.trained_models -> {PACKAGE}.synthetic.language_model': (
-        'the name `reviews` trains a model'
-    ),
-    f'{PACKAGE}.hparams.task -> {PACKAGE}.datasets.registry': (
-        'the help of an option lists the data sets'
     ),
 }
 
