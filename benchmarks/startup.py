@@ -53,12 +53,12 @@ def write_model(folder, size, is_reward_model=False):
     """A model of random weights as it was released, or as train_reward saves one."""
     import workload
 
-    from lm_human_preferences import rewards, train_reward
+    from lm_human_preferences import rewards, storage, train_reward
     from lm_human_preferences.checkpointing import checkpoints
 
     model = workload.RandomModel(size)
     network = rewards.RewardModel(model) if is_reward_model else model.build(scope='model')
-    checkpoints.write_json(str(folder / 'hparams.json'), model.hparams().to_nested_dict())
+    storage.write_json(str(folder / 'hparams.json'), model.hparams().to_nested_dict())
     checkpoints.save(str(folder), 'model.ckpt', train_reward.in_tf_shapes(network.tf_parameters()))
 
 
@@ -211,7 +211,7 @@ def tell_phases(words):
         (label_files, 'load_labels', 'labels'),
         (lm_tasks.QuerySampler, '__call__', 'queries'),
         (reward, 'sampled_mean_std', 'normalising'),
-        (ppo, 'sample', 'step'),
+        (ppo, 'generate', 'step'),
         (ppo, 'train', 'step'),
         (reward, 'train_batch', 'step'),
     ):

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from lm_human_preferences import label_types, lm_tasks, rewards, storage, train_policy, train_reward
 from lm_human_preferences.datasets import registry
-from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.engines import expected_engine
 from lm_human_preferences.hparams.model import HParams as Sizes
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.labels import files as label_files
@@ -91,7 +92,7 @@ class DryRun:
     def _free_memory(self) -> int:
         """Bytes that each rank may take."""
         if self.device.type == 'cuda':
-            return memory.free_on(self.device, comms.LocalComm())
+            return memory.free_on(self.device, LocalComm())
         return memory.on_host() // self.ranks
 
     def _check_dataset(self, task: TaskHParams, encoding: Encoding | None) -> None:
@@ -136,7 +137,7 @@ class DryRun:
         device = 'GPU' if self.device.type == 'cuda' else 'CPU'
         lines = [f'would start 1 rank on a {device}, {run.precision}']
         if self.ranks > 1:
-            engine = comms.expected_engine(run.allreduce)
+            engine = expected_engine(run.allreduce)
             lines = [
                 f'would start {self.ranks} ranks on {device}s, {run.precision}, averaging gradients'
                 f' by {engine}'

@@ -547,10 +547,13 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     }
     announce(*table(results), '')  # also where the console is quiet: this is what was asked for
     command = f'./launch.py evaluate {shlex.quote(save_dir)}'
-    with outputs.explained(output_dir, fix=f'`{command} --output_dir ANOTHER` writes elsewhere'):
+    fix = f'`{command} --output_dir ANOTHER` writes elsewhere'
+    with outputs.translate_errors(output_dir, fix):
         picture(results, os.path.join(output_dir, OUTPUTS[1]))
         # Last, as it tells `is_done`.
-        outputs.write(output_dir, OUTPUTS[0], json.dumps(results, indent=2).encode())
+        storage.write_bytes(
+            os.path.join(output_dir, OUTPUTS[0]), json.dumps(results, indent=2).encode()
+        )
     log_line(
         f'Saved {" and ".join(OUTPUTS)} in {save_dir if output_dir == directory else output_dir}'
     )

@@ -198,10 +198,8 @@ class TrainedModel:
 
     def write_files(self, directory: str) -> None:
         """Write the files hparams.json and encoding, which a saved model needs to be read."""
-        checkpoints.write_json(
-            storage.join(directory, 'hparams.json'), self.hparams().to_nested_dict()
-        )
-        checkpoints.write_json(storage.join(directory, 'encoding'), self.encoding.name)
+        storage.write_json(storage.join(directory, 'hparams.json'), self.hparams().to_nested_dict())
+        storage.write_json(storage.join(directory, 'encoding'), self.encoding.name)
 
     def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> model.Model:
         """A `Model` with these weights on the CPU.

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from lm_human_preferences import lm_tasks, rewards, storage, train_policy, train_reward
-from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import evaluate, optimum
@@ -164,9 +163,7 @@ def write_frontier(path: str, task: str) -> None:
     """A job: the highest reward possible at some KLs."""
     _, ref_logprobs, scores = everything(task)
     kls, best = optimum.frontier(ref_logprobs, scores, optimum.beta_grid(scores)).tolist()
-    checkpoints.write_json(
-        path, [{'kl': kl, 'known_reward': reward} for kl, reward in zip(kls, best)]
-    )
+    storage.write_json(path, [{'kl': kl, 'known_reward': reward} for kl, reward in zip(kls, best)])
 
 
 def run_reward(path: str, hparams: train_reward.HParams) -> None:
@@ -201,7 +198,7 @@ def run_policy(path: str, hparams: train_policy.HParams, reward_model: str, task
         trainer = train_policy.start(hparams, curve, LocalComm())
         train_policy.training_loop(trainer, curve, LocalComm())
     optimal = optimum.frontier_reward_at(curve.points[-1]['kl'], ref_logprobs, scores)
-    checkpoints.write_json(
+    storage.write_json(
         path, {'kl_coef': hparams.rewards.kl_coef, 'curve': curve.points, 'optimal_reward': optimal}
     )
 
@@ -398,7 +395,7 @@ def figures(
     )
     kls, bests = ([row[key] for row in frontier] for key in ('kl', 'known_reward'))
     optimal = np.interp(scale.curve, kls, bests)
-    with outputs.explained(output_dir, fix='make room there, and the same command goes on'):
+    with outputs.translate_errors(output_dir, fix='make room there, and the same command goes on'):
         for name in tables:
             write_table(os.path.join(output_dir, f'{name}.csv'), rows[name])
         figure2, figure3 = (os.path.join(output_dir, name) for name in pictures)

@@ -63,8 +63,8 @@ def _create(path: str) -> None:
     # One may be left from a killed process; nobody else writes there, as we hold the lock.
     shutil.rmtree(part, ignore_errors=True)
     hparams = model.HParams(**SIZES)
-    checkpoints.write_json(os.path.join(part, 'hparams.json'), hparams.to_nested_dict())
-    checkpoints.write_json(os.path.join(part, 'encoding'), encodings.Reviews.name)
+    storage.write_json(os.path.join(part, 'hparams.json'), hparams.to_nested_dict())
+    storage.write_json(os.path.join(part, 'encoding'), encodings.Reviews.name)
     checkpoints.save(part, 'model.ckpt', model.in_tf_shapes(train(hparams).tf_parameters()))
     os.rename(part, path)
 
