@@ -54,9 +54,6 @@ STANDING = {
     f'{PACKAGE}.evaluation.evaluate -> {PACKAGE}.commands.sample_policy': (
         'both read the settings of a run'
     ),
-    f'{PACKAGE}.language.trained_models -> {PACKAGE}.synthetic.language_model': (
-        'the name `reviews` trains a model'
-    ),
 }
 
 
