@@ -211,7 +211,7 @@ def tell_phases(words):
         (label_files, 'load_labels', 'labels'),
         (lm_tasks.QuerySampler, '__call__', 'queries'),
         (reward, 'sampled_mean_std', 'normalising'),
-        (ppo, 'sample', 'step'),
+        (ppo, 'generate', 'step'),
         (ppo, 'train', 'step'),
         (reward, 'train_batch', 'step'),
     ):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task import PolicyHParams, TaskHParams
@@ -178,7 +179,7 @@ def make_query_sampler(
     had.
     """
     seed = 0  # as in the original, files are read in the same order in every run
-    if hparams.query_dataset == 'test':
+    if registry.info(hparams.query_dataset).seed_per_run:
         drawn = torch.randint(2**31, ()).item()
         seed = comm.all_gather_object(drawn)[0] if comm else drawn  # ranks take turns in one stream
     return QuerySampler(

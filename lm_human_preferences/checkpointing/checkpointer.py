@@ -23,7 +23,7 @@ import torch
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.distributed.ranks import ENDING, STEP
+from lm_human_preferences.distributed.env import STEP_GRACE_SECONDS, STOPPING
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import Logger, log_line
@@ -217,7 +217,7 @@ class Checkpointer(contextlib.AbstractContextManager):
     def defer_signals(self) -> Iterator[None]:
         """Within the block, the first SIGINT or SIGTERM waits until `after_step`.
 
-        It waits for STEP seconds at most.
+        It waits for STEP_GRACE_SECONDS at most.
         """
         in_main_thread = threading.current_thread() is threading.main_thread()
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM) if in_main_thread else ()
@@ -234,10 +234,10 @@ class Checkpointer(contextlib.AbstractContextManager):
         if self.stop_requested or number == signal.SIGALRM:
             raise KeyboardInterrupt
         self.stop_requested = True
-        signal.alarm(STEP)
+        signal.alarm(STEP_GRACE_SECONDS)
         if self.comm.rank == 0:
             # Not print(), which the signal may have interrupted.
-            os.write(2, f'\n{ENDING}\n'.encode())
+            os.write(2, f'\n{STOPPING}\n'.encode())
 
     def after_step(self, trainer: Trainer) -> None:
         """Raise what went wrong in the background; if any rank was asked to stop, save and stop."""

@@ -12,7 +12,7 @@ import torch
 
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.commands.sample_file import SampleFile
-from lm_human_preferences.datasets.books import read_jsonl
+from lm_human_preferences.datasets.jsonl import read_jsonl
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task import TaskHParams
@@ -53,7 +53,7 @@ def sample_policy(
     per_query: int = 1,
     output: str | None = None,
     console: str = 'summary',
-    comm: comms.LocalComm | None = None,
+    comm: comms.Comm | None = None,
 ) -> None:
     """Print `nsamples` (over all ranks) queries, each with a response of the policy.
 
@@ -107,7 +107,7 @@ def _rounds(
     encoder: Encoder,
     per_query: int,
     batch_size: int,
-    comm: comms.LocalComm,
+    comm: comms.Comm,
 ) -> Iterator[torch.Tensor]:
     """This rank's queries: those given, or else those of the run's data set, see endless_rounds."""
     if given is not None:
@@ -204,7 +204,7 @@ def _encoded(name: str, text: str, task: TaskHParams, encoder: Encoder) -> list[
 
 
 def rounds_of(
-    queries: torch.Tensor, per_query: int, batch_size: int, comm: comms.LocalComm
+    queries: torch.Tensor, per_query: int, batch_size: int, comm: comms.Comm
 ) -> Iterator[torch.Tensor]:
     """This rank's share of `queries (queries, query_length)`, at most `batch_size` rows at a time.
 
@@ -219,7 +219,7 @@ def endless_rounds(
     query_sampler: Callable[[], dict[str, torch.Tensor]],
     per_query: int,
     batch_size: int,
-    comm: comms.LocalComm,
+    comm: comms.Comm,
 ) -> Iterator[torch.Tensor]:
     """The same of queries without end: (batch_size, query_length) each.
 
@@ -241,7 +241,7 @@ def samples_of(
     policy: Policy,
     task: TaskHParams,
     judge: 'Judge | None',
-    comm: comms.LocalComm,
+    comm: comms.Comm,
 ) -> Iterator[dict[str, Any]]:
     """The samples of all ranks, on every rank, in the order of their queries.
 

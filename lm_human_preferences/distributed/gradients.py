@@ -2,25 +2,15 @@
 
 import weakref
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+
+from lm_human_preferences.distributed.engines import Engine
 
 BUCKET_BYTES = (
     64 << 20
 )  # small enough to overlap, large enough that sending one is not mostly waiting
-
-
-class Engine(Protocol):
-    """What sums tensors over ranks, see `comm`."""
-
-    name: str  # what the console calls it
-
-    def all_reduce_async_(self, tensor: torch.Tensor) -> Any:
-        """Begin to overwrite `tensor` with its sum over ranks; returns the handle for `wait`."""
-
-    def synchronize(self, handle: Any) -> None:
-        """Return when the sum that `handle` stands for is there."""
 
 
 class Gradients:

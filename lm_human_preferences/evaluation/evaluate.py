@@ -19,7 +19,7 @@ import torch
 
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.commands.sample_policy import load_run_hparams
-from lm_human_preferences.datasets import reviews
+from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import optimum, plots
 from lm_human_preferences.hparams import train_policy as train_policy_options
@@ -29,6 +29,7 @@ from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.storage import outputs
+from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.synthetic.known_reward import MockRewardModel
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import ceil_div, default_device, set_seed
@@ -143,7 +144,7 @@ def load_models(
             for scope, model in trained.items()
         )
         names = {'reward model': rewards.reward_model_of(save_dir, hparams)}
-        if encoding.name == 'reviews':
+        if known_reward.can_judge(encoding):
             names = {name: of for name, of in names.items() if of != 'mock'} | {
                 'known reward': 'mock'
             }
@@ -159,7 +160,7 @@ def queries_of(
     None: all those of reviews, else QUERIES. The queries of reviews are few and equally frequent;
     `seed` decides which of them are taken.
     """
-    few = hparams.task.query_dataset == 'reviews'
+    few = registry.info(hparams.task.query_dataset).is_enumerable
     sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,
         encoder=encoder,
@@ -578,7 +579,8 @@ def tokens_to_compute(task: TaskHParams, n_vocab: int) -> int:
         # both.
         passes = 5
         return passes * tokens * QUERIES * HParams().samples
-    queries = len(reviews.queries()) if task.query_dataset == 'reviews' else QUERIES
+    all_queries = registry.info(task.query_dataset).all_queries()
+    queries = QUERIES if all_queries is None else len(all_queries)
     beginnings = queries * n_vocab ** (task.response_length - 1)
     return beginnings * (2 * (tokens - 1) + tokens - 1 + n_vocab)
 
@@ -626,7 +628,8 @@ def measure(
             if exact
             else optimum.sampled_frontier(of_all, betas)
         )
-        whole = exact and task.query_dataset == 'reviews' and settings.queries is None
+        is_enumerable = registry.info(task.query_dataset).is_enumerable
+        whole = exact and is_enumerable and settings.queries is None
         results['rewards'][name] = {
             **summarised(points, whole=whole),
             'frontier': dict(zip(FRONTIER, map(torch.Tensor.tolist, frontier))),

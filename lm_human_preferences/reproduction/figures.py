@@ -24,6 +24,7 @@ from lm_human_preferences import lm_tasks, rewards, storage, train_policy, train
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import evaluate, optimum
+from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings, trained_models
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reproduction import figure_plots, worker_pool
@@ -123,6 +124,7 @@ def place(
         VERSION,
         os.path.basename(initial_model),
         inspect.getsource(known_reward),
+        inspect.getsource(simulated),
         hparams.to_nested_dict(),
     ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from lm_human_preferences import __version__, storage
-from lm_human_preferences.distributed import ranks
+from lm_human_preferences.distributed import env, launcher, worker
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.runs import run_dir
+from lm_human_preferences.runs import run_dir, run_lock
 from lm_human_preferences.utils import hyperparams, option_help, streams
 from lm_human_preferences.utils.arguments import convert, did_you_mean, read_words
 from lm_human_preferences.utils.combos import Trial
@@ -54,7 +54,7 @@ class Program(click.Group):
         process."""
         args = list(sys.argv[1:] if args is None else args)
         streams.make_safe()
-        ranks.speak_only_if_first()
+        worker.mute_unless_rank_0()
         try:
             super().main(
                 args or ['--help'],
@@ -252,20 +252,20 @@ def run(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
             note(run_dir.resume_hint(hparams))
 
     try:
-        if ranks.launched_size() > 1:
-            ranks.run(job, arguments, at_interrupt=show_resume_hint)
+        if env.launched_size() > 1:
+            worker.run_job(job, arguments, at_interrupt=show_resume_hint)
         elif size > 1:
             if hasattr(hparams, 'check_ranks'):
                 hparams.check_ranks(size)
-            ranks.launch(job, arguments, size)
+            launcher.launch_ranks(job, arguments, size)
         else:
-            ranks.function(job)(**arguments)
+            worker.import_job(job)(**arguments)
     except KeyboardInterrupt:
         show_resume_hint()
         raise
     except SystemExit as e:
         if e.code in ENDED_BY_SIGNAL and hasattr(hparams, 'writes'):
-            run_dir.release(hparams.run.directory)
+            run_lock.release(hparams.run.directory)
             show_resume_hint()
         raise
 
@@ -273,7 +273,7 @@ def run(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
 def _size(mpi: int | None) -> int:
     """How many ranks a job has: those that a launcher has started, else `mpi`, else one for each
     GPU."""
-    launched = ranks.launched_size()
+    launched = env.launched_size()
     if launched > 1 and mpi not in (None, launched):
         raise UserError(
             f'--mpi {mpi}, but {launched} ranks were started by mpiexec or srun: leave --mpi out'

@@ -455,7 +455,7 @@ def test_one_rank_runs_here(job, monkeypatch, mpi, count):
 @pytest.mark.parametrize('mpi, count, ranks', [(2, 0, 2), (None, 8, 8)])
 def test_several_ranks(job, monkeypatch, mpi, count, ranks):
     launched = []
-    monkeypatch.setattr(jobs.ranks, 'launch', lambda *args: launched.append(args))
+    monkeypatch.setattr(jobs.launcher, 'launch_ranks', lambda *args: launched.append(args))
     gpus(monkeypatch, count)
     jobs.run('fakejob:train', {'hparams': 3}, mpi)
     assert launched == [('fakejob:train', {'hparams': 3}, ranks)]
@@ -463,7 +463,7 @@ def test_several_ranks(job, monkeypatch, mpi, count, ranks):
 
 
 def test_batches_that_ranks_cannot_share_start_nothing(monkeypatch):
-    monkeypatch.setattr(jobs.ranks, 'launch', lambda *args: pytest.fail('started'))
+    monkeypatch.setattr(jobs.launcher, 'launch_ranks', lambda *args: pytest.fail('started'))
     assert (
         error_of(invoke('train_policy test nm --mpi 3'))
         == '--ppo.batch_size 64 is not a multiple of --mpi 3: take 63 or 66'

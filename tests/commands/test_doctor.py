@@ -12,7 +12,7 @@ from blobserver.server import Fault, redirect
 from command_line import invoke
 
 from lm_human_preferences.commands import doctor
-from lm_human_preferences.distributed import ranks
+from lm_human_preferences.distributed import launcher
 from lm_human_preferences.errors import UserError
 
 GIB = 1 << 30
@@ -95,7 +95,7 @@ def no_module(name):
             '3 GiB free at /tmp',
             0,
         ),
-        ('MPI', 'ranks.find_mpiexec', refuse, 'there is none', 0),
+        ('MPI', 'launcher.find_mpiexec', refuse, 'there is none', 0),
         ('one rank', 'step', refuse, 'there is none', 1),
         ('two by torch', 'step', lambda *options: refuse() if options else '', 'there is none', 0),
     ],
@@ -122,7 +122,7 @@ def test_what_a_check_stumbles_over_is_its_finding(quick, monkeypatch):
 def test_a_driver_without_a_torch_for_it(quick, monkeypatch):
     monkeypatch.setattr('torch.cuda.device_count', lambda: 0)
     monkeypatch.setattr(doctor.shutil, 'which', lambda name: name)
-    monkeypatch.setattr(ranks, 'find_mpiexec', lambda: ('mpiexec', False))
+    monkeypatch.setattr(launcher, 'find_mpiexec', lambda: ('mpiexec', False))
     assert 'install a torch for its CUDA' in examined()[1]['devices'][1]
 
 

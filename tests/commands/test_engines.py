@@ -11,7 +11,7 @@ import sys
 import pytest
 from engines import ENGINES, RECORDED, TESTS, WHAT_RANKS_COMPUTE, why_not
 
-from lm_human_preferences.distributed import ranks
+from lm_human_preferences.distributed import launcher
 
 PATIENCE = 900  # seconds, of which a machine with nothing else to do needs a tenth
 
@@ -21,12 +21,15 @@ def passed_on_ranks(size, directory):
     machine has."""
     engines = [engine for engine in ENGINES if not why_not(engine)]
     tests = WHAT_RANKS_COMPUTE + (RECORDED if size == 2 else [])
-    mpiexec, is_open_mpi = ranks.find_mpiexec()
-    variables = {**ranks.environment(str(directory), size, is_open_mpi), 'OMP_NUM_THREADS': '1'}
+    mpiexec, is_open_mpi = launcher.find_mpiexec()
+    variables = {
+        **launcher.rank_environment(str(directory), size, is_open_mpi),
+        'OMP_NUM_THREADS': '1',
+    }
     run = subprocess.run(
         [
             mpiexec,
-            *ranks.options(is_open_mpi, size, 1),
+            *launcher.mpiexec_options(is_open_mpi, size, 1),
             sys.executable,
             str(TESTS / 'helpers/on_mpi.py'),
             ','.join(engines),
@@ -71,7 +74,7 @@ def test_launched_by_another_mpi(tmp_path):
         [sys.executable, '-c', code],
         capture_output=True,
         text=True,
-        env=ranks.environment(str(tmp_path), 3, False),
+        env=launcher.rank_environment(str(tmp_path), 3, False),
     )
     assert (
         '3 ranks were started, but each sees a world of 1: they were started by the mpiexec of'

@@ -19,6 +19,7 @@ from lm_human_preferences.datasets import reviews
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.datasets import get_dataset
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -168,7 +169,7 @@ def labels_of(kind, seed=0):
     hparams.override_from_nested_dict(resolved('train_reward', 'mock_sentiment').to_nested_dict())
     hparams.labels.type, hparams.labels.num_train = kind, 64
     torch.manual_seed(seed)
-    return known_reward.simulated_labels(hparams, Policy(TrainedModel('reviews')), LocalComm())
+    return simulated.simulated_labels(hparams, Policy(TrainedModel('reviews')), LocalComm())
 
 
 def test_best_is_the_best(reward):

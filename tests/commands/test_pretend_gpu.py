@@ -15,6 +15,7 @@ import sample
 from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.commands import doctor
 from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.distributed.engines import MpiEngine
 from lm_human_preferences.distributed.gradients import OverlappedGradients
 from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.language import model
@@ -115,8 +116,10 @@ class Twins:
 
 
 def test_ranks_meet_in_host_memory(gpu):
-    engine, world = object.__new__(comms._MpiEngine), object.__new__(comms._MpiWorld)
-    engine.comm, engine.in_place, world.comm = Twins(), None, Twins()
+    engine = object.__new__(MpiEngine)
+    engine.world, engine.in_place = Twins(), None
+    comm = object.__new__(comms.MpiComm)
+    comm.world = Twins()
     layer, x = torch.nn.Linear(3, 2).to('cuda'), torch.ones(4, 3, device='cuda')
     layer(x).sum().backward()
     alone = [parameter.grad.tolist() for parameter in layer.parameters()]
@@ -128,7 +131,7 @@ def test_ranks_meet_in_host_memory(gpu):
     assert [
         parameter.grad.tolist() for parameter in layer.parameters()
     ] == alone and layer.weight.grad.is_cuda
-    world.broadcast_(list(layer.parameters()))
+    comm.broadcast_(list(layer.parameters()))
     assert layer.bias.is_cuda and layer.bias.tolist() == [7, 7]
 
 

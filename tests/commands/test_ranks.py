@@ -16,7 +16,7 @@ from launched import CONSOLE, MPIEXEC, REPOSITORY, Launch, job, needs_mpi, start
 
 import sample
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.distributed import ranks
+from lm_human_preferences.distributed import env, launcher, worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils import launch
 
@@ -35,7 +35,7 @@ FEW = ('--ppo.total_episodes=256', '--run.log_interval=1')
     ],
 )
 def test_options(is_open_mpi, processors, expected):
-    assert ranks.options(is_open_mpi, 4, processors) == expected.split()
+    assert launcher.mpiexec_options(is_open_mpi, 4, processors) == expected.split()
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_root_under_open_mpi(monkeypatch, capsys, is_open_mpi, user, is_told):
     monkeypatch.setattr(os, 'geteuid', lambda: user)
     monkeypatch.delenv('OMPI_ALLOW_RUN_AS_ROOT', raising=False)
     monkeypatch.delenv('OMPI_ALLOW_RUN_AS_ROOT_CONFIRM', raising=False)
-    variables = ranks.environment('/job', 3, is_open_mpi)
+    variables = launcher.rank_environment('/job', 3, is_open_mpi)
     allowed = {name: value for name, value in variables.items() if name.startswith('OMPI_ALLOW')}
     assert allowed == (
         {'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'} if is_told else {}
@@ -62,7 +62,7 @@ def test_environment(monkeypatch, paths, expected):
     monkeypatch.delenv('PYTHONPATH', raising=False)
     if paths is not None:
         monkeypatch.setenv('PYTHONPATH', paths)
-    variables = ranks.environment('/job', 3, False)
+    variables = launcher.rank_environment('/job', 3, False)
     assert (variables['KEPT'], variables['LMHP_RANKS'], variables['TMPDIR']) == ('yes', '3', '/job')
     assert variables['PYTHONPATH'] == expected
 
@@ -92,13 +92,13 @@ OPEN_MPI_4 = 'mpiexec (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/
 )
 def test_mpiexec_on_path(environments, says, is_open_mpi):
     install(environments[1], says)
-    assert ranks.find_mpiexec() == (str(environments[1] / 'mpiexec'), is_open_mpi)
+    assert launcher.find_mpiexec() == (str(environments[1] / 'mpiexec'), is_open_mpi)
 
 
 def test_the_environments_own_mpiexec_comes_first(environments):
     install(environments[0], 'HYDRA')
     install(environments[1], OPEN_MPI_5)
-    assert ranks.find_mpiexec() == (str(environments[0] / 'mpiexec'), False)
+    assert launcher.find_mpiexec() == (str(environments[0] / 'mpiexec'), False)
 
 
 def test_no_mpiexec(environments):
@@ -109,7 +109,7 @@ def test_no_mpiexec(environments):
             'or take --mpi 1$'
         ),
     ):
-        ranks.launch('job:job', {}, 2)
+        launcher.launch_ranks('job:job', {}, 2)
 
 
 # ---------------------------------------------------------------- being a rank
@@ -117,7 +117,7 @@ def test_no_mpiexec(environments):
 
 @pytest.fixture
 def no_mpi(monkeypatch):
-    for name in ranks.SIZE_VARIABLES + ranks.RANK_VARIABLES:
+    for name in env.SIZE_VARIABLES + env.RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -150,14 +150,14 @@ def no_mpi(monkeypatch):
 def test_launched_as(no_mpi, monkeypatch, variables, size, number):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert (ranks.launched_size(), ranks.launched_rank()) == (size, number)
+    assert (env.launched_size(), env.launched_rank()) == (size, number)
 
 
 @pytest.mark.parametrize('mpi', [None, 16])
 def test_srun_starts_the_ranks_itself(no_mpi, monkeypatch, mpi):
     monkeypatch.setenv('SLURM_STEP_NUM_TASKS', '16')
     jobs = []
-    monkeypatch.setattr(ranks, 'run', lambda *job, at_interrupt: jobs.append(job))
+    monkeypatch.setattr(worker, 'run_job', lambda *job, at_interrupt: jobs.append(job))
     launch.run('job:job', {'a': 1}, mpi)
     assert jobs == [('job:job', {'a': 1})]
 

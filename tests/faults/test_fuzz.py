@@ -25,7 +25,7 @@ from lm_human_preferences import label_types, storage
 from lm_human_preferences.checkpointing import checkpoints, tf_table
 from lm_human_preferences.commands import sample_policy
 from lm_human_preferences.datasets import tldr
-from lm_human_preferences.datasets.books import read_jsonl
+from lm_human_preferences.datasets.jsonl import read_jsonl
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import train_policy, train_reward

@@ -15,7 +15,7 @@ import pytest
 from engines import ENGINES, TESTS, WHAT_RANKS_COMPUTE, why_not
 
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.distributed import ranks
+from lm_human_preferences.distributed import launcher
 
 ADDRESSES = ('10.77.0.1', '10.77.0.2')
 BRIDGE = '172.17.0.1'
@@ -61,7 +61,7 @@ def hosts():
     """Names of the two namespaces."""
     if shutil.which('ip') is None or os.geteuid():
         pytest.skip('network namespaces need root and the command ip')
-    if ranks.find_mpiexec()[1]:
+    if launcher.find_mpiexec()[1]:
         pytest.skip("starts ranks with an option of MPICH's mpiexec")
     namespaces = [f'lmhp-{uuid.uuid4().hex[:8]}' for _ in ADDRESSES]
     try:
@@ -95,7 +95,7 @@ def run(hosts, tmp_path):
                 'netns',
                 'exec',
                 hosts[0],
-                ranks.find_mpiexec()[0],
+                launcher.find_mpiexec()[0],
                 '-launcher',
                 'rsh',
                 '-launcher-exec',

@@ -2,12 +2,14 @@
 
 The set at hand is one directory: $LMHP_GOLDEN, else ../shared/golden beside the repository, else
 the small set in tests/golden. Files of different sets belong to different runs, so they are never
-mixed; a test whose file the set lacks is skipped with that reason.
+mixed. A test whose file the set lacks is skipped, and the reason names the file. This holds for
+parametrised tests, too, of which no case is left then: conftest.py asks why_no_cases.
 """
 
 import functools
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,9 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 OUTSIDE = TESTS.parent.parent / 'shared'
+
+
+_missing: dict[str, list[str]] = {}  # by the module that asked for it while it was imported
 
 
 def _root():
@@ -43,8 +48,28 @@ def require(*parts):
     return path
 
 
+def _is_there(name):
+    """Whether the set has a match for the glob pattern `name`; notes what is missing."""
+    there = any(ROOT.glob(name))
+    if not there:
+        module = sys._getframe(2).f_globals['__name__']
+        _missing.setdefault(module, []).append(name)
+    return there
+
+
+def why_no_cases(module):
+    """Which files are missing for a parametrised test in the module of that name to have cases."""
+    asked = [module] if module in _missing else [m for m in _missing if not m.startswith('test_')]
+    names = [name for asker in asked for name in _missing[asker]]
+    if not names:
+        return None
+    return f'{", ".join(dict.fromkeys(names))}: not in the golden set {ROOT}'
+
+
 def found(pattern):
     """Names (relative to the set) that match a glob pattern, sorted; for parametrising tests."""
+    if not _is_there(pattern):
+        return []
     return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
 
 
@@ -61,7 +86,7 @@ def load_npz(*parts):
 
 def npz_keys(*parts):
     """Keys of a .npz file of the set, none where it is missing; for parametrising tests."""
-    return tuple(_npz(golden(*parts))) if golden(*parts).exists() else ()
+    return tuple(_npz(golden(*parts))) if _is_there('/'.join(parts)) else ()
 
 
 def load_json(*parts):
@@ -71,8 +96,9 @@ def load_json(*parts):
 def json_if_there(*parts, default=()):
     """Contents of a JSON file of the set, or `default` where it is missing; for parametrising
     tests."""
-    path = golden(*parts)
-    return json.loads(path.read_text(encoding='utf-8')) if path.exists() else default
+    if not _is_there('/'.join(parts)):
+        return default
+    return json.loads(golden(*parts).read_text(encoding='utf-8'))
 
 
 def under(arrays, prefix):

@@ -16,7 +16,7 @@ PATIENCE = 300  # seconds until a rank that waits for the others gives up
 WORLD = None
 
 
-class ThreadComm(comms.LocalComm):
+class ThreadComm(comms.Comm):
     """The interface of utils.comm for rank `rank` of the threads that share `slots` and
     `barrier_`."""
 

@@ -89,33 +89,17 @@ class TracedPPOTrainer(train_policy.PPOTrainer):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.steps = []
-        score_fn = self.score_fn
 
-        def traced(queries, responses):
-            scores, postprocessed, stats = score_fn(queries, responses)
-            self.steps.append({'scores': scores, 'postprocessed_responses': postprocessed})
-            return scores, postprocessed, stats
-
-        self.score_fn = traced
-
-    def compute_rewards(self, scores, logprobs, ref_logprobs):
-        rewards, non_score_reward, kl_coef = super().compute_rewards(scores, logprobs, ref_logprobs)
-        self.steps[-1].update(
+    def train(self, rollout):
+        stats = super().train(rollout)
+        self.steps.append(
             {
-                'rewards': rewards,
-                'non_score_reward': non_score_reward,
-                'kl_coef': kl_coef,
-                'respond/logprobs': logprobs,
-                'ref/logprobs': ref_logprobs,
-            }
-        )
-        return rewards, non_score_reward, kl_coef
-
-    def train(self, rollouts):
-        stats = super().train(rollouts)
-        self.steps[-1].update(
-            {
-                'respond/values': rollouts['values'],
+                'scores': rollout.scores,
+                'postprocessed_responses': rollout.scored_responses,
+                'rewards': rollout.rewards,
+                'respond/logprobs': rollout.logprobs,
+                'respond/values': rollout.values,
+                'ref/logprobs': rollout.ref_logprobs,
                 'train_stats': {
                     name: [value.item() for value in values] for name, values in stats.items()
                 },
@@ -123,13 +107,22 @@ class TracedPPOTrainer(train_policy.PPOTrainer):
         )
         return stats
 
+    def record_step_stats(self, rollout, *, kl_coef, non_score_reward, train_stats):
+        stats = super().record_step_stats(
+            rollout, kl_coef=kl_coef, non_score_reward=non_score_reward, train_stats=train_stats
+        )
+        self.steps[-1].update(
+            kl_coef=kl_coef,
+            non_score_reward=non_score_reward,
+            global_step=self.global_step,
+            step_stats=stats,
+        )
+        return stats
+
     def step(self):
-        self.global_step_during = self.global_step
         stats = super().step()
         self.steps[-1].update(
-            global_step=self.global_step_during,
             kl_coef_after=self.kl_ctl.value,
-            step_stats=stats,
             policy_params_after=snapshot(self.policy.tf_parameters()),
         )
         return stats

@@ -12,6 +12,7 @@ from lm_human_preferences.language import model
 from lm_human_preferences.language.model import as_tf
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.ppo import Rollout
 from lm_human_preferences.train_policy import HParams, PPOTrainer
 from lm_human_preferences.training import memory
 
@@ -83,7 +84,14 @@ def as_tensors(arrays):
 def rollouts_of(folder, config, rank, size):
     """The recorded rollouts of configuration `config`, those rows that are this rank's."""
     name = 'rollouts_affix.npz' if 'affix' in config else 'rollouts.npz'
-    return {key: values[rank::size] for key, values in as_tensors(load_npz(folder, name)).items()}
+    return rollout_of(**as_tensors(load_npz(folder, name)))[rank::size]
+
+
+def rollout_of(**tensors):
+    """A Rollout; what is not given and updates do not read is NaN."""
+    nothing = torch.full_like(tensors['logprobs'], torch.nan)
+    unused = dict(ref_logprobs=nothing, scores=nothing[:, 0], scored_responses=nothing)
+    return Rollout(**{**unused, **tensors})
 
 
 def assert_parameters(parameters, recorded, *, start=None, atol=PARAMETERS_ATOL, change_rtol=None):

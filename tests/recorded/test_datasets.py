@@ -188,7 +188,7 @@ def test_stories_are_where_recorded():
 
 def test_stories_are_fetched_as_they_are_needed(recorded_files, monkeypatch):
     asked = []
-    monkeypatch.setattr(cnndm, 'AHEAD', 5)
+    monkeypatch.setattr(cnndm, 'PREFETCH', 5)
     monkeypatch.setattr(
         storage,
         'cached_paths',
@@ -361,7 +361,7 @@ def test_queries_of_labels_stand_in_for_books(empty_store, tmp_path, encoder, ca
     assert ours == expected + expected
     printed = capsys.readouterr().out
     url = books.URL.format(mode='train')
-    assert printed.startswith(f'The data set books is not to be had ({url}: not in the cache')
+    assert printed.startswith(f'The data set books is not available ({url}: not in the cache')
     assert (
         printed.endswith(f'Using the 13 queries of {path} instead.\n') and printed.count('\n') == 1
     )

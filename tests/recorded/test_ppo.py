@@ -45,8 +45,7 @@ def elements_of(config):
 
 
 def minibatch(rollouts, i, config):
-    rows = slice(i * config['minibatch_rows'], (i + 1) * config['minibatch_rows'])
-    return {name: values[rows] for name, values in rollouts.items()}
+    return rollouts[i * config['minibatch_rows'] : (i + 1) * config['minibatch_rows']]
 
 
 def check_parameters(trainer, recorded, start, config):
@@ -77,12 +76,13 @@ def test_loss_targets_and_gradients(case):
 
 
 def check_minibatch(trainer, rollouts, recorded, config):
-    targets = ppo.add_advantages(rollouts, trainer.hparams.ppo)
-    assert_close(targets['advantages'], recorded['advantages'], atol=1e-5, name='advantages')
-    assert_close(targets['returns'], recorded['returns'], atol=1e-5, name='returns')
+    minibatch = ppo.add_advantages(rollouts, trainer.hparams.ppo)
+    assert_close(minibatch.advantages, recorded['advantages'], atol=1e-5, name='advantages')
+    assert_close(minibatch.returns, recorded['returns'], atol=1e-5, name='returns')
     trainer.policy.model.zero_grad()
-    loss, stats = trainer.loss(rollouts)
+    loss, stats = trainer.loss(minibatch)
     loss.backward()
+    stats |= ppo.return_stats(minibatch)
     assert_stats(stats, under(recorded, 'stats/'), elements=elements_of(config))
     assert_close(loss, recorded['stats/loss/total'], atol=2e-7)
     check_gradients(trainer.policy.tf_parameters(), recorded, config['params_without_gradient'])

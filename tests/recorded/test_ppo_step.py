@@ -9,7 +9,7 @@ from golden_data import json_if_there, load_json, load_npz, under
 from ranks import on_ranks
 from trainers import hparams_of, ppo_trainer
 
-from lm_human_preferences import train_policy
+from lm_human_preferences import ppo, train_policy
 from lm_human_preferences.distributed import comm as comms
 
 FOLDERS = [folder for folder in ('ppo', 'ppo_2ranks') if json_if_there(folder, 'configs.json')]
@@ -38,24 +38,31 @@ def test_rewards_and_step_statistics(folder):
         )
         trainer = ppo_trainer(with_rewards(configs, kl_coef=kl_coef), comm)
         trainer.global_step = int(arrays['record_step_stats_global_step'])
-        rewards, non_score_reward, coefficient = trainer.compute_rewards(
-            scores, logprobs, ref_logprobs
+        rewards, non_score_reward = ppo.compute_rewards(
+            scores, logprobs, ref_logprobs, trainer.kl_ctl.value
         )
         assert_close(rewards, arrays['compute_rewards/rewards'][rows], rtol=1e-6, atol=1e-7)
         assert_close(
             non_score_reward, arrays['compute_rewards/non_score_reward'][rows], rtol=1e-6, atol=1e-7
         )
-        assert coefficient == kl_coef
         train_stats = {
             name: list(torch.from_numpy(values[comm.rank]))
             for name, values in under(inputs, 'train_stats/').items()
         }
-        return trainer.record_step_stats(
-            kl_coef=kl_coef,
+        nothing = torch.full_like(logprobs, torch.nan)
+        rollout = ppo.Rollout(
+            queries=nothing,
+            responses=nothing,
             logprobs=logprobs,
+            values=nothing,
             ref_logprobs=ref_logprobs,
             scores=scores,
-            score_stats={'score': scores},
+            scored_responses=nothing,
+            rewards=rewards,
+        )
+        return trainer.record_step_stats(
+            rollout,
+            kl_coef=trainer.kl_ctl.value,
             non_score_reward=non_score_reward,
             train_stats=train_stats,
         )
@@ -148,9 +155,7 @@ def test_steps_tell_the_controller_their_kl_and_use_its_coefficient(folder):
 def test_advantages_by_hand():
     """Two steps, gamma 0.5, lambda 0.5."""
     values, rewards = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])
-    advantages, returns = train_policy.ppo.advantages_and_returns(
-        values, rewards, gamma=0.5, lam=0.5
-    )
+    advantages, returns = ppo.advantages_and_returns(values, rewards, gamma=0.5, lam=0.5)
     last = 4 - 2
     first = 3 + 0.5 * 2 - 1 + 0.5 * 0.5 * last
     np.testing.assert_allclose(advantages, [[first, last]])

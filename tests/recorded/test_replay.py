@@ -11,7 +11,6 @@ from events import CLOCK, assert_events, events_of
 from golden_data import (
     found,
     golden,
-    json_if_there,
     load_json,
     load_npz,
     require,
@@ -90,9 +89,7 @@ class Run:
 @pytest.fixture(params=RUNS)
 def run(request, tmp_path, monkeypatch, capsys):
     if (
-        json_if_there(f'{request.param}_inputs', 'info.json')['hparams_passed'][
-            'task.query_dataset'
-        ]
+        load_json(f'{request.param}_inputs', 'info.json')['hparams_passed']['task.query_dataset']
         != 'test'
     ):
         require_bpe()
@@ -186,8 +183,9 @@ def check_events(run):
         assert_equal(steps, recorded['recorded_step'])
         if name not in CLOCK:
             assert_close(ours, values, rtol=LATER_RTOL, atol=SUM_ATOL, name=name)
-    written = json_if_there(f'{run.name}_inputs', 'tb_events.json', default={})
-    assert_events(run.save_dir / 'tb', written, rtol=LATER_RTOL)
+    if run.name != 'policy_2ranks':  # of which no files were kept
+        written = load_json(f'{run.name}_inputs', 'tb_events.json')
+        assert_events(run.save_dir / 'tb', written, rtol=LATER_RTOL)
 
 
 def check_files(run):

@@ -20,10 +20,10 @@ ROOMS = (
     'utils',
     'distributed',
     'checkpointing',
+    'datasets',
     'hparams',
     'runs',
     'training',
-    'datasets',
     'language',
     'policy',
     'synthetic',
@@ -56,14 +56,6 @@ STANDING = {
     ),
     f'{PACKAGE}.language.trained_models -> {PACKAGE}.synthetic.language_model': (
         'the name `reviews` trains a model'
-    ),
-    f'{PACKAGE}.synthetic.known_reward -> {PACKAGE}.labels.files': 'it makes labels up',
-    f'{PACKAGE}.synthetic.known_reward -> {PACKAGE}.lm_tasks': 'it makes labels up',
-    f'{PACKAGE}.distributed.comm -> {PACKAGE}.distributed.ranks -> {PACKAGE}.distributed.comm': (
-        'launcher and worker are one module'
-    ),
-    f'{PACKAGE}.distributed.ranks -> {PACKAGE}.distributed.comm -> {PACKAGE}.distributed.ranks': (
-        'launcher and worker are one module'
     ),
 }
 

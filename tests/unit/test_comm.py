@@ -1,11 +1,9 @@
 """What ranks say to each other: on threads here, and on each engine through
 tests/commands/test_engines.py."""
 
-import os
 import socket
 import sys
 import time
-import types
 import weakref
 
 import pytest
@@ -13,7 +11,7 @@ import torch
 from ranks import on_ranks
 
 from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.distributed import gradients, network
+from lm_human_preferences.distributed import engines, gradients, network
 from lm_human_preferences.errors import UserError
 
 SIZES = (2, 3, 4)
@@ -212,61 +210,43 @@ def test_gradients_are_freed_with_their_parameters():
 # --- where ranks compute ---
 
 
-def ranks_of_a_host(monkeypatch, visible, rank):
-    """Rank `rank` of a host whose ranks see these GPUs, a list of names each."""
-    gpus = types.SimpleNamespace(
-        device_count=lambda: len(visible[rank]),
-        get_device_properties=lambda i: types.SimpleNamespace(uuid=visible[rank][i]),
-    )
-    monkeypatch.setattr(torch, 'cuda', gpus)
-    world = object.__new__(comms._MpiWorld)
-    world.local_rank, world.local_size = rank, len(visible)
-    world.node = types.SimpleNamespace(allgather=lambda ours: visible)
-    return world
-
-
 @pytest.mark.parametrize(
-    'visible, taken',
+    'visible, chosen',
     [
         ([['a', 'b', 'c', 'd']] * 3, [0, 1, 2]),
         ([['a'], ['b'], ['c']], [0, 0, 0]),  # as Slurm deals them out with --gpus-per-task
         ([['a', 'b'], ['b', 'c']], [0, 0]),
     ],
 )
-def test_each_rank_takes_a_gpu_of_its_own(monkeypatch, visible, taken):
-    assert [
-        ranks_of_a_host(monkeypatch, visible, rank)._gpu() for rank in range(len(visible))
-    ] == taken
+def test_each_rank_takes_a_gpu_of_its_own(visible, chosen):
+    assert [comms.choose_gpu(visible, rank) for rank in range(len(visible))] == chosen
 
 
 @pytest.mark.parametrize('visible', [[['a', 'b']] * 3, [['a', 'b'], ['b', 'a'], []]])
-def test_more_ranks_than_gpus_are_refused(monkeypatch, visible):
+def test_more_ranks_than_gpus_are_refused(visible):
+    message = (
+        r'^3 ranks on \S+, which has 2 visible GPU\(s\): take --mpi 2, or make '
+        r'more visible by CUDA_VISIBLE_DEVICES$'
+    )
     for rank in range(2):
-        with pytest.raises(
-            UserError,
-            match=r'^3 ranks on \S+, which has 2 visible GPU\(s\): take --mpi 2, or make '
-            r'more visible by CUDA_VISIBLE_DEVICES$',
-        ):
-            ranks_of_a_host(monkeypatch, visible, rank)._gpu()
+        with pytest.raises(UserError, match=message):
+            comms.choose_gpu(visible, rank)
 
 
 @pytest.mark.parametrize(
-    'processors, threads', [([{0, 1, 2, 3}] * 2, 4), ([{0, 1}, {2, 3}], 8), ([{0}] * 9, 1)]
-)  # torch takes 8 threads where it runs alone
-def test_processors_are_shared(monkeypatch, processors, threads):
+    'affinities, threads', [([{0, 1, 2, 3}] * 2, 4), ([{0, 1}, {2, 3}], 8), ([{0}] * 9, 1)]
+)
+def test_ranks_share_processors(monkeypatch, affinities, threads):
+    """torch would take 8 threads for a rank that is alone."""
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 8)
-    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: processors[0])
-    world = object.__new__(comms._MpiWorld)
-    world.node = types.SimpleNamespace(allgather=lambda ours: processors)
-    assert world._threads() == threads
+    assert comms.share_threads(affinities, 0) == threads
 
 
-def test_horovod_that_is_not_there_is_one_line(monkeypatch):
+def test_missing_horovod_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, 'horovod.torch', None)
-    with pytest.raises(
-        UserError, match='^--run.allreduce horovod: Horovod is not installed; compile it by '
-    ):
-        comms._HorovodEngine(None)
+    message = '^--run.allreduce horovod: Horovod is not installed; compile it by '
+    with pytest.raises(UserError, match=message):
+        engines.HorovodEngine()
 
 
 def test_interfaces():

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from trainers import ppo_trainer, rollouts_of
 from transformers import GPT2Config, GPT2Model
 
-from lm_human_preferences import train_policy, train_reward
+from lm_human_preferences import ppo, train_policy, train_reward
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import PRECISIONS
@@ -194,7 +194,8 @@ def test_logprobs_and_entropies_from_one_table(shape):
 def gradient_of(trainer, rollouts):
     """Statistics of a minibatch, and the gradient of all parameters as one vector."""
     trainer.optimizer.gradients.zero_grad()
-    loss, stats = trainer.loss(rollouts)
+    minibatch = ppo.add_advantages(rollouts, trainer.hparams.ppo)
+    loss, stats = trainer.loss(minibatch)
     loss.backward()
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in trainer.policy.get_params())
     return stats, torch.cat([p.grad.flatten() for p in trainer.policy.get_params()])
@@ -213,8 +214,8 @@ def test_bf16_agrees_with_float32_within_its_digits():
         assert_close(rounded[name], exact[name], rtol=0.02, atol=0.02, name=name)
     error = (rounded_gradient - gradient).norm() / gradient.norm()
     assert 1e-4 < error < 0.1, error  # the smaller is there to see that anything was rounded
-    sampled = trainer.policy.respond(rollouts['queries'], length=6)
-    analyzed = trainer.policy.analyze_responses(rollouts['queries'], sampled['responses'])
+    sampled = trainer.policy.respond(rollouts.queries, length=6)
+    analyzed = trainer.policy.analyze_responses(rollouts.queries, sampled['responses'])
     for name in ('logprobs', 'values'):
         assert sampled[name].dtype == torch.float32
         assert_close(sampled[name], analyzed[name], rtol=0, atol=0.02, name=name)

@@ -10,7 +10,7 @@ from experiments import resolved
 from golden_data import load_json
 from trainers import LARGE, ppo_trainer, rollouts_of
 
-from lm_human_preferences import train_policy, train_reward
+from lm_human_preferences import ppo, train_policy, train_reward
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import model
@@ -55,11 +55,10 @@ def assert_checkpointing_only_saves_memory(model, loss):
 
 def test_gradient_checkpointing_of_a_policy(computed_in):
     config = load_json('ppo', 'configs.json')['configs'][0]
-    trainer, rollouts = (
-        ppo_trainer(config['hparams'], comms.LocalComm()),
-        rollouts_of('ppo', config['id'], 0, 1),
-    )
-    assert_checkpointing_only_saves_memory(trainer.policy.model, lambda: trainer.loss(rollouts)[0])
+    trainer = ppo_trainer(config['hparams'], comms.LocalComm())
+    rollout = rollouts_of('ppo', config['id'], 0, 1)
+    minibatch = ppo.add_advantages(rollout, trainer.hparams.ppo)
+    assert_checkpointing_only_saves_memory(trainer.policy.model, lambda: trainer.loss(minibatch)[0])
 
 
 def test_gradient_checkpointing_of_a_reward_model(computed_in):

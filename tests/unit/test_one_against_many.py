@@ -10,6 +10,7 @@ import pytest
 import torch
 from compare import assert_norm_close
 from ranks import give_each_thread_its_own_numpy_random, need, on_ranks
+from trainers import rollout_of
 
 from lm_human_preferences import train_policy, train_reward
 from lm_human_preferences.distributed import comm as comms
@@ -40,19 +41,19 @@ def labels():
     }
 
 
-def rollouts(rows=BATCH):
+def rollouts(dtype, rows=BATCH):
     generator = torch.Generator().manual_seed(2)
     shape = rows, RESPONSE_LENGTH
     logprobs, values, rewards = (
         torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)
     )
-    return {
-        'queries': tokens(generator, rows, QUERY_LENGTH),
-        'responses': tokens(generator, *shape) % LETTERS,
-        'logprobs': -np.log(LETTERS) + 0.1 * logprobs,
-        'values': 0.2 * values,
-        'rewards': rewards,
-    }
+    return rollout_of(
+        queries=tokens(generator, rows, QUERY_LENGTH),
+        responses=tokens(generator, *shape) % LETTERS,
+        logprobs=(-np.log(LETTERS) + 0.1 * logprobs).to(dtype),
+        values=(0.2 * values).to(dtype),
+        rewards=rewards.to(dtype),
+    )
 
 
 def starting_alike(trainer):
@@ -170,12 +171,7 @@ def policy_training(comm, dtype, **settings):
     trainer = ppo_trainer(comm, dtype, **settings)
     recorded = Recorded(trainer)
     np.random.seed(3)
-    recorded.stats = trainer.train(
-        {
-            name: values.to(dtype) if values.is_floating_point() else values
-            for name, values in rollouts().items()
-        }
-    )
+    recorded.stats = trainer.train(rollouts(dtype))
     return recorded
 
 
@@ -295,28 +291,27 @@ def test_no_more_rows_at_a_time(rows, size, expected):
 
 def test_samples_in_parts_go_together():
     """A step on parts of the batch joins them in their order."""
-    trainer, seen = (
-        ppo_trainer(comms.LocalComm(), torch.float32, **{'ppo.micro_batch_size': 5}),
-        {},
-    )
+    trainer = ppo_trainer(comms.LocalComm(), torch.float32, **{'ppo.micro_batch_size': 5})
+    trained = []
     trainer.query_sampler = lambda: {
         'tokens': tokens(torch.Generator().manual_seed(5), BATCH, QUERY_LENGTH) % LETTERS
     }
     trainer.score_fn = lambda queries, responses: (
         1.0 * responses[:, 0],
-        responses,
-        {'first': 1.0 * responses[:, 0]},
+        responses + 1,
+        {},
     )
-    trainer.train = lambda rollouts: seen.update(rollouts) or {'x': [torch.zeros(())]}
-    trainer.record_step_stats = lambda **given: seen.update(given) or {'objective/kl': 0.0}
+    trainer.train = trained.append
+    trainer.record_step_stats = lambda rollout, **given: {'objective/kl': 0.0}
     trainer.step()
-    assert torch.equal(seen['queries'], trainer.query_sampler()['tokens'])
-    assert torch.equal(seen['scores'], 1.0 * seen['responses'][:, 0])
-    assert torch.equal(seen['score_stats']['first'], seen['scores'])
-    analyzed = trainer.policy.analyze_responses(seen['queries'], seen['responses'])
-    torch.testing.assert_close(seen['logprobs'], analyzed['logprobs'])
-    torch.testing.assert_close(seen['values'], analyzed['values'])
-    torch.testing.assert_close(seen['ref_logprobs'], analyzed['logprobs'])
+    (rollout,) = trained
+    assert torch.equal(rollout.queries, trainer.query_sampler()['tokens'])
+    assert torch.equal(rollout.scores, 1.0 * rollout.responses[:, 0])
+    assert torch.equal(rollout.scored_responses, rollout.responses + 1)
+    analyzed = trainer.policy.analyze_responses(rollout.queries, rollout.responses)
+    torch.testing.assert_close(rollout.logprobs, analyzed['logprobs'])
+    torch.testing.assert_close(rollout.values, analyzed['values'])
+    torch.testing.assert_close(rollout.ref_logprobs, analyzed['logprobs'])
 
 
 class Three(comms.LocalComm):
