@@ -31,7 +31,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def launch_ranks(job: str, arguments: dict[str, Any], size: int) -> None:
-    """Run `job` (see utils.launch.run) in `size` ranks on this host; return when all are done.
+    """Run `job` (see launch.start_job) in `size` ranks on this host; return when all are done.
 
     UserError: raised by a rank. SystemExit: 1 when a rank failed, 128 + N after signal N.
     """

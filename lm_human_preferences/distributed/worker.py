@@ -51,7 +51,7 @@ def run_job(
     pipe: StatusPipe | None = None,
     at_interrupt: Callable[[], None] = lambda: None,
 ) -> None:
-    """Do `job` (see utils.launch.run) in this process, which is one rank of several.
+    """Do `job` (see launch.start_job) in this process, which is one rank of several.
 
     Whatever ends it early ends all ranks. pipe: to our launcher; None where the user's own mpiexec
     or srun started the ranks. at_interrupt: called on rank 0 when the user interrupts it.

@@ -163,7 +163,7 @@ def test_srun_starts_the_ranks_itself(no_mpi, monkeypatch, mpi):
     monkeypatch.setenv('SLURM_STEP_NUM_TASKS', '16')
     jobs = []
     monkeypatch.setattr(worker, 'run_job', lambda *job, at_interrupt: jobs.append(job))
-    launch.run('job:job', {'a': 1}, mpi)
+    launch.start_job('job:job', {'a': 1}, mpi)
     assert jobs == [('job:job', {'a': 1})]
 
 
@@ -172,7 +172,7 @@ def test_srun_and_mpi_disagree(no_mpi, monkeypatch):
     with pytest.raises(
         UserError, match='^--mpi 8, but 16 ranks were started by mpiexec or srun: leave --mpi out$'
     ):
-        launch.run('job:job', {}, 8)
+        launch.start_job('job:job', {}, 8)
 
 
 # ---------------------------------------------------------------- two ranks

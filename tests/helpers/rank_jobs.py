@@ -3,8 +3,9 @@
 import time
 import warnings
 
+from lm_human_preferences.commands import program
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils import launch, logging
+from lm_human_preferences.utils import hyperparams, launch, logging
 
 
 def wait(comm):
@@ -54,12 +55,12 @@ JOBS = wait, fail, fail_all, run_out_of_memory, raise_user_error, talk, draw
 
 
 def command(name):
-    return launch.Command(
+    return program.Command(
         name,
-        lambda settings: launch.run(f'rank_jobs:{name}', {}, settings.get('mpi', 2)),
-        launch.hyperparams.fields(launch.RankHParams),
+        lambda settings: launch.start_job(f'rank_jobs:{name}', {}, settings.get('mpi', 2)),
+        hyperparams.fields(launch.RankHParams),
     )
 
 
 if __name__ == '__main__':
-    launch.Program(commands=[command(job.__name__) for job in JOBS]).main()
+    program.Program(commands=[command(job.__name__) for job in JOBS]).main()
