@@ -20,7 +20,7 @@ from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.labels import simulated
-from lm_human_preferences.language import encodings, trained_models
+from lm_human_preferences.language import encodings
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reproduction import worker_pool
 from lm_human_preferences.reproduction.plan import Run
@@ -52,7 +52,7 @@ def known_responses(task: str) -> Known:
     hparams.task.parse_json(task)
     settings = hparams.task
     length = settings.response_length
-    trained_model = trained_models.TrainedModel(settings.policy.initial_model)
+    trained_model = lm_tasks.initial_model(settings.policy.initial_model)
     encoder = trained_model.encoding.get_encoder()
     reference = Policy(
         trained_model,
@@ -149,7 +149,7 @@ def result_path(
     output_dir: str, kind: str, hparams: train_policy.HParams | train_reward.HParams, *names: str
 ) -> str:
     """Where the result of a job goes; a digest of all that it depends on is part of the name."""
-    initial_model = trained_models.TrainedModel(hparams.task.policy.initial_model).savedir
+    initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model).savedir
     assert initial_model is not None
     settings = [
         VERSION,

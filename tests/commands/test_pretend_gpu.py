@@ -151,7 +151,7 @@ def test_what_is_said_of_it(gpu, monkeypatch, capsys):
 
 def test_a_base_model_that_is_missing_changes_no_run(gpu, monkeypatch):
     """It is trained on the CPU, after the run was seeded."""
-    monkeypatch.setattr(language_model, 'READ', 64)
+    monkeypatch.setattr(language_model, 'N_REVIEWS', 64)
     torch.manual_seed(5)
     before = torch.cuda.get_rng_state(), torch.get_rng_state()
     language_model.train(model.HParams(**language_model.SIZES), steps=1)

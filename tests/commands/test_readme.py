@@ -34,7 +34,7 @@ LINKING = {
     **PAGES,
     **{
         name: (ROOT / name).read_text(encoding='utf-8')
-        for name in ('CHANGELOG.md', 'benchmarks/README.md')
+        for name in ('CHANGELOG.md', 'CONTRIBUTING.md', 'benchmarks/README.md')
     },
 }
 FIRST = (
@@ -182,10 +182,9 @@ def test_commands_name_what_is_there(commands):
         'mpiexec',
         'pytest',
         'tensorboard',
-        'ruff',
     }
     scripts = re.findall(
-        r'\b(?:python|sh) ((?:tools|benchmarks)/\S+?)[`\s]', '\n'.join(PAGES.values())
+        r'\b(?:python|sh) ((?:tools|benchmarks)/\S+?)[`\s]', '\n'.join(LINKING.values())
     )
     assert {'tools/lock.py', 'tools/options.py', 'tools/setup.sh', 'tools/horovod.sh'} <= set(
         scripts
@@ -314,5 +313,5 @@ def test_variables_are_documented():
         'LMHP_RANKS'
     }  # set by the launcher, not by users
     assert used and used | {'LMHP_GOLDEN'} == set(
-        re.findall(r'LMHP_\w+', '\n'.join(PAGES.values()))
+        re.findall(r'LMHP_\w+', '\n'.join(LINKING.values()))
     )

@@ -9,7 +9,7 @@ from lm_human_preferences.utils import hyperparams, launch, logging
 
 
 def wait(comm):
-    """Rank 0 does not stop by itself; the others wait for it."""
+    """Rank 0 never stops by itself; the others wait for it."""
     print(f'{comm.size} ranks wait for ever')
     while comm.rank == 0:
         time.sleep(1)
@@ -24,7 +24,7 @@ def fail(comm):
 
 
 def fail_all(comm):
-    """All ranks have the same to say."""
+    """All ranks fail alike."""
     raise ArithmeticError('nobody can count')
 
 
@@ -34,7 +34,7 @@ def run_out_of_memory(comm):
     comm.barrier()
 
 
-def find_a_mistake(comm):
+def raise_user_error(comm):
     raise UserError('/labels.json is\nno label file')
 
 
@@ -51,7 +51,7 @@ def draw(comm):
         logging.log_line(f'line {i}')
 
 
-JOBS = wait, fail, fail_all, run_out_of_memory, find_a_mistake, talk, draw
+JOBS = wait, fail, fail_all, run_out_of_memory, raise_user_error, talk, draw
 
 
 def command(name):
