@@ -1,5 +1,4 @@
-"""Reads the words of a command line with the tolerance that python-fire 0.1.3, the original's
-parser, had.
+"""Reads command lines as tolerantly as python-fire 0.1.3, the parser of the original, did.
 
 `--a.b=v`, `--a.b v`, `--a-b v`, `--flag`, `--noflag` and quoted values are all good, before and
 after the positionals. `read_words` tells what is given, as text; `convert` reads a value as the
@@ -67,7 +66,12 @@ def read_words(
         name, equals, value = word[2:].partition('=')
         key, negated = _known(name, fields, arguments, may_negate=not equals)
         waiting = len(words)
-        text = value if equals else 'False' if negated else _next_value(key, fields.get(key), words)
+        if equals:
+            text = value
+        elif negated:
+            text = 'False'
+        else:
+            text = _next_value(key, fields.get(key), words)
         given[key] = (*given.get(key, ()), text) if _is_repeatable(key, fields) else text
         is_bare = not equals and len(words) == waiting
         bare_flag = key if is_bare and not negated else None
@@ -87,8 +91,7 @@ def _assign_by_position(
     arguments: Mapping[str, str],
     positionals: Sequence[str],
 ) -> None:
-    """Add to `given` what the words without an option's name mean; UserError for one that has no
-    place.
+    """Add to `given` the words that are given by position; UserError for one too many.
 
     by_position: each such word, and the switch that stood right before it without a value. After a
     switch comes an argument, as in `--dry_run sentiment NAME`; where only options are left, it is a
@@ -101,9 +104,7 @@ def _assign_by_position(
             continue
         if bare_flag is not None:
             break
-        with contextlib.suppress(
-            UserError
-        ):  # a word that does not suit its place is reported below
+        with contextlib.suppress(UserError):  # a word that does not convert is reported below
             convert(key, fields[key], word)
             given[key] = word
             continue
@@ -157,8 +158,10 @@ def _is_flag(field: dataclasses.Field) -> bool:
 
 
 def _next_value(key: str, field: dataclasses.Field | None, words: list[str]) -> str:
-    """Take the option's value from `words`. A flag without one is on; a number without one is 1, as
-    it was."""
+    """Take the option's value from `words`.
+
+    A flag without a value is on; a number without one is 1, as in the original.
+    """
     flag = field is not None and _is_flag(field)
     if (
         words
@@ -181,9 +184,8 @@ def convert(key: str, field: dataclasses.Field, text: str | tuple[str, ...]) -> 
     if TEXTS in members(field.type):
         return tuple(_checked_text(key, one) for one in text)
     assert isinstance(text, str)
-    if field.metadata.get('ours') and bool in members(
-        field.type
-    ):  # the original's take no on and off
+    # Of the options of the original, a bool cannot be on or off.
+    if field.metadata.get('ours') and bool in members(field.type):
         text = {'on': 'true', 'off': 'false'}.get(text, text)
     try:
         return _read(field.type, text)
@@ -203,9 +205,9 @@ def _checked_text(key: str, text: str) -> str:
 
 
 def _read(ty: Any, text: str) -> Any:
-    """The value that hyperparams.parse makes of `text`, after what is tolerated here: case, quotes,
-    1e3 as an int."""
-    allowed, plain = members(ty), _unquote(text)
+    """What hyperparams.parse makes of `text`, but any case, quotes, and 1e3 as an int will do."""
+    allowed = members(ty)
+    plain = _unquote(text)
     if str in allowed:
         plain.encode()  # UnicodeEncodeError, a ValueError, for what is not text
         if text == 'None' and types.NoneType not in allowed:

@@ -21,10 +21,10 @@ from launched import Launch, eventually
 from lm_human_preferences import storage, train_policy
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import measure
-from lm_human_preferences.reproduction import figure_plots, figures, worker_pool
+from lm_human_preferences.reproduction import figure_plots, figures, jobs, plan, worker_pool
 
 ANCHORS = Path(__file__).parents[3] / 'shared' / 'anchors.json'
-TINY = figures.Scale(labels=(64, 32), targets=(1.0, 2.0), curve=1.0, episodes=(512, 1024), seeds=2)
+TINY = plan.Scale(labels=(64, 32), targets=(1.0, 2.0), curve=1.0, episodes=(512, 1024), seeds=2)
 
 
 @pytest.fixture(scope='module')
@@ -33,13 +33,13 @@ def experiment():
 
 
 def runs_of(scale, experiment):
-    return {run: run.hparams(experiment) for run in figures.plan(scale)}
+    return {run: run.hparams(experiment) for run in plan.plan(scale)}
 
 
 # ---------------------------------------------------------------- what is run
 
 
-@pytest.mark.parametrize('scale', [figures.FULL, figures.QUICK, TINY])
+@pytest.mark.parametrize('scale', [plan.FULL, plan.QUICK, TINY])
 def test_plan(scale, experiment):
     runs = runs_of(scale, experiment)
     combinations = {(run.access, run.target, run.episodes, run.seed) for run in runs}
@@ -56,7 +56,7 @@ def test_runs_differ_from_the_experiment_in_what_they_say(experiment):
         assert (hparams.run.seed, hparams.ppo.total_episodes) == (run.seed, run.episodes)
         assert vars(hparams.rewards.adaptive_kl) == {
             'target': run.target,
-            'horizon': figures.HORIZON,
+            'horizon': plan.HORIZON,
         }
         new = hparams.rewards.train_new_model
         if run.access == 'direct':
@@ -74,7 +74,7 @@ def test_runs_differ_from_the_experiment_in_what_they_say(experiment):
 
 
 def test_reward_models_are_shared(experiment):
-    first, second, files, frontier = figures.jobs_of(runs_of(TINY, experiment), 'out')
+    first, second, files, frontier = jobs.jobs_of(runs_of(TINY, experiment), 'out')
     used = collections.Counter(job[2] for job in second.values())
     assert used.pop('mock') == 2 * 2 * 2  # targets, budgets, seeds
     assert len(used) == 2 * 2 and set(used.values()) == {
@@ -85,7 +85,7 @@ def test_reward_models_are_shared(experiment):
 
 def test_other_settings_are_other_files(experiment, monkeypatch):
     def files():
-        first, second, *_ = figures.jobs_of(runs_of(TINY, experiment), 'out')
+        first, second, *_ = jobs.jobs_of(runs_of(TINY, experiment), 'out')
         return {*first, *second}
 
     before = files()
@@ -97,7 +97,7 @@ def test_other_settings_are_other_files(experiment, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(experiment.rewards.train_new_model, 'lr', 0.5)
         assert len(files() - before) == 16 + 4  # direct access has no reward model
-    monkeypatch.setattr(figures, 'VERSION', figures.VERSION + 1)
+    monkeypatch.setattr(jobs, 'VERSION', jobs.VERSION + 1)
     assert not files() & before
 
 
@@ -134,9 +134,9 @@ def test_jobs_are_done_once(tmp_path):
 
 @pytest.fixture
 def faked(monkeypatch):
-    monkeypatch.setattr(figures, 'QUICK', TINY)
+    monkeypatch.setattr(plan, 'QUICK', TINY)
     for name in ('run_policy', 'run_reward', 'write_frontier'):
-        monkeypatch.setattr(figures, name, getattr(worker_jobs, name))
+        monkeypatch.setattr(jobs, name, getattr(worker_jobs, name))
 
 
 def read_csv(path):
@@ -222,7 +222,7 @@ def test_an_output_directory_that_cannot_be_is_refused_before_the_work(
     def run_all(*arguments):
         raise AssertionError('the runs were started first')
 
-    monkeypatch.setattr(figures, 'run_all', run_all)
+    monkeypatch.setattr(jobs, 'run_all', run_all)
     folder = tmp_path / 'out'
     if taken:
         (folder / taken).mkdir(parents=True)
@@ -284,8 +284,8 @@ def test_end_to_end(tmp_path, monkeypatch, experiment, capsys):
     for task in (short.task, short.rewards.train_new_model.task):
         task.response_length = 2
     scale = dataclasses.replace(TINY, labels=(64,), targets=(1.0,), seeds=1)
-    monkeypatch.setattr(figures, 'QUICK', scale)
-    monkeypatch.setattr(figures, 'POINTS', 2)
+    monkeypatch.setattr(plan, 'QUICK', scale)
+    monkeypatch.setattr(plan, 'POINTS', 2)
     figures.figures(short, str(tmp_path), quick=True, processes=1)
     for name in ('figure2.png', 'figure3.png'):
         assert (tmp_path / name).read_bytes().startswith(b'\x89PNG')
@@ -293,7 +293,7 @@ def test_end_to_end(tmp_path, monkeypatch, experiment, capsys):
     assert set(rows) == {('direct', 1024), ('direct', 512), ('64', 1024), ('64', 512)}
     assert all(row['known_reward'] < row['optimal_reward'] for row in rows.values())
 
-    run = next(run for run in figures.plan(scale) if (run.access, run.episodes) == ('64', 512))
+    run = next(run for run in plan.plan(scale) if (run.access, run.episodes) == ('64', 512))
     hparams = run.hparams(short)
     (result,) = tmp_path.glob('runs/64-kl1-512-seed1-*.json')
     hparams.rewards.kl_coef = storage.read_json(str(result))['kl_coef']

@@ -21,7 +21,7 @@ def write_number(path, number, folder):
 
 
 def run_policy(path, hparams, reward_model, task):
-    """In place of figures.run_policy: numbers that tell of which run they are; seed 2 fails if told
+    """In place of jobs.run_policy: numbers that tell of which run they are; seed 2 fails if told
     to `stop`."""
     if Path(path).parents[1].joinpath('stop').exists() and hparams.run.seed == 2:
         raise RuntimeError('stopped')
