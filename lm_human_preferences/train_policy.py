@@ -24,7 +24,7 @@ from lm_human_preferences.hparams.train_policy import (
     RewardHParams,
 )
 from lm_human_preferences.language import trained_models
-from lm_human_preferences.language.model import in_tf_shapes
+from lm_human_preferences.language.parameters import in_tf_shapes
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import Minibatch, Rollout
 from lm_human_preferences.rewards import (

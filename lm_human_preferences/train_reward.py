@@ -22,7 +22,7 @@ from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, Run
 from lm_human_preferences.labels import files as label_files
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import trained_models
-from lm_human_preferences.language.model import in_tf_shapes
+from lm_human_preferences.language.parameters import in_tf_shapes
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs import run_dir, run_files, run_settings
 from lm_human_preferences.training import console, health, memory, precision

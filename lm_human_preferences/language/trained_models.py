@@ -16,6 +16,7 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, model
+from lm_human_preferences.language.parameters import as_tf, tf_name
 from lm_human_preferences.utils.logging import say_as_recorded
 
 ONE_THREAD_WIDTH = 128  # a network no wider than this is fastest on one thread of the CPU
@@ -127,8 +128,8 @@ class HuggingFaceWeights(dict[str, np.ndarray]):
         except SafetensorError as e:
             raise UserError(f'{self.prefix} is damaged: {e}') from e
         for name, tensor in weights.items():
-            tf_name = 'model/' + model.tf_name(name.removeprefix('transformer.'))
-            self[tf_name] = model.as_tf(tf_name, tensor.float().numpy())
+            release_name = 'model/' + tf_name(name.removeprefix('transformer.'))
+            self[release_name] = as_tf(release_name, tensor.float().numpy())
 
     def nbytes(self) -> int:
         """Bytes of all weights in memory."""
@@ -303,7 +304,7 @@ def load_parameters(
             missing.append(name)
             continue
         value = weights[source]
-        shape = tuple(model.as_tf(name, parameter).shape)
+        shape = tuple(as_tf(name, parameter).shape)
         if value.shape != shape or value.dtype != np.float32:
             raise UserError(
                 f'{weights.prefix}: {source} is {value.dtype} {value.shape}, the model needs'

@@ -16,7 +16,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.language import encodings, model
+from lm_human_preferences.language import attention, encodings, model, parameters
 from lm_human_preferences.training import optimizer, precision
 from lm_human_preferences.utils import core
 from lm_human_preferences.utils.logging import progress
@@ -48,7 +48,7 @@ def directory() -> str:
 
 def _digest() -> str:
     """A digest of what the weights depend on: texts, training, network, and PyTorch's version."""
-    modules = (reviews, model, optimizer, precision, core)
+    modules = (reviews, model, attention, parameters, optimizer, precision, core)
     sources = [Path(__file__), *(Path(inspect.getfile(module)) for module in modules)]
     digest = hashlib.sha256()
     for source in sources:
@@ -65,7 +65,7 @@ def _create(path: str) -> None:
     hparams = model.HParams(**SIZES)
     storage.write_json(os.path.join(part, 'hparams.json'), hparams.to_nested_dict())
     storage.write_json(os.path.join(part, 'encoding'), encodings.Reviews.name)
-    checkpoints.save(part, 'model.ckpt', model.in_tf_shapes(train(hparams).tf_parameters()))
+    checkpoints.save(part, 'model.ckpt', parameters.in_tf_shapes(train(hparams).tf_parameters()))
     os.rename(part, path)
 
 

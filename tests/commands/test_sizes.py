@@ -12,6 +12,7 @@ import sample
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.language import model
+from lm_human_preferences.language.parameters import as_tf
 
 BLOCKS_AND_HEADS = {'124M': (12, 12), '355M': (24, 16), '774M': (36, 20), '1558M': (48, 25)}
 STEP = {
@@ -33,7 +34,7 @@ def directory(request, tmp_path):
     storage.write_json(f'{folder}/hparams.json', hparams.to_nested_dict())
     storage.write_json(f'{folder}/encoding', 'test')
     checkpoints.save(
-        folder, 'model.ckpt', {name: model.as_tf(name, p.detach()) for name, p in variables.items()}
+        folder, 'model.ckpt', {name: as_tf(name, p.detach()) for name, p in variables.items()}
     )
     return folder
 

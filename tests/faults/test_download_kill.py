@@ -21,6 +21,7 @@ from launched import FAULTS, REPOSITORY, eventually
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.language import encodings, model
+from lm_human_preferences.language.parameters import as_tf
 
 pytestmark = pytest.mark.slow
 STORE = 'openaipublic/lm-human-preferences'
@@ -55,10 +56,7 @@ def blobs(tmp_path):
     checkpoints.save(
         str(tmp_path / 'model'),
         'model.ckpt',
-        {
-            name: model.as_tf(name, tensor.detach())
-            for name, tensor in network.tf_parameters().items()
-        },
+        {name: as_tf(name, tensor.detach()) for name, tensor in network.tf_parameters().items()},
     )
     labels = [
         {

@@ -31,6 +31,7 @@ from lm_human_preferences.hparams import train_policy, train_reward
 from lm_human_preferences.labels import files as label_files
 from lm_human_preferences.language import encodings, model, trained_models
 from lm_human_preferences.language.datasets import get_dataset
+from lm_human_preferences.language.parameters import as_tf
 from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils import core
@@ -128,7 +129,7 @@ class ModelDirectory:
         checkpoints.save(
             str(folder / 'ours/checkpoints'),
             'model.ckpt',
-            {name: model.as_tf(name, tensor.detach()) for name, tensor in tensors.items()},
+            {name: as_tf(name, tensor.detach()) for name, tensor in tensors.items()},
         )
         config = {
             theirs: SIZES[ours] for ours, (theirs, _) in trained_models.HUGGING_FACE_SIZES.items()

@@ -15,7 +15,7 @@ from trainers import snapshot
 
 from lm_human_preferences import lm_tasks, train_policy, train_reward
 from lm_human_preferences.language import sample
-from lm_human_preferences.language.model import as_tf
+from lm_human_preferences.language.parameters import as_tf
 from lm_human_preferences.language.trained_models import TrainedModel
 
 INITIAL_MODELS = {

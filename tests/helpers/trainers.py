@@ -9,7 +9,7 @@ from golden_data import load_npz, require
 
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.language import model
-from lm_human_preferences.language.model import as_tf
+from lm_human_preferences.language.parameters import as_tf
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import Rollout

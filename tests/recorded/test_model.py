@@ -7,6 +7,7 @@ from compare import assert_close, assert_equal, tokens
 from golden_data import found, load_json, load_npz, npz_keys, require, under
 
 from lm_human_preferences.language import model, trained_models
+from lm_human_preferences.language.parameters import as_tf
 
 ATOL = 2e-5
 HEADS = ('value', 'reward')
@@ -197,5 +198,5 @@ def test_names_and_shapes_of_a_tiny_checkpoint():
     net = model.Model(
         trained_models.load_hparams(str(require('train_model', 'hparams.json'))), HEADS
     )
-    ours = {name: tuple(model.as_tf(name, p).shape) for name, p in net.tf_parameters().items()}
+    ours = {name: tuple(as_tf(name, p).shape) for name, p in net.tf_parameters().items()}
     assert ours == {name: bundle[name].shape for name in bundle}

@@ -9,7 +9,7 @@ from trainers import assert_parameters, ppo_trainer, rollouts_of, snapshot
 
 from lm_human_preferences import ppo
 from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.language.model import as_tf
+from lm_human_preferences.language.parameters import as_tf
 
 RECORDED = {
     folder: json_if_there(folder, 'configs.json', default={'configs': ()})

@@ -17,7 +17,7 @@ from lm_human_preferences import ppo, train_policy, train_reward
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import PRECISIONS
-from lm_human_preferences.language import model
+from lm_human_preferences.language import attention, model
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils import core
@@ -135,8 +135,8 @@ def test_responses_without_a_query(net):
 
 
 def test_the_cache_grows(net, monkeypatch):
-    monkeypatch.setattr(model, 'ROOM', 2)
-    tokens, cache = padded(3, QUERY + LENGTH, share=0.3), model.KVCache()
+    monkeypatch.setattr(attention, 'CACHE_HEADROOM', 2)
+    tokens, cache = padded(3, QUERY + LENGTH, share=0.3), attention.KVCache()
     tokens, mask = net.mask_padding(tokens, PADDING)
     with torch.no_grad():
         whole = net.hidden(tokens, mask)
@@ -149,7 +149,7 @@ def test_attention_on_a_gpu_is_the_same_function(net):
     q, k, v = torch.randn(3, 2, 4, 7, 16)
     bias = torch.zeros(2, 4, 7, 7).masked_fill(torch.rand(2, 4, 7, 7).tril() == 0, -torch.inf)
     fused = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    assert_close(model.attend(q, k, v, bias), fused.transpose(1, 2).flatten(2), atol=1e-6)
+    assert_close(attention.attend(q, k, v, bias), fused.transpose(1, 2).flatten(2), atol=1e-6)
 
 
 def test_products_that_lose_digits_are_not_taken(monkeypatch):

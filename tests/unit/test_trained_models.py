@@ -18,6 +18,7 @@ from lm_human_preferences.checkpointing.checkpoints import write_bundle
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, trained_models
+from lm_human_preferences.language.parameters import as_tf
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.utils import logging
 
@@ -41,7 +42,7 @@ def model_dir(tmp_path):
 
 def variables(model, scope=''):
     named = model.tf_parameters(scope)
-    return {name: trained_models.model.as_tf(name, p.detach()).numpy() for name, p in named.items()}
+    return {name: as_tf(name, p.detach()).numpy() for name, p in named.items()}
 
 
 def rewrite(directory, change):
