@@ -15,7 +15,7 @@ from lm_human_preferences.checkpointing.checkpoints import COUNT
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation import evaluate
+from lm_human_preferences.evaluation import evaluate, measure
 from lm_human_preferences.hparams.model import HParams as Sizes
 from lm_human_preferences.hparams.train_policy import (
     AdaptiveKLParams,
@@ -496,7 +496,7 @@ def work_left(hparams: HParams, n_vocab: int) -> dict[str, float]:
     )  # the policy's sampling, the reference, the reward; the epochs
     phases['policy'] = passes * tokens * nupdates(hparams) * hparams.ppo.batch_size
     if hparams.run.evaluate and hparams.run.save_dir:
-        phases['evaluation'] = evaluate.tokens_to_compute(task, n_vocab)
+        phases['evaluation'] = measure.tokens_to_compute(task, n_vocab)
     return phases
 
 

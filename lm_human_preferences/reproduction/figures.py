@@ -23,7 +23,7 @@ import torch
 from lm_human_preferences import lm_tasks, rewards, storage, train_policy, train_reward
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.evaluation import evaluate, optimum
+from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
 from lm_human_preferences.policy import Policy
@@ -149,7 +149,7 @@ def everything(task: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     score_fn = rewards.make_score_fn(
         settings, rewards.get_reward_model('mock', trained_model.encoding)
     )
-    queries = evaluate.queries_of(hparams, encoder, None)
+    queries = measure.queries_of(hparams, encoder, None)
     return (
         queries,
         optimum.all_logprobs(reference, queries, settings.response_length),

@@ -17,6 +17,7 @@ from experiments import resolved
 import launch
 import sample
 from lm_human_preferences import train_policy
+from lm_human_preferences.commands import program
 from lm_human_preferences.hparams import model
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils import hyperparams, option_help
@@ -245,7 +246,7 @@ def test_every_option_that_is_named_exists(page):
         for cli in (launch.cli, sample.cli)
         for command in cli.commands.values()
         for key in command.fields
-    } | {*jobs.HELP, jobs.HELP_ALL, '--version', *OTHER_TOOLS}
+    } | {*program.HELP, program.HELP_ALL, '--version', *OTHER_TOOLS}
     groups = {name.rpartition('.')[0] for name in known}
     words = re.findall(r'(?<![\w-])--[a-z][\w.=-]*', '\n'.join(code(PAGES[page])))
     named = {word.partition('=')[0].removesuffix('.NAME').removesuffix('.') for word in words}
