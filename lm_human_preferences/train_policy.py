@@ -34,7 +34,7 @@ from lm_human_preferences.rewards import (
     label_source,
     make_score_fn,
 )
-from lm_human_preferences.runs import run_dir
+from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.synthetic.known_reward import MockRewardModel
 from lm_human_preferences.training import console, health, memory, precision
 from lm_human_preferences.training.micro_batches import map_micro_batches, micro_batches
@@ -367,8 +367,8 @@ def train_reward_model(hparams: HParams, comm: Comm, directory: str, clock: Time
         storage.join(directory, 'reward_model'),
     )
     records = {
-        'train_policy_hparams.json': run_dir.to_record(hparams),
-        'train_reward_hparams.json': run_dir.to_record(new_model),
+        'train_policy_hparams.json': run_settings.to_record(hparams),
+        'train_reward_hparams.json': run_settings.to_record(new_model),
     }
     train_reward.train_in_run(new_model, comm, hparams.run, records, clock)
     comm.barrier()
@@ -533,7 +533,7 @@ def start(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> PPOTraine
     if directory and comm.rank == 0:
         say_as_recorded(f'Will save to {hparams.run.save_dir}')
         storage.write_json(
-            storage.join(directory, 'train_policy_hparams.json'), run_dir.to_record(hparams)
+            storage.join(directory, 'train_policy_hparams.json'), run_settings.to_record(hparams)
         )
         trained_model.write_files(storage.join(directory, 'policy'))
     return trainer

@@ -24,7 +24,7 @@ from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.model import in_tf_shapes
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.runs import run_dir
+from lm_human_preferences.runs import run_dir, run_files, run_settings
 from lm_human_preferences.training import console, health, memory, precision
 from lm_human_preferences.training.micro_batches import map_micro_batches
 from lm_human_preferences.training.optimizer import Adam
@@ -300,7 +300,7 @@ def train(hparams: HParams, comm: Comm | None = None) -> None:
     configure_console(hparams.run.console)
     hparams.check_ranks(comm.size)
     with run_dir.lock_run_dir(hparams, comm):
-        records = {'train_reward_hparams.json': run_dir.to_record(hparams)}
+        records = {'train_reward_hparams.json': run_settings.to_record(hparams)}
         train_in_run(hparams, comm, hparams.run, records, TimeLeft({'reward model': 1}))
     if comm.rank == 0:
         _announce_end(hparams.run.save_dir)
@@ -339,7 +339,8 @@ def train_in_run(
     run_directory = hparams.run.directory
     directory = storage.join(run_directory, 'reward_model') if run_directory else None
     saved, unfinished = (
-        directory and storage.join(directory, name) for name in ('checkpoints', run_dir.UNFINISHED)
+        directory and storage.join(directory, name)
+        for name in ('checkpoints', run_files.UNFINISHED)
     )
     if comm.all_gather_object(run.resume and saved and checkpoints.latest(saved))[0]:
         if comm.rank == 0:
