@@ -95,10 +95,6 @@ def test_golden_checkpoint_is_reproduced(tmp_path, name):
         assert contents(original + suffix) == contents(tmp_path / f'x{suffix}')
 
 
-def test_the_golden_set_has_checkpoints():
-    assert found('**/*.index')
-
-
 @pytest.mark.parametrize(
     'key, expected',
     [(b'model', b'n'), (b'\xff\x01x', b'\xff\x02'), (b'\xff\xff', b'\xff\xff'), (b'', b'')],
@@ -434,45 +430,6 @@ def test_name_that_is_no_text(tmp_path):
     put(tmp_path / 'x.index', encode_table([(b'', HEADER), (b'\xff', entry())]))
     with pytest.raises(BundleError, match='utf-8'):
         Bundle(tmp_path / 'x')
-
-
-def test_every_flipped_bit_of_the_values_is_noticed(prefix):
-    good = contents(prefix + DATA)
-    for position in range(len(good)):
-        put(
-            prefix + DATA,
-            good[:position] + bytes([good[position] ^ 1 << position % 8]) + good[position + 1 :],
-        )
-        with pytest.raises(BundleError, match='is damaged: the checksum of .* does not match'):
-            read_all(prefix)
-
-
-def test_every_flipped_bit_of_the_index_is_noticed_or_harmless(prefix):
-    good = contents(prefix + INDEX)
-    unnoticed = 0
-    for position in range(len(good)):
-        put(
-            prefix + INDEX,
-            good[:position] + bytes([good[position] ^ 1 << position % 8]) + good[position + 1 :],
-        )
-        try:
-            read = read_all(prefix)
-        except BundleError:
-            continue
-        unnoticed += 1
-        assert all(np.array_equal(read[name], value) for name, value in TENSORS.items()) and len(
-            read
-        ) == len(TENSORS)
-    assert unnoticed <= 48 + 13  # the filling of the footer, and the meta-index, which is not read
-
-
-@pytest.mark.parametrize('suffix', [INDEX, DATA])
-def test_every_truncation_is_noticed(prefix, suffix):
-    good = contents(prefix + suffix)
-    for size in range(0, len(good), 7):
-        put(prefix + suffix, good[:size])
-        with pytest.raises(BundleError):
-            read_all(prefix)
 
 
 # Fuzzing

@@ -128,20 +128,6 @@ def test_join_of_urls():
     )
 
 
-@pytest.mark.parametrize(
-    'data, function, message',
-    [
-        (b'\xff', storage.read_text, 'cannot be read as UTF-8 text'),
-        (b'{', storage.read_json, 'is not JSON'),
-        (b'[' * 100_000, storage.read_json, 'is not JSON'),
-    ],
-)
-def test_damaged_text(tmp_path, data, function, message):
-    (tmp_path / 'x').write_bytes(data)
-    with pytest.raises(storage.StorageError, match=f'x {message}'):
-        function(str(tmp_path / 'x'))
-
-
 # --- the cache ---
 
 
