@@ -13,6 +13,8 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task import PolicyHParams, TaskHParams
 from lm_human_preferences.language import datasets
 from lm_human_preferences.language.encodings import Encoder, Encoding
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.synthetic import language_model
 
 __all__ = [
     'PolicyHParams',
@@ -20,10 +22,21 @@ __all__ = [
     'check_lengths',
     'check_task',
     'filter_fn_from_hparams',
+    'initial_model',
     'make_query_sampler',
     'postprocess_fn_from_hparams',
     'query_formatter',
 ]
+
+
+def initial_model(name: str) -> TrainedModel:
+    """The model that `--task.policy.initial_model` names, from which policy and reward model start.
+
+    `reviews`, our model of film reviews, is trained first where the cache does not have it.
+    """
+    if name == language_model.NAME:
+        return TrainedModel(name, savedir=language_model.directory())
+    return TrainedModel(name)
 
 
 def postprocess_fn_from_hparams(

@@ -15,7 +15,7 @@ from lm_human_preferences.checkpointing.checkpoints import COUNT
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation import evaluate
+from lm_human_preferences.evaluation import evaluate, measure
 from lm_human_preferences.hparams.model import HParams as Sizes
 from lm_human_preferences.hparams.train_policy import (
     AdaptiveKLParams,
@@ -456,7 +456,7 @@ def _train_both(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> Non
     check(hparams, comm)
     if comm.rank == 0:
         console.show_start('train_policy', hparams, comm)
-    n_vocab = trained_models.TrainedModel(hparams.task.policy.initial_model).hparams().n_vocab
+    n_vocab = lm_tasks.initial_model(hparams.task.policy.initial_model).hparams().n_vocab
     clock = TimeLeft(work_left(hparams, n_vocab))
     with tempfile.TemporaryDirectory() as scratch:
         if hparams.rewards.train_new_model is not None:  # in scratch for a run that is not saved
@@ -472,7 +472,7 @@ def check(hparams: HParams, comm: Comm) -> None:
     model."""
     device = default_device()
     precision.check(hparams.run.precision, device)
-    trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
+    trained_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     sizes = trained_model.hparams()
     lm_tasks.check_task(hparams.task, trained_model.encoding, sizes.n_ctx)
     memory.check(memory_plan(hparams, sizes, comm.size), comm, device)
@@ -496,7 +496,7 @@ def work_left(hparams: HParams, n_vocab: int) -> dict[str, float]:
     )  # the policy's sampling, the reference, the reward; the epochs
     phases['policy'] = passes * tokens * nupdates(hparams) * hparams.ppo.batch_size
     if hparams.run.evaluate and hparams.run.save_dir:
-        phases['evaluation'] = evaluate.tokens_to_compute(task, n_vocab)
+        phases['evaluation'] = measure.tokens_to_compute(task, n_vocab)
     return phases
 
 
@@ -523,7 +523,7 @@ def start(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> PPOTraine
         hyperparams.dump(hparams)
     precision.configure(hparams.run.precision, default_device())
     checkpointer.set_seed(hparams.run.seed)
-    trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
+    trained_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     if console_is('original'):
         hyperparams.dump(trained_model.hparams(), name='model_hparams')
     trainer = build_trainer(hparams, trained_model, comm)

@@ -362,7 +362,7 @@ def train_in_run(
     ):
         precision.configure(hparams.run.precision, default_device())
         checkpointer.set_seed(hparams.run.seed)
-        trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
+        trained_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
         if console_is('original'):
             hyperparams.dump(trained_model.hparams(), name='model_hparams')
         sizes = trained_model.hparams()

@@ -62,7 +62,7 @@ class DryRun:
     def _find_model(self) -> tuple[Sizes, Encoding] | None:
         """Sizes and encoding of the initial model; None where they would have to be fetched."""
         name = self.hparams.task.policy.initial_model
-        if name == 'reviews':
+        if name == language_model.NAME:
             return Sizes(**language_model.SIZES), encodings.Reviews
         if name in trained_models.RELEASED and not storage.exists(name):
             return Sizes(**trained_models.RELEASED[name]), encodings.Main

@@ -16,7 +16,7 @@ from lm_human_preferences.datasets.jsonl import read_jsonl
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task import TaskHParams
-from lm_human_preferences.hparams.train_policy import HParams
+from lm_human_preferences.hparams.train_policy import HParams, load_run_hparams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.policy import Policy
@@ -26,18 +26,6 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import default_device, set_seed
 
 SHOWN = 60  # characters of a prompt in an error message
-
-
-def load_run_hparams(save_dir: str) -> HParams:
-    """The hyperparameters of the run that wrote `save_dir`, local or remote."""
-    hparams = HParams()
-    try:
-        hparams.override_from_json_file(storage.join(save_dir, 'train_policy_hparams.json'))
-    except storage.NotFound as e:
-        raise UserError(
-            f'--save_dir {save_dir} is no run of train_policy: it has no train_policy_hparams.json'
-        ) from e
-    return hparams
 
 
 def sample_policy(

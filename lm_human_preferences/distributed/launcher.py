@@ -31,7 +31,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def launch_ranks(job: str, arguments: dict[str, Any], size: int) -> None:
-    """Run `job` (see utils.launch.run) in `size` ranks on this host; return when all are done.
+    """Run `job` (see launch.start_job) in `size` ranks on this host; return when all are done.
 
     UserError: raised by a rank. SystemExit: 1 when a rank failed, 128 + N after signal N.
     """
@@ -93,9 +93,8 @@ def rank_environment(directory: str, size: int, is_open_mpi: bool) -> dict[str, 
     variables = {**os.environ, 'LMHP_RANKS': str(size), 'TMPDIR': directory}
     package_root = str(Path(__file__).parents[2])
     inherited = os.environ.get('PYTHONPATH')
-    variables['PYTHONPATH'] = (
-        f'{package_root}{os.pathsep}{inherited}' if inherited else package_root
-    )
+    paths = [package_root, inherited] if inherited else [package_root]
+    variables['PYTHONPATH'] = os.pathsep.join(paths)
     if is_open_mpi and os.geteuid() == 0 and 'OMPI_ALLOW_RUN_AS_ROOT' not in os.environ:
         print('note: this is root, so Open MPI is told that it may run as root', file=sys.stderr)
         variables.update(OMPI_ALLOW_RUN_AS_ROOT='1', OMPI_ALLOW_RUN_AS_ROOT_CONFIRM='1')
@@ -204,12 +203,12 @@ class RankSupervisor:
         rank = self.failed_rank
         exit_status = self.exit_status or 0
         if rank is not None and self.statuses[rank].error is not None:
-            return f'rank {rank} failed, so all {len(self.statuses)} were ended'
+            return f'rank {rank} failed, so all {len(self.statuses)} ranks were stopped'
         if exit_status < 0:
-            return f'mpiexec was ended by {_signal_name(-exit_status)}'
+            return f'mpiexec was killed by {_signal_name(-exit_status)}'
         if rank is not None:
             process = self.statuses[rank].process
-            return f'rank {rank}, process {process}, was ended by {_signal_name(exit_status)}'
+            return f'rank {rank}, process {process}, was killed by {_signal_name(exit_status)}'
         if exit_status:
             return f'mpiexec ended with status {exit_status}'
         return None
@@ -232,7 +231,7 @@ class RankSupervisor:
                 return
 
     def _let_step_end(self, signals: Sequence[int]) -> None:
-        """Ask the ranks to end, which trainings do after their step; a second signal is enough."""
+        """Ask the ranks to stop after this step; wait, but not after a second signal."""
         self._mute()
         self._signal_ranks(signal.SIGTERM)
         deadline = time.monotonic() + STEP_GRACE_SECONDS
@@ -251,7 +250,7 @@ class RankSupervisor:
         return self.mpiexec.stdout, self.mpiexec.stderr
 
     def _mute(self) -> None:
-        """Pass on nothing more from mpiexec: what it prints about being ended is no news."""
+        """Pass on nothing more from mpiexec: it would report that it is being ended."""
         for stream in self._outputs():
             with contextlib.suppress(KeyError):
                 self.selector.unregister(stream)
@@ -276,7 +275,7 @@ class RankSupervisor:
             self.mid_line = not data.endswith(b'\n')
 
     def _read_status(self, rank: int, data: bytes) -> None:
-        """Take in what `rank` has reported; no data at all means that it has ended."""
+        """Update the status of `rank` by what it reported; no data means that it has ended."""
         *lines, self.unread[rank] = (self.unread[rank] + data).split(b'\n')
         for line in lines:
             self.statuses[rank] = replace(self.statuses[rank], **json.loads(line))
@@ -297,4 +296,4 @@ def _signal_name(number: int) -> str:
         name = signal.Signals(number).name
     except ValueError:
         return f'status {number}'
-    return f'{name}: probably out of memory' if name == 'SIGKILL' else name
+    return f'{name}, probably out of memory' if name == 'SIGKILL' else name

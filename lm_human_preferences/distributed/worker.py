@@ -51,7 +51,7 @@ def run_job(
     pipe: StatusPipe | None = None,
     at_interrupt: Callable[[], None] = lambda: None,
 ) -> None:
-    """Do `job` (see utils.launch.run) in this process, which is one rank of several.
+    """Do `job` (see launch.start_job) in this process, which is one rank of several.
 
     Whatever ends it early ends all ranks. pipe: to our launcher; None where the user's own mpiexec
     or srun started the ranks. at_interrupt: called on rank 0 when the user interrupts it.
@@ -92,7 +92,7 @@ def _call(job: str, arguments: dict[str, Any]) -> None:
         hparams.override_from_nested_dict(nested)
         arguments = {**arguments, 'hparams': hparams}
     if hparams is None:
-        # Such a job averages nothing, so the engine's name is no news.
+        # Such a job averages nothing: which engine would do it is not worth a line.
         with contextlib.redirect_stdout(io.StringIO()):
             ranks = comm.init_comm('auto')
     else:
@@ -108,7 +108,7 @@ def _watch_parent(parent: int, pipe: StatusPipe | None) -> None:
     while os.getppid() == parent and not poll.poll(1000):
         pass
     if pipe:
-        pipe.report(error="mpiexec's process that started this rank was killed\n")
+        pipe.report(error='the mpiexec process that started this rank was killed\n')
         shutil.rmtree(pipe.directory, ignore_errors=True)
     os._exit(1)
 

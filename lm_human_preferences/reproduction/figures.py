@@ -23,9 +23,9 @@ import torch
 from lm_human_preferences import lm_tasks, rewards, storage, train_policy, train_reward
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.evaluation import evaluate, optimum
+from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.labels import simulated
-from lm_human_preferences.language import encodings, trained_models
+from lm_human_preferences.language import encodings
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reproduction import figure_plots, worker_pool
 from lm_human_preferences.storage import outputs
@@ -118,7 +118,7 @@ def place(
 ) -> str:
     """Where the result of a job is kept: named by what it is, and by a digest of all that it
     depends on."""
-    initial_model = trained_models.TrainedModel(hparams.task.policy.initial_model).savedir
+    initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model).savedir
     assert initial_model is not None
     settings = [
         VERSION,
@@ -139,7 +139,7 @@ def everything(task: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     hparams = train_policy.HParams()
     hparams.task.parse_json(task)
     settings = hparams.task
-    trained_model = trained_models.TrainedModel(settings.policy.initial_model)
+    trained_model = lm_tasks.initial_model(settings.policy.initial_model)
     encoder = trained_model.encoding.get_encoder()
     reference = Policy(
         trained_model,
@@ -149,7 +149,7 @@ def everything(task: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     score_fn = rewards.make_score_fn(
         settings, rewards.get_reward_model('mock', trained_model.encoding)
     )
-    queries = evaluate.queries_of(hparams, encoder, None)
+    queries = measure.queries_of(hparams, encoder, None)
     return (
         queries,
         optimum.all_logprobs(reference, queries, settings.response_length),

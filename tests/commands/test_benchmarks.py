@@ -23,28 +23,29 @@ BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
     'command, printed',
     [
         (
-            'ppo_update --size test --batch 8 --repeats 1 --threads 1',
+            'ppo_update --size test --batch 1 --repeats 1 --threads 1',
             r'plain PyTorch, fp32 .*\n(.*\n)*ours, bf16 .*epochs',
         ),
         (
-            'reward_step --size test --batch 2 --repeats 1 --threads 1',
+            'reward_step --size test --batch 1 --repeats 1 --threads 1',
             r'plain PyTorch, fp32 .*\n(.*\n)*ours, bf16 ',
         ),
         ('sampling --size test --batches 2 --repeats 1 --threads 1', r'\n +2( +\d+\.\d+){5}'),
         (
-            'million_episodes --size test --batch 4 --updates 2 --threads 1',
+            'million_episodes --size test --batch 1 --updates 1 --warm-up 1 --profiled 1'
+            ' --threads 1',
             (
                 r'\nfp32 .* epochs .*\n( +\d+% .* in .*\n){5}(.*\n)*bf16 .* epochs .*\n( +\d+% .*'
                 r' in .*\n){5}'
             ),
         ),
-        ('checkpoint --size test --episodes 4 --steps 1 --repeats 1', r'\nshare of training '),
+        ('checkpoint --size test --episodes 1 --steps 1 --repeats 1', r'\nshare of training '),
         (
-            'scaling --size test --batch 4',
+            'scaling --size test --batch 1 --skip batch',
             r'\nbase .* 1\.00   1\.00 (.*\n)*responses x 2 (.*\n)*2 ranks ',
         ),
         (
-            'startup --size test --repeats 1 --threads 1',
+            'startup --size test --repeats 1 --threads 1 --skip transformers,model',
             r'train_reward, first step .*\n(.*\n)*train_policy: .*networks \d',
         ),
         (
@@ -106,10 +107,8 @@ def test_a_phase_takes_until_the_gpu_is_done(waits):
         ('reward_step', 'fp32'),
     ],
 )
-def test_on_a_gpu(waits, monkeypatch, capsys, name, variant):
+def test_on_a_gpu(waits, capsys, name, variant):
     benchmark = importlib.import_module(name)
-    for constant in {'WARM_UP', 'PROFILED'} & vars(benchmark).keys():
-        monkeypatch.setattr(benchmark, constant, 1)
     importlib.import_module('measuring').measure_here(
         argparse.Namespace(
             size='test',
@@ -117,6 +116,8 @@ def test_on_a_gpu(waits, monkeypatch, capsys, name, variant):
             micro_batch_size=1,
             updates=1,
             repeats=1,
+            warm_up=1,
+            profiled=1,
             threads=1,
             variant=variant,
         ),

@@ -19,6 +19,7 @@ import launch
 import lm_human_preferences
 import sample
 from lm_human_preferences import storage
+from lm_human_preferences.commands import program
 from lm_human_preferences.hparams import train_policy, train_reward
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils import hyperparams
@@ -400,7 +401,7 @@ def test_run_save_dir_is_overruled_and_says_so(started):
 
 
 def program_of(trials):
-    return jobs.Program(
+    return program.Program(
         commands=[
             jobs.experiment_command(
                 'train', 'module:train', train_reward.HParams, {'sweep': trials}, help='Train.'
@@ -448,7 +449,7 @@ def gpus(monkeypatch, count):
 @pytest.mark.parametrize('mpi, count', [(1, 8), (None, 1), (None, 0)])
 def test_one_rank_runs_here(job, monkeypatch, mpi, count):
     gpus(monkeypatch, count)
-    jobs.run('fakejob:train', {'hparams': 3}, mpi)
+    jobs.start_job('fakejob:train', {'hparams': 3}, mpi)
     assert job == [{'hparams': 3}]
 
 
@@ -457,7 +458,7 @@ def test_several_ranks(job, monkeypatch, mpi, count, ranks):
     launched = []
     monkeypatch.setattr(jobs.launcher, 'launch_ranks', lambda *args: launched.append(args))
     gpus(monkeypatch, count)
-    jobs.run('fakejob:train', {'hparams': 3}, mpi)
+    jobs.start_job('fakejob:train', {'hparams': 3}, mpi)
     assert launched == [('fakejob:train', {'hparams': 3}, ranks)]
     assert not job
 
@@ -485,7 +486,7 @@ def test_visible_devices(job, monkeypatch, environment, visible):
         monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    jobs.run('fakejob:train', {}, 1)
+    jobs.start_job('fakejob:train', {}, 1)
     assert os.environ.get('CUDA_VISIBLE_DEVICES') == visible
 
 
@@ -493,7 +494,7 @@ def failing(error):
     def train(settings):
         raise error
 
-    return jobs.Program(commands=[jobs.Command('train', train, {})])
+    return program.Program(commands=[program.Command('train', train, {})])
 
 
 def test_mistakes_found_by_a_job_are_one_line():

@@ -1,7 +1,7 @@
-"""Real ranks, started by mpiexec, on each engine: the tests that use ranks.on_ranks, recordings
-among them.
+"""Real ranks, started by mpiexec, on each engine: the tests that use ranks.on_ranks.
 
-With two ranks all of them, with three and four the fewer that say what several ranks compute.
+With two ranks all of them, recordings included; with three and four only those that say what
+several ranks compute.
 """
 
 import re
@@ -9,66 +9,68 @@ import subprocess
 import sys
 
 import pytest
-from engines import ENGINES, RECORDED, TESTS, WHAT_RANKS_COMPUTE, why_not
+from engines import (
+    RECORDED,
+    WHAT_RANKS_COMPUTE,
+    available_engines,
+    on_mpi_command,
+    skip_reason,
+)
 
 from lm_human_preferences.distributed import launcher
 
-PATIENCE = 900  # seconds, of which a machine with nothing else to do needs a tenth
+TIMEOUT_SECONDS = 900  # an idle machine needs a tenth of it
 
 
-def passed_on_ranks(size, directory):
-    """{engine: names of the tests that passed, on each of `size` ranks}, for all engines that this
-    machine has."""
-    engines = [engine for engine in ENGINES if not why_not(engine)]
+def run_on_ranks(size, directory):
+    """Run the tests on `size` ranks on all available engines; returns what rank 0 printed."""
     tests = WHAT_RANKS_COMPUTE + (RECORDED if size == 2 else [])
     mpiexec, is_open_mpi = launcher.find_mpiexec()
-    variables = {
-        **launcher.rank_environment(str(directory), size, is_open_mpi),
-        'OMP_NUM_THREADS': '1',
-    }
+    environment = launcher.rank_environment(str(directory), size, is_open_mpi)
+    environment['OMP_NUM_THREADS'] = '1'
+    options = launcher.mpiexec_options(is_open_mpi, size, processors=1)
     run = subprocess.run(
-        [
-            mpiexec,
-            *launcher.mpiexec_options(is_open_mpi, size, 1),
-            sys.executable,
-            str(TESTS / 'helpers/on_mpi.py'),
-            ','.join(engines),
-            *(str(TESTS / test) for test in tests),
-        ],
+        [mpiexec, *options, *on_mpi_command(tests)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=PATIENCE,
-        env=variables,
+        timeout=TIMEOUT_SECONDS,
+        env=environment,
     )
     assert run.returncode == 0, run.stdout
-    passed = {}
-    for line in run.stdout.splitlines():
-        if said := re.fullmatch(rf'{size} ranks, averaging by (\w+).*', line):
-            current = passed[said[1]] = []
+    return run.stdout
+
+
+def lines_by_engine(size, output):
+    """{engine: the lines printed after the one that says that ranks average by it}."""
+    lines = {}
+    for line in output.splitlines():
+        announced = re.fullmatch(rf'{size} ranks, averaging by (\w+).*', line)
+        if announced:
+            current = lines[announced[1]] = []
         else:
             current.append(line)
-    assert list(passed) == engines, run.stdout
-    return passed
+    return lines
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('size', (2, 3, 4))
 def test_engines(size, tmp_path):
-    for engine, passed in passed_on_ranks(size, tmp_path).items():
-        assert len(passed) == size and len(set(passed)) == 1, (
-            engine,
-            passed,
-        )  # and not a line more: no warnings
+    output = run_on_ranks(size, tmp_path)
+    passed = lines_by_engine(size, output)
+    assert list(passed) == available_engines(), output
+    for engine, lines in passed.items():
+        # A line for each rank, and no warnings.
+        assert len(lines) == size and len(set(lines)) == 1, (engine, lines)
         for test in WHAT_RANKS_COMPUTE:
-            assert re.split('[:/]', test)[-1].removesuffix('.py') in passed[0], engine
-    if missing := [f'{engine}: {why_not(engine)}' for engine in ENGINES if why_not(engine)]:
-        pytest.skip(f'the others passed; {"; ".join(missing)}')
+            name = re.split('[:/]', test)[-1].removesuffix('.py')
+            assert name in lines[0], engine
+    if skip_reason():
+        pytest.skip(skip_reason())
 
 
 def test_launched_by_another_mpi(tmp_path):
-    """N worlds of one rank, as an mpiexec makes them that is not of the MPI that this process
-    loads."""
+    """The mpiexec of an MPI that this process does not load starts N worlds of one rank each."""
     code = 'from lm_human_preferences.distributed import comm; comm.init_comm()'
     run = subprocess.run(
         [sys.executable, '-c', code],

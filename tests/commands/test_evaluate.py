@@ -15,10 +15,18 @@ from events import events_of
 from experiments import resolved
 
 from lm_human_preferences import storage
-from lm_human_preferences.commands.sample_policy import load_run_hparams
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.evaluation import evaluate, optimum, plots
-from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams
+from lm_human_preferences.evaluation import (
+    comparison,
+    evaluate,
+    kl_history,
+    measure,
+    optimum,
+    picture,
+    plots,
+    report,
+)
+from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams, load_run_hparams
 from lm_human_preferences.language import encodings
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.storage import outputs
@@ -35,10 +43,10 @@ def test_against_the_frontier_by_hand():
         torch.tensor([[0.0, 1.0]]).double(),
     )
     kl = torch.tensor([0.75 * LN3 - LN2]).double()
-    points = evaluate.compare(
+    points = comparison.compare(
         ref_logprobs, kl, scores, torch.tensor([0.625]).double(), kl_coef=1 / LN3, exact=True
     )
-    found = evaluate.summarised(points, whole=True)
+    found = comparison.summarize(points, with_errors=False)
     assert found['base'] == {'kl': 0, 'reward': pytest.approx(0.5)}
     assert found['policy'] == pytest.approx(
         {
@@ -51,11 +59,11 @@ def test_against_the_frontier_by_hand():
     )
     assert found['optimum'] == pytest.approx({'kl': 0.75 * LN3 - LN2, 'reward': 0.75})
     assert found['best_of_4']['reward'] == pytest.approx(15 / 16)
-    unmoved = evaluate.against_frontier(torch.zeros(1), torch.tensor([0.5]), ref_logprobs, scores)[
-        0
-    ]
-    assert evaluate.summarised({'policy': unmoved}, whole=True)['policy']['share'] is None
-    greedy = evaluate.against_frontier(
+    unmoved = comparison.against_frontier(
+        torch.zeros(1), torch.tensor([0.5]), ref_logprobs, scores
+    )[0]
+    assert comparison.summarize({'policy': unmoved}, with_errors=False)['policy']['share'] is None
+    greedy = comparison.against_frontier(
         torch.tensor([LN2 + 1e-12]), torch.tensor([1.0]), ref_logprobs, scores
     )[0]
     assert greedy['share'].item() == pytest.approx(1)
@@ -65,7 +73,7 @@ def test_kl_to_the_optimum_is_that_of_the_distributions():
     torch.manual_seed(0)
     ref_logprobs, logprobs, scores = torch.randn(3, 5, 8).double()
     ref_logprobs, logprobs = ref_logprobs.log_softmax(-1), logprobs.log_softmax(-1)
-    points = evaluate.compare(
+    points = comparison.compare(
         ref_logprobs,
         optimum.kl(logprobs, ref_logprobs),
         scores,
@@ -88,7 +96,7 @@ def test_standard_errors_are_the_spread_of_results():
             shape * torch.randn(30, 6).double(),
         )
         logprobs = (ref_logprobs + 1.5 * scores + 0.5 * torch.randn(30, 6)).log_softmax(-1)
-        values = evaluate.against_frontier(
+        values = comparison.against_frontier(
             optimum.kl(logprobs, ref_logprobs),
             optimum.expected(logprobs, scores),
             ref_logprobs,
@@ -106,7 +114,7 @@ def test_best_of_n_by_either_reward():
     2."""
     ref_logprobs = torch.tensor([[0.5, 0.25, 0.25]]).double().log()
     scores, chooser = torch.tensor([[[0.0, 3.0, 1.0]], [[0.0, 1.0, 1.0]]]).double()
-    points = evaluate.compare(
+    points = comparison.compare(
         ref_logprobs,
         torch.tensor([0.1]).double(),
         scores,
@@ -135,7 +143,7 @@ def test_best_of_n_by_either_reward():
 def test_best_of_n_by_either_reward_from_samples():
     torch.manual_seed(0)
     scores, chooser = torch.randn(2, 3, 80).double()
-    points = evaluate.compare(
+    points = comparison.compare(
         optimum.as_distribution(scores),
         torch.full((3,), 0.1).double(),
         scores,
@@ -160,7 +168,7 @@ def results_of(**more):
         'standard_errors': [0.1, 0.2, 0.3],
     }
     base = {'kl': 0.0, 'reward': 0.0, 'standard_errors': {'kl': 0.0, 'reward': 0.5}}
-    bests = {f'best_of_{n}': {**point, 'kl': math.log(n) - (n - 1) / n} for n in evaluate.BEST_OF}
+    bests = {f'best_of_{n}': {**point, 'kl': math.log(n) - (n - 1) / n} for n in comparison.BEST_OF}
     chosen = {
         f'{name}_by_reward_model': {**values, 'reward': 2.5} for name, values in bests.items()
     }
@@ -188,7 +196,7 @@ def results_of(**more):
 
 
 def test_the_table_says_who_chose():
-    lines = list(evaluate.table(results_of()))
+    lines = list(report.table(results_of()))
     own, known = (lines[i + 1 :] for i, line in enumerate(lines) if not line)
     names = [line.split('  ')[0] for line in known]
     assert names == [
@@ -198,7 +206,7 @@ def test_the_table_says_who_chose():
         *(
             f'best of {n} by {reward}'
             for reward in ('known reward', 'reward model')
-            for n in evaluate.BEST_OF
+            for n in comparison.BEST_OF
         ),
     ]
     assert 'best of 4 by reward model' in {line.split('  ')[0] for line in own}
@@ -228,7 +236,7 @@ def test_the_table_says_who_chose():
 )
 def test_a_kl_that_had_not_settled_is_told(control, told):
     control = {**control, 'steps': 200, 'recent_steps': 20, 'kl_coef': 0.25}
-    lines = list(evaluate.table(results_of(kl_control=control)))
+    lines = list(report.table(results_of(kl_control=control)))
     notes = [line for line in lines if line.startswith('note: ')]
     if told is None:
         assert notes == []
@@ -242,7 +250,7 @@ def test_a_kl_that_had_not_settled_is_told(control, told):
 def test_the_picture_has_error_bars_a_name_and_a_mark_for_each_kind(monkeypatch):
     saved = []
     monkeypatch.setattr(plots, 'save', lambda figure, path: saved.append((figure, path)))
-    evaluate.picture(results_of(), 'out.png')
+    picture.draw(results_of(), 'out.png')
     ((figure, path),) = saved
     assert path == 'out.png' and figure.get_suptitle().startswith('Run a $run$: ')
     figure.canvas.draw()  # a name that is no formula
@@ -289,26 +297,26 @@ def kl_coef_run(tmp_path, *parts, kl_coef=0.15, target=None):
 
 
 def test_the_coefficient_is_the_last_in_force_though_it_is_fixed(tmp_path):
-    assert evaluate.final_kl_coef(str(tmp_path), kl_coef_run(tmp_path)) == 0.15
+    assert kl_history.final_kl_coef(str(tmp_path), kl_coef_run(tmp_path)) == 0.15
     hparams = kl_coef_run(tmp_path, {0: 0.15, 1: 0.15})
-    assert evaluate.final_kl_coef(str(tmp_path), hparams) == 0.15  # to the digit
+    assert kl_history.final_kl_coef(str(tmp_path), hparams) == 0.15  # to the digit
     hparams = kl_coef_run(tmp_path, {2: 0.03, 3: 0.03})
-    assert evaluate.final_kl_coef(str(tmp_path), hparams) == pytest.approx(0.03)
-    assert evaluate.kl_control(str(tmp_path), hparams) is None
+    assert kl_history.final_kl_coef(str(tmp_path), hparams) == pytest.approx(0.03)
+    assert kl_history.kl_control(str(tmp_path), hparams) is None
 
 
 def test_steering_of_the_last_tenth(tmp_path):
     hparams = kl_coef_run(tmp_path, target=6.0)
-    assert evaluate.final_kl_coef(str(tmp_path), hparams) is None
-    assert evaluate.kl_control(str(tmp_path), hparams) is None
+    assert kl_history.final_kl_coef(str(tmp_path), hparams) is None
+    assert kl_history.kl_control(str(tmp_path), hparams) is None
     kl_coef_run(
         tmp_path, {step: step / 2 for step in range(12)}, {step: step / 4 for step in range(8, 40)}
     )
-    assert evaluate.final_kl_coef(str(tmp_path), hparams) == 39 / 4
-    assert evaluate.logged_kl_coefs(str(tmp_path)) == [i / 2 for i in range(8)] + [
+    assert kl_history.final_kl_coef(str(tmp_path), hparams) == 39 / 4
+    assert kl_history.logged_kl_coefs(str(tmp_path)) == [i / 2 for i in range(8)] + [
         i / 4 for i in range(8, 40)
     ]
-    assert evaluate.kl_control(str(tmp_path), hparams) == {
+    assert kl_history.kl_control(str(tmp_path), hparams) == {
         'target': 6.0,
         'steps': 40,
         'recent_steps': 4,
@@ -323,17 +331,17 @@ def test_steering_of_the_last_tenth(tmp_path):
 def test_queries_of_reviews_are_drawn_by_the_seed():
     hparams, encoder = HParams(), encodings.Reviews.get_encoder()
     hparams.override_from_nested_dict(resolved('train_policy', 'mock_sentiment').to_nested_dict())
-    every = evaluate.queries_of(hparams, encoder, None)
+    every = measure.queries_of(hparams, encoder, None)
     assert len(every) == 32 and torch.equal(every, every.unique(dim=0))
     state = torch.get_rng_state()
-    first, again, other = (evaluate.queries_of(hparams, encoder, 8, seed) for seed in (1, 1, 2))
+    first, again, other = (measure.queries_of(hparams, encoder, 8, seed) for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first, again) and not torch.equal(first, other)
     for drawn in (first, other):
         assert len(drawn.unique(dim=0)) == 8
         assert not torch.equal(drawn.unique(dim=0), every[:8])
         assert all((every == query).all(1).any() for query in drawn)
-    assert len(evaluate.queries_of(hparams, encoder, 40)) == 32
+    assert len(measure.queries_of(hparams, encoder, 40)) == 32
 
 
 @pytest.fixture(scope='module')
@@ -383,9 +391,9 @@ def test_the_expected_score_is_the_mean_over_all_responses(run):
     """Query by query, through the functions that PPO uses."""
     found = evaluated(run, '--queries 2')[1]['rewards']['reward model']
     hparams = load_run_hparams(str(run))
-    policy, reference, models = evaluate.load_models(str(run), hparams)
+    policy, reference, models = measure.load_models(str(run), hparams)
     torch.manual_seed(1)
-    queries = evaluate.queries_of(hparams, policy.encoder, 2).repeat_interleave(27**2, 0)
+    queries = measure.queries_of(hparams, policy.encoder, 2).repeat_interleave(27**2, 0)
     responses = optimum.all_responses(27, 2).repeat(2, 1)
     logprobs, ref_logprobs = (
         model.analyze_responses(queries, responses)['logprobs'].double().sum(1)
@@ -403,7 +411,7 @@ def test_the_expected_score_is_the_mean_over_all_responses(run):
 
 def test_samples_tell_what_enumeration_does(run, monkeypatch):
     exact = evaluated(run, '--queries 16')[1]['rewards']['reward model']
-    monkeypatch.setattr(evaluate, 'MOST_RESPONSES', 0)
+    monkeypatch.setattr(measure, 'MOST_RESPONSES', 0)
     output, found = evaluated(run, '--queries 16 --samples 512')
     assert 'estimated' in output and (found['exact'], found['responses']) == (False, 512)
     sampled = found['rewards']['reward model']
@@ -426,7 +434,7 @@ def test_samples_tell_what_enumeration_does(run, monkeypatch):
 
 
 def test_a_policy_out_of_reach_of_its_samples_is_reported(run, monkeypatch):
-    monkeypatch.setattr(evaluate, 'MOST_RESPONSES', 0)
+    monkeypatch.setattr(measure, 'MOST_RESPONSES', 0)
     output, _ = evaluated(run, '--queries 4 --samples 64')
     assert re.search(
         r'^WARNING: less than 10 effective samples at the KL of policy, .*best of 64.*; the best'
@@ -460,7 +468,7 @@ def no_work(monkeypatch):
     def load_models(*arguments):
         raise AssertionError('the models were loaded first')
 
-    monkeypatch.setattr(evaluate, 'load_models', load_models)
+    monkeypatch.setattr(measure, 'load_models', load_models)
 
 
 def test_an_output_directory_that_cannot_be_is_refused_before_the_work(run, tmp_path, no_work):
@@ -492,7 +500,7 @@ def test_a_run_that_nothing_can_be_added_to_is_refused_before_the_work(run, no_w
     )
 
 
-@pytest.mark.parametrize('name', evaluate.OUTPUTS)
+@pytest.mark.parametrize('name', [evaluate.RESULTS, evaluate.PICTURE])
 def test_the_table_is_printed_though_nothing_can_be_written(run, tmp_path, monkeypatch, name):
     original = storage.open_nofollow
 
@@ -559,10 +567,10 @@ def test_training_on_the_known_reward_ends_with_a_table_that_agrees_with_ppo(tmp
     finds."""
     result = invoke(
         f'train_policy mock_sentiment first --mpi 1 --save_dir {tmp_path} --rewards.trained_model'
-        ' mock --rewards.train_new_model off --ppo.total_episodes 10240'
+        ' mock --rewards.train_new_model off --ppo.total_episodes 10240 --task.response_length 2'
     )
     assert result.exit_code == 0, result.output
-    assert 'exact, from all 125000 responses to each of 32 queries' in result.stdout
+    assert 'exact, from all 2500 responses to each of 32 queries' in result.stdout
     found = json.loads((tmp_path / 'first' / 'evaluation.json').read_text())
     assert list(found['rewards']) == ['known reward']
     policy = found['rewards']['known reward']['policy']

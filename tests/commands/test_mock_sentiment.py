@@ -13,6 +13,7 @@ from console import printed, responses
 from experiments import resolved
 
 import sample
+from lm_human_preferences import lm_tasks
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets import reviews
@@ -22,7 +23,6 @@ from lm_human_preferences.hparams import train_reward
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.datasets import get_dataset
-from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.synthetic import known_reward, language_model
 
@@ -140,7 +140,7 @@ def cross_entropy_of_the_grammar():
 
 
 def test_base_model_has_learnt_the_grammar():
-    policy = Policy(TrainedModel('reviews'))
+    policy = Policy(lm_tasks.initial_model('reviews'))
     texts = [
         text
         for text in itertools.islice(reviews.reviews_generator('test'), 20000)
@@ -152,8 +152,11 @@ def test_base_model_has_learnt_the_grammar():
 
 
 def test_base_model_is_made_once_and_always_the_same():
-    model = TrainedModel('reviews')
-    assert TrainedModel('reviews').savedir == model.savedir and model.encoding == encodings.Reviews
+    model = lm_tasks.initial_model('reviews')
+    assert (
+        lm_tasks.initial_model('reviews').savedir == model.savedir
+        and model.encoding == encodings.Reviews
+    )
     state = torch.get_rng_state()
     first, again = (
         language_model.train(model.hparams(), steps=5).tf_parameters() for _ in range(2)
@@ -169,7 +172,9 @@ def labels_of(kind, seed=0):
     hparams.override_from_nested_dict(resolved('train_reward', 'mock_sentiment').to_nested_dict())
     hparams.labels.type, hparams.labels.num_train = kind, 64
     torch.manual_seed(seed)
-    return simulated.simulated_labels(hparams, Policy(TrainedModel('reviews')), LocalComm())
+    return simulated.simulated_labels(
+        hparams, Policy(lm_tasks.initial_model('reviews')), LocalComm()
+    )
 
 
 def test_best_is_the_best(reward):

@@ -324,9 +324,26 @@ def test_ci_runs_the_readme_test_command_and_nothing_else():
     assert command.endswith('pytest') and f'\n    {command}\n' in (ROOT / 'README.md').read_text()
 
 
-def test_ruff_is_content():
-    command = [sys.executable, '-m', 'ruff', 'check', '--no-cache', '.']
-    ruff = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+def test_the_workflow_runs_the_readme_commands_on_every_python():
+    workflow = (ROOT / '.github/workflows/tests.yml').read_text(encoding='utf-8')
+    (pythons,) = re.findall(r'^ +python: \[(.*)\]$', workflow, re.MULTILINE)
+    assert pythons == ', '.join(f"'{python}'" for python in lock_tool().PYTHONS)
+    assert '\n      PYTHON: python${{ matrix.python }}\n' in workflow
+    commands = re.findall(r'^ +run: (.*)$', workflow, re.MULTILINE)
+    readme = (ROOT / 'README.md').read_text(encoding='utf-8')
+    in_readme = re.findall(r'^    (sh tools/setup\.sh .*)$', readme, re.MULTILINE)
+    assert len(commands) == 2 and commands == in_readme[:2]
+    assert '{{ secrets' not in workflow
+
+
+@pytest.mark.parametrize('command', ['check', 'format --check'])
+def test_ruff_is_content(command):
+    ruff = subprocess.run(
+        [sys.executable, '-m', 'ruff', *command.split(), '--no-cache', '.'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert ruff.returncode == 0, ruff.stdout
 
 

@@ -17,7 +17,7 @@ from lm_human_preferences.commands import doctor
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.distributed.engines import MpiEngine
 from lm_human_preferences.distributed.gradients import OverlappedGradients
-from lm_human_preferences.evaluation import evaluate
+from lm_human_preferences.evaluation import evaluate, measure
 from lm_human_preferences.language import model
 from lm_human_preferences.synthetic import language_model
 from lm_human_preferences.training import memory
@@ -151,7 +151,7 @@ def test_what_is_said_of_it(gpu, monkeypatch, capsys):
 
 def test_a_base_model_that_is_missing_changes_no_run(gpu, monkeypatch):
     """It is trained on the CPU, after the run was seeded."""
-    monkeypatch.setattr(language_model, 'READ', 64)
+    monkeypatch.setattr(language_model, 'N_REVIEWS', 64)
     torch.manual_seed(5)
     before = torch.cuda.get_rng_state(), torch.get_rng_state()
     language_model.train(model.HParams(**language_model.SIZES), steps=1)
@@ -305,10 +305,10 @@ def test_samples(trained, options):
         assert ran(words, trained, sample.cli) != reference
 
 
-@pytest.mark.parametrize('most', [evaluate.MOST_RESPONSES, 1])
+@pytest.mark.parametrize('most', [measure.MOST_RESPONSES, 1])
 def test_evaluation(trained, tmp_path, monkeypatch, most):
     """Exact, and from samples."""
-    monkeypatch.setattr(evaluate, 'MOST_RESPONSES', most)
+    monkeypatch.setattr(measure, 'MOST_RESPONSES', most)
     settings = dict(queries=2, samples=64, batch_size=16)
     reference = evaluate.evaluate(str(trained), output_dir=str(tmp_path), **settings)
     with pretend_gpu.pretended(shared=True):

@@ -1,5 +1,7 @@
-"""Starting ranks: how mpiexec is found and asked, and what one sees of two ranks. Harder cases:
-tests/faults."""
+"""Starting ranks: how mpiexec is found and called, and what a user sees of two ranks.
+
+Ranks and launchers that are killed: tests/faults/test_kill.py.
+"""
 
 import contextlib
 import fcntl
@@ -20,10 +22,10 @@ from lm_human_preferences.distributed import env, launcher, worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils import launch
 
-FEW = ('--ppo.total_episodes=256', '--run.log_interval=1')
+SHORT = ('--ppo.total_episodes=256', '--run.log_interval=1')
 
 
-# ---------------------------------------------------------------- asking mpiexec
+# ---------------------------------------------------------------- calling mpiexec
 
 
 @pytest.mark.parametrize(
@@ -39,18 +41,16 @@ def test_options(is_open_mpi, processors, expected):
 
 
 @pytest.mark.parametrize(
-    'is_open_mpi, user, is_told', [(True, 0, True), (True, 1000, False), (False, 0, False)]
+    'is_open_mpi, user, is_noted', [(True, 0, True), (True, 1000, False), (False, 0, False)]
 )
-def test_root_under_open_mpi(monkeypatch, capsys, is_open_mpi, user, is_told):
+def test_root_under_open_mpi(monkeypatch, capsys, is_open_mpi, user, is_noted):
     monkeypatch.setattr(os, 'geteuid', lambda: user)
     monkeypatch.delenv('OMPI_ALLOW_RUN_AS_ROOT', raising=False)
     monkeypatch.delenv('OMPI_ALLOW_RUN_AS_ROOT_CONFIRM', raising=False)
     variables = launcher.rank_environment('/job', 3, is_open_mpi)
-    allowed = {name: value for name, value in variables.items() if name.startswith('OMPI_ALLOW')}
-    assert allowed == (
-        {'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'} if is_told else {}
-    )
-    assert ('root' in capsys.readouterr().err) == is_told
+    for name in ('OMPI_ALLOW_RUN_AS_ROOT', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM'):
+        assert variables.get(name) == ('1' if is_noted else None)
+    assert ('root' in capsys.readouterr().err) == is_noted
 
 
 @pytest.mark.parametrize(
@@ -58,29 +58,41 @@ def test_root_under_open_mpi(monkeypatch, capsys, is_open_mpi, user, is_told):
     [(None, f'{REPOSITORY}'), ('', f'{REPOSITORY}'), ('/a:/b', f'{REPOSITORY}:/a:/b')],
 )
 def test_environment(monkeypatch, paths, expected):
-    monkeypatch.setenv('KEPT', 'yes')
+    monkeypatch.setenv('INHERITED', 'yes')
     monkeypatch.delenv('PYTHONPATH', raising=False)
     if paths is not None:
         monkeypatch.setenv('PYTHONPATH', paths)
     variables = launcher.rank_environment('/job', 3, False)
-    assert (variables['KEPT'], variables['LMHP_RANKS'], variables['TMPDIR']) == ('yes', '3', '/job')
+    assert variables['INHERITED'] == 'yes'
+    assert variables['LMHP_RANKS'] == '3'
+    assert variables['TMPDIR'] == '/job'
     assert variables['PYTHONPATH'] == expected
 
 
 @pytest.fixture
-def environments(tmp_path, monkeypatch):
-    """Two folders for programs: that of this Python, and the only one on PATH."""
-    own, other = tmp_path / 'own', tmp_path / 'other'
-    own.mkdir()
-    other.mkdir()
-    monkeypatch.setattr(sys, 'executable', str(own / 'python'))
-    monkeypatch.setenv('PATH', str(other))
-    return own, other
+def own_folder(tmp_path, monkeypatch):
+    """The folder of this environment's programs, empty."""
+    folder = tmp_path / 'own'
+    folder.mkdir()
+    monkeypatch.setattr(sys, 'executable', str(folder / 'python'))
+    return folder
 
 
-def install(folder, says):
-    (folder / 'mpiexec').write_text(f'#!/bin/sh\necho "{says}"\n')
-    (folder / 'mpiexec').chmod(0o755)
+@pytest.fixture
+def path_folder(tmp_path, monkeypatch):
+    """The only folder on PATH, empty."""
+    folder = tmp_path / 'path'
+    folder.mkdir()
+    monkeypatch.setenv('PATH', str(folder))
+    return folder
+
+
+def install(folder, version):
+    """An mpiexec that prints its version."""
+    program = folder / 'mpiexec'
+    program.write_text(f'#!/bin/sh\necho "{version}"\n')
+    program.chmod(0o755)
+    return str(program)
 
 
 OPEN_MPI_5 = 'mpiexec (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/'
@@ -88,27 +100,26 @@ OPEN_MPI_4 = 'mpiexec (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/
 
 
 @pytest.mark.parametrize(
-    'says, is_open_mpi', [('HYDRA build details:', False), (OPEN_MPI_5, True), (OPEN_MPI_4, True)]
+    'version, is_open_mpi',
+    [('HYDRA build details:', False), (OPEN_MPI_5, True), (OPEN_MPI_4, True)],
 )
-def test_mpiexec_on_path(environments, says, is_open_mpi):
-    install(environments[1], says)
-    assert launcher.find_mpiexec() == (str(environments[1] / 'mpiexec'), is_open_mpi)
+def test_mpiexec_on_path(own_folder, path_folder, version, is_open_mpi):
+    program = install(path_folder, version)
+    assert launcher.find_mpiexec() == (program, is_open_mpi)
 
 
-def test_the_environments_own_mpiexec_comes_first(environments):
-    install(environments[0], 'HYDRA')
-    install(environments[1], OPEN_MPI_5)
-    assert launcher.find_mpiexec() == (str(environments[0] / 'mpiexec'), False)
+def test_the_environments_own_mpiexec_comes_first(own_folder, path_folder):
+    program = install(own_folder, 'HYDRA')
+    install(path_folder, OPEN_MPI_5)
+    assert launcher.find_mpiexec() == (program, False)
 
 
-def test_no_mpiexec(environments):
-    with pytest.raises(
-        UserError,
-        match=(
-            '^there is no mpiexec to start ranks with: `sh tools/setup.sh` installs one, '
-            'or take --mpi 1$'
-        ),
-    ):
+def test_no_mpiexec(own_folder, path_folder):
+    message = (
+        '^there is no mpiexec to start ranks with: `sh tools/setup.sh` installs one, '
+        'or take --mpi 1$'
+    )
+    with pytest.raises(UserError, match=message):
         launcher.launch_ranks('job:job', {}, 2)
 
 
@@ -121,36 +132,30 @@ def no_mpi(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+OPEN_MPI = {'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_RANK': '3'}
+MPICH = {'PMI_SIZE': '4', 'PMI_RANK': '3'}
+SLURM = {'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1'}
+
+
 @pytest.mark.parametrize(
-    'variables, size, number',
+    'variables, size, rank',
     [
         ({}, 1, 0),
-        ({'PMI_SIZE': '4', 'PMI_RANK': '2'}, 4, 2),
-        ({'LMHP_RANKS': '3', 'OMPI_COMM_WORLD_SIZE': '3', 'OMPI_COMM_WORLD_RANK': '1'}, 3, 1),
-        ({'SLURM_STEP_NUM_TASKS': '8', 'SLURM_PROCID': '7'}, 8, 7),
-        (
-            {'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1', 'PMI_SIZE': '4', 'PMI_RANK': '3'},
-            4,
-            3,
-        ),  # hydra by srun
-        (
-            {
-                'PMI_SIZE': '1',
-                'PMI_RANK': '0',
-                'OMPI_COMM_WORLD_SIZE': '4',
-                'OMPI_COMM_WORLD_RANK': '3',
-            },
-            4,
-            3,
-        ),
+        (MPICH, 4, 3),
+        (OPEN_MPI, 4, 3),
+        (SLURM, 2, 1),
+        ({'LMHP_RANKS': '4', 'PMI_RANK': '3'}, 4, 3),
+        ({**SLURM, **MPICH}, 4, 3),  # srun started MPICH's mpiexec
+        ({'PMI_SIZE': '1', 'PMI_RANK': '0', **OPEN_MPI}, 4, 3),
         ({'SLURM_PROCID': '3'}, 1, 0),
         ({'PMI_SIZE': ''}, 1, 0),
     ],
 )
-def test_launched_as(no_mpi, monkeypatch, variables, size, number):
+def test_size_and_rank(no_mpi, monkeypatch, variables, size, rank):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert (env.launched_size(), env.launched_rank()) == (size, number)
+    assert env.launched_size() == size
+    assert env.launched_rank() == rank
 
 
 @pytest.mark.parametrize('mpi', [None, 16])
@@ -158,7 +163,7 @@ def test_srun_starts_the_ranks_itself(no_mpi, monkeypatch, mpi):
     monkeypatch.setenv('SLURM_STEP_NUM_TASKS', '16')
     jobs = []
     monkeypatch.setattr(worker, 'run_job', lambda *job, at_interrupt: jobs.append(job))
-    launch.run('job:job', {'a': 1}, mpi)
+    launch.start_job('job:job', {'a': 1}, mpi)
     assert jobs == [('job:job', {'a': 1})]
 
 
@@ -167,15 +172,14 @@ def test_srun_and_mpi_disagree(no_mpi, monkeypatch):
     with pytest.raises(
         UserError, match='^--mpi 8, but 16 ranks were started by mpiexec or srun: leave --mpi out$'
     ):
-        launch.run('job:job', {}, 8)
+        launch.start_job('job:job', {}, 8)
 
 
 # ---------------------------------------------------------------- two ranks
 
 
 def shape_of(text):
-    """What the console shows, without what differs from run to run: numbers, samples, the
-    engine."""
+    """What the console shows without what differs between runs: numbers, samples, the engine."""
     text = re.sub(r'^\d ranks, averaging by .*\n', '', text)
     text = re.sub(r'^[a-z.]*\n[a-z.]*\n(?=  score)', '', text, flags=re.MULTILINE)
     return re.sub(r'[-+]?\d+\.?\d*(e[-+]\d+)?', '0', text).splitlines()
@@ -186,7 +190,7 @@ def one(tmp_path_factory):
     """What the embedded experiment prints with one rank, and its directory."""
     save_dir = tmp_path_factory.mktemp('one')
     result = invoke(
-        ['train_policy', 'test', 'run', '--mpi=1', f'--save_dir={save_dir}', *CONSOLE, *FEW]
+        ['train_policy', 'test', 'run', '--mpi=1', f'--save_dir={save_dir}', *CONSOLE, *SHORT]
     )
     assert result.exit_code == 0, result.output
     return result.stdout, save_dir / 'run'
@@ -195,15 +199,15 @@ def one(tmp_path_factory):
 @pytest.fixture(scope='module')
 def two(tmp_path_factory):
     """The same with two ranks, twice at the same time."""
-    both = [Launch(tmp_path_factory.mktemp('two'), '--mpi=2', *FEW) for _ in range(2)]
-    for launched in both:
+    launches = [Launch(tmp_path_factory.mktemp('two'), '--mpi=2', *SHORT) for _ in range(2)]
+    for launched in launches:
         assert launched.wait() == 0, launched.errors()
-    return both
+    return launches
 
 
 @needs_mpi
 def test_two_ranks_look_like_one(one, two):
-    """As recorded of two: a line per fact, not one per rank."""
+    """One line per fact, not one per rank."""
     expected = shape_of(one[0].replace(str(one[1]), 'RUN'))
     assert shape_of(two[0].output().replace(str(two[0].run), 'RUN')) == expected
     assert expected.count('hparams:') == 2
@@ -211,38 +215,48 @@ def test_two_ranks_look_like_one(one, two):
     assert two[0].output().startswith('2 ranks, averaging by ')
 
 
+def files_of(run):
+    """Paths in a run's directory, without the host and time that names of event files contain."""
+    paths = [str(path.relative_to(run)) for path in run.rglob('*')]
+    return {re.sub(r'tfevents.*', 'tfevents', path) for path in paths}
+
+
 @needs_mpi
 def test_two_ranks_leave_the_same_files(one, two):
-    files, expected = (
-        {re.sub(r'tfevents.*', 'tfevents', str(path.relative_to(run))) for path in run.rglob('*')}
-        for run in (two[0].run, one[1])
-    )
-    assert files == expected and 'policy/checkpoints/model.ckpt-4.index' in files
+    files = files_of(two[0].run)
+    assert files == files_of(one[1])
+    assert 'policy/checkpoints/model.ckpt-4.index' in files
 
 
 @needs_mpi
 def test_two_launches_at_once_do_not_meet(two):
-    """Each trains, to the bit, as if it were alone; and each cleans up."""
-    trained = [Bundle(str(launched.run / 'policy/checkpoints/model.ckpt-4')) for launched in two]
-    names = [name for name in trained[0] if name.startswith('policy/')]
-    assert names and all(trained[0][name].tobytes() == trained[1][name].tobytes() for name in names)
+    """Both end with the same parameters, to the bit, and both clean up."""
+    first, second = (
+        Bundle(str(launched.run / 'policy/checkpoints/model.ckpt-4')) for launched in two
+    )
+    names = [name for name in first if name.startswith('policy/')]
+    assert names
+    for name in names:
+        assert first[name].tobytes() == second[name].tobytes(), name
     for launched in two:
         launched.assert_nothing_left(10)
         assert str(launched.run) in launched.output()
 
 
+def queries_in(text):
+    return re.findall(r'^={80}\n(.*)\n.*$', text, re.MULTILINE)
+
+
 @needs_mpi
 def test_sampling_by_two_ranks(one, tmp_path):
-    """The same queries in the same order, however many there are in all."""
-    words = [f'--save_dir={one[1]}', '--nsamples=5', '--seed=1']
-    sampling = Launch(tmp_path, *words, '--mpi=2', command=('sample.py', 'sample'))
+    """The same queries in the same order, even where ranks cannot share them equally."""
+    options = [f'--save_dir={one[1]}', '--nsamples=5', '--seed=1']
+    sampling = Launch(tmp_path, *options, '--mpi=2', command=('sample.py', 'sample'))
     assert sampling.wait() == 0, sampling.errors()
-    expected = invoke(['sample', '--mpi=1', *words], sample.cli).stdout
-    queries, expected = (
-        re.findall(r'^={80}\n(.*)\n.*$', text, re.MULTILINE)
-        for text in (sampling.output(), expected)
-    )
-    assert queries == expected and len(queries) == 5
+    by_one = invoke(['sample', '--mpi=1', *options], sample.cli)
+    queries = queries_in(sampling.output())
+    assert len(queries) == 5
+    assert queries == queries_in(by_one.stdout)
 
 
 by_mpiexec = pytest.mark.parametrize(
@@ -252,12 +266,13 @@ by_mpiexec = pytest.mark.parametrize(
 
 @needs_mpi
 @by_mpiexec
-def test_a_mistake_found_by_all_ranks_is_one_line(tmp_path, started_by):
-    found = job(tmp_path, 'find_a_mistake', started_by=started_by)
-    assert 'error: /labels.json is no label file' in found.errors().splitlines()
-    assert found.errors().count('label file') == 1
-    assert found.process.returncode == 2
-    assert started_by or len(found.errors().splitlines()) == 1
+def test_a_user_error_on_all_ranks_is_one_line(tmp_path, started_by):
+    failed = job(tmp_path, 'raise_user_error', started_by=started_by)
+    assert 'error: /labels.json is no label file' in failed.errors().splitlines()
+    assert failed.errors().count('label file') == 1
+    assert failed.process.returncode == 2
+    if not started_by:
+        assert len(failed.errors().splitlines()) == 1
 
 
 @needs_mpi
@@ -265,59 +280,62 @@ def test_a_mistake_found_by_all_ranks_is_one_line(tmp_path, started_by):
 def test_an_error_of_one_rank_ends_all(tmp_path, started_by):
     failed = job(tmp_path, 'fail', started_by=started_by)
     lines = failed.errors().splitlines()
-    assert (
-        lines.count('ArithmeticError: rank 1 cannot count')
-        == lines.count('Traceback (most recent call last):')
-        == 1
-    )
+    assert lines.count('ArithmeticError: rank 1 cannot count') == 1
+    assert lines.count('Traceback (most recent call last):') == 1
     assert failed.process.returncode == 1
-    assert started_by or lines[-1] == 'error: rank 1 failed, so all 2 were ended'
+    if not started_by:
+        assert lines[-1] == 'error: rank 1 failed, so all 2 ranks were stopped'
 
 
 @needs_mpi
 def test_ranks_of_another_mpi_are_recognised(tmp_path):
-    """Its mpiexec starts as many worlds of one rank."""
+    """The other MPI's mpiexec starts two worlds of one rank each."""
     other = tmp_path / 'mpiexec'
     other.write_text(
         '#!/bin/sh\nshift 2\nexport OMPI_COMM_WORLD_SIZE=2\n'
         'OMPI_COMM_WORLD_RANK=1 "$@" &\nOMPI_COMM_WORLD_RANK=0 "$@"\nstatus=$?\nwait\nexit $status'
     )
     other.chmod(0o755)
-    found = job(tmp_path, 'talk', started_by=(other, '-n', '2'))
-    assert found.process.returncode == 2
+    failed = job(tmp_path, 'talk', started_by=(other, '-n', '2'))
+    assert failed.process.returncode == 2
     assert (
         'error: 2 ranks were started, but each sees a world of 1: they were started by the mpiexec'
-        ' of another MPI' in found.errors()
+        ' of another MPI' in failed.errors()
     )
 
 
 @needs_mpi
 @by_mpiexec
 def test_only_one_rank_speaks(tmp_path, started_by):
-    spoken = job(tmp_path, 'talk', started_by=started_by)
-    assert spoken.process.returncode == 0
-    assert spoken.output().splitlines() == ['rank 0 of [0, 1] speaks']
-    assert (
-        spoken.errors().count('everybody warns') == 2
-    )  # in the warning and in the line of code that it shows
+    talk = job(tmp_path, 'talk', started_by=started_by)
+    assert talk.process.returncode == 0
+    assert talk.output().splitlines() == ['rank 0 of [0, 1] speaks']
+    # Once in the warning, once in the line of code that it shows.
+    assert talk.errors().count('everybody warns') == 2
 
 
 @needs_mpi
 def test_on_a_terminal(tmp_path):
     """Progress bars are as wide as it is, and lines appear above them."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('4H', 24, 60, 0, 0))
-    drawn = start_job(tmp_path, 'draw', stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    text = b''
-    with contextlib.suppress(OSError):  # which says that nobody writes to the terminal any more
+    terminal, terminal_of_job = pty.openpty()
+    rows, columns = 24, 60
+    size = struct.pack('4H', rows, columns, 0, 0)
+    fcntl.ioctl(terminal_of_job, termios.TIOCSWINSZ, size)
+    draw = start_job(tmp_path, 'draw', stdout=terminal_of_job, stderr=terminal_of_job)
+    os.close(terminal_of_job)
+    text = read_until_closed(terminal)
+    assert draw.wait() == 0
+    bars = re.findall(r'\r(bar:.*?)(?=[\r\n])', text)
+    assert bars
+    assert {len(bar) for bar in bars} == {columns - 1}
+    lines = re.findall('^line .*', text.replace('\r', '\n'), re.MULTILINE)
+    assert lines == ['line 0', 'line 1', 'line 2']
+
+
+def read_until_closed(terminal):
+    """All that is written to a terminal until nobody has it open any more."""
+    content = b''
+    with contextlib.suppress(OSError):  # raised at its end
         while True:
-            text += os.read(ours, 1 << 16)
-    assert drawn.wait() == 0
-    bars = re.findall(r'\r(bar:.*?)(?=[\r\n])', text.decode())
-    assert bars and {len(bar) for bar in bars} == {59}
-    assert re.findall('^line .*', text.decode().replace('\r', '\n'), re.MULTILINE) == [
-        'line 0',
-        'line 1',
-        'line 2',
-    ]
+            content += os.read(terminal, 1 << 16)
+    return content.decode()

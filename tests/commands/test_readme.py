@@ -17,6 +17,7 @@ from experiments import resolved
 import launch
 import sample
 from lm_human_preferences import train_policy
+from lm_human_preferences.commands import program
 from lm_human_preferences.hparams import model
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils import hyperparams, option_help
@@ -33,7 +34,7 @@ LINKING = {
     **PAGES,
     **{
         name: (ROOT / name).read_text(encoding='utf-8')
-        for name in ('CHANGELOG.md', 'benchmarks/README.md')
+        for name in ('CHANGELOG.md', 'CONTRIBUTING.md', 'benchmarks/README.md')
     },
 }
 FIRST = (
@@ -181,10 +182,9 @@ def test_commands_name_what_is_there(commands):
         'mpiexec',
         'pytest',
         'tensorboard',
-        'ruff',
     }
     scripts = re.findall(
-        r'\b(?:python|sh) ((?:tools|benchmarks)/\S+?)[`\s]', '\n'.join(PAGES.values())
+        r'\b(?:python|sh) ((?:tools|benchmarks)/\S+?)[`\s]', '\n'.join(LINKING.values())
     )
     assert {'tools/lock.py', 'tools/options.py', 'tools/setup.sh', 'tools/horovod.sh'} <= set(
         scripts
@@ -246,7 +246,7 @@ def test_every_option_that_is_named_exists(page):
         for cli in (launch.cli, sample.cli)
         for command in cli.commands.values()
         for key in command.fields
-    } | {*jobs.HELP, jobs.HELP_ALL, '--version', *OTHER_TOOLS}
+    } | {*program.HELP, program.HELP_ALL, '--version', *OTHER_TOOLS}
     groups = {name.rpartition('.')[0] for name in known}
     words = re.findall(r'(?<![\w-])--[a-z][\w.=-]*', '\n'.join(code(PAGES[page])))
     named = {word.partition('=')[0].removesuffix('.NAME').removesuffix('.') for word in words}
@@ -313,5 +313,5 @@ def test_variables_are_documented():
         'LMHP_RANKS'
     }  # set by the launcher, not by users
     assert used and used | {'LMHP_GOLDEN'} == set(
-        re.findall(r'LMHP_\w+', '\n'.join(PAGES.values()))
+        re.findall(r'LMHP_\w+', '\n'.join(LINKING.values()))
     )

@@ -233,7 +233,7 @@ def test_warnings_are_no_samples(direct_run, tmp_path):
     data.write_bytes(data.read_bytes()[:-1])
     result = sampled(run, *prompts())
     assert re.fullmatch(
-        'WARNING: .* is damaged: .*; the checkpoint before is used\n', result.stderr
+        'WARNING: .* is damaged: .*; using the checkpoint before it\n', result.stderr
     )
     assert result.stdout.startswith('=' * 80 + '\n') and len(responses(result.stdout)) == 3
 

@@ -1,5 +1,5 @@
 """Whatever a file or a command line holds, it ends in the right result or in one line for the user:
-100,000 inputs."""
+35,000 inputs."""
 
 import contextlib
 import io
@@ -23,7 +23,6 @@ import launch
 import sample
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.checkpointing import checkpoints, tf_table
-from lm_human_preferences.commands import sample_policy
 from lm_human_preferences.datasets import tldr
 from lm_human_preferences.datasets.jsonl import read_jsonl
 from lm_human_preferences.distributed.comm import LocalComm
@@ -58,7 +57,7 @@ LABELS = [
 class Labels:
     """Label files of every type."""
 
-    inputs = 15_000
+    inputs = 5_000
 
     def __init__(self, folder):
         self.path = folder / 'labels.json'
@@ -86,7 +85,7 @@ class Labels:
 class Queries:
     """Texts, one JSON string a line, and the queries of label files that stand in for books."""
 
-    inputs = 10_000
+    inputs = 3_500
 
     def __init__(self, folder):
         self.path = folder / 'texts.jsonl'
@@ -111,7 +110,7 @@ class Queries:
 class ModelDirectory:
     """A model of ours or of Hugging Face, one of whose files is damaged."""
 
-    inputs = 5_000
+    inputs = 1_750
 
     def __init__(self, folder):
         self.folder, network = (
@@ -172,7 +171,7 @@ class ModelDirectory:
 class RunHparams:
     """The settings that a run left behind, read for sampling from it and for going on with it."""
 
-    inputs = 12_000
+    inputs = 4_000
 
     def __init__(self, folder):
         self.folder, self.good = folder, launch_hparams().to_nested_dict()
@@ -180,11 +179,14 @@ class RunHparams:
     def feed(self, random):
         (self.folder / 'train_policy_hparams.json').write_bytes(json_bytes(random, self.good))
         if random.random() < 0.4:
-            with mock.patch.object(jobs, 'run') as run, contextlib.redirect_stderr(io.StringIO()):
+            with (
+                mock.patch.object(jobs, 'start_job') as run,
+                contextlib.redirect_stderr(io.StringIO()),
+            ):
                 launch.resume({}, str(self.folder))
             assert run.call_count == 1
             return
-        hparams = sample_policy.load_run_hparams(str(self.folder))
+        hparams = train_policy.load_run_hparams(str(self.folder))
         assert isinstance(hparams.task.query_length, int) and hparams.task.query_length > 0
         assert isinstance(hparams.rewards.trained_model, (str, type(None)))
 
@@ -192,7 +194,7 @@ class RunHparams:
 class Checkpoint:
     """TensorFlow's index, values and list of checkpoints, with checksums right and wrong."""
 
-    inputs = 15_000
+    inputs = 5_000
 
     def __init__(self, folder):
         self.folder = folder
@@ -232,7 +234,7 @@ class AnyChecksum(int):
 class BytePairs:
     """encoder.json and vocab.bpe of a small vocabulary."""
 
-    inputs = 5_000
+    inputs = 1_750
 
     def __init__(self, folder):
         names = [*encodings._byte_of(), 'th', 'Ġth', 'the', 'Ġthe']
@@ -270,7 +272,7 @@ class BytePairs:
 class CommandLine:
     """Words after ./launch.py and ./sample.py."""
 
-    inputs = 12_000
+    inputs = 4_000
     words = [
         'train_policy',
         'train_reward',
@@ -355,7 +357,7 @@ class CommandLine:
         with (
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
-            mock.patch.object(jobs, 'run'),
+            mock.patch.object(jobs, 'start_job'),
         ):
             try:
                 random.choice([launch.cli, launch.cli, sample.cli]).main(
@@ -371,7 +373,7 @@ class CommandLine:
 class StorageNames:
     """Paths and URLs: what is let through has its place in the cache."""
 
-    inputs = 30_000
+    inputs = 10_000
     parts = [
         'az://',
         'gs://',
@@ -454,12 +456,8 @@ TARGETS = [
 ]
 
 
-def test_there_are_enough():
-    assert sum(target.inputs for target in TARGETS) >= 100_000
-
-
 @pytest.mark.parametrize(
-    'share', [0.01, pytest.param(1, marks=pytest.mark.slow)], ids=['few', 'all']
+    'share', [0.03, pytest.param(1, marks=pytest.mark.slow)], ids=['few', 'all']
 )
 @pytest.mark.parametrize('target', TARGETS)
 def test_any_input(target, share, tmp_path, monkeypatch):
@@ -591,7 +589,7 @@ def test_settings_of_runs(tmp_path, value, words):
             **{key: {**good[key], **v} if isinstance(v, dict) else v for key, v in value.items()},
         }
     (tmp_path / 'train_policy_hparams.json').write_text(json.dumps(value))
-    assert words in told(sample_policy.load_run_hparams, str(tmp_path))
+    assert words in told(train_policy.load_run_hparams, str(tmp_path))
 
 
 def test_a_long_text_among_the_labels_does_not_fill_the_memory(tmp_path):

@@ -198,8 +198,10 @@ def test_a_child_that_hangs_shows_where(tmp_path):
         tmp_path / 'out',
         calls=[{'moment': 'os:replace', 'count': 1, 'call': 'time:sleep', 'arguments': [600]}],
     )
-    stack = '(?s)not ended within 5 seconds.*Fatal Python error: .*in atomic_write'
-    with pytest.raises(AssertionError, match=stack):
+    with pytest.raises(
+        AssertionError,
+        match='(?s)not ended within 5 seconds.*Fatal Python error: .*in atomic_write',
+    ):
         child.wait(5)
     assert child.status == -6 or child.status == -9
 

@@ -1,8 +1,7 @@
-"""Two hosts, each a network namespace with a loopback of its own and addresses instead of names, do
-one job together.
+"""Two hosts, imitated by two network namespaces, do one job together.
 
-Both also have the same address of a bridge that leads nowhere, as hosts with containers do. Needs
-root and MPICH.
+Each has a loopback of its own, and addresses instead of names. Both also have the same address of a
+bridge that leads nowhere, as hosts with containers do. Needs root and MPICH.
 """
 
 import os
@@ -12,48 +11,31 @@ import sys
 import uuid
 
 import pytest
-from engines import ENGINES, TESTS, WHAT_RANKS_COMPUTE, why_not
+from engines import TESTS, WHAT_RANKS_COMPUTE, available_engines, on_mpi_command, skip_reason
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.distributed import launcher
 
 ADDRESSES = ('10.77.0.1', '10.77.0.2')
 BRIDGE = '172.17.0.1'
-PATIENCE = 900  # seconds
+TIMEOUT_SECONDS = 900
 pytestmark = pytest.mark.slow
 
 
-def ip(*words):
-    subprocess.run(['ip', *words], check=True, capture_output=True, text=True)
+def ip(command):
+    subprocess.run(['ip', *command.split()], check=True, capture_output=True, text=True)
 
 
 def connect(namespaces):
-    """A cable between the two, and the bridge in each."""
-    ip(
-        'link',
-        'add',
-        'cable',
-        'netns',
-        namespaces[0],
-        'type',
-        'veth',
-        'peer',
-        'name',
-        'cable',
-        'netns',
-        namespaces[1],
-    )
+    """A cable between the two hosts, and the bridge on each."""
+    first, second = namespaces
+    ip(f'link add cable netns {first} type veth peer name cable netns {second}')
     for namespace, address in zip(namespaces, ADDRESSES):
-        ip('-n', namespace, 'link', 'add', 'bridge', 'type', 'veth', 'peer', 'name', 'nothing')
-        for device, own in (
-            ('lo', None),
-            ('nothing', None),
-            ('bridge', f'{BRIDGE}/16'),
-            ('cable', f'{address}/24'),
-        ):
-            if own:
-                ip('-n', namespace, 'addr', 'add', own, 'dev', device)
-            ip('-n', namespace, 'link', 'set', device, 'up')
+        ip(f'-n {namespace} link add bridge type veth peer name nothing')
+        ip(f'-n {namespace} addr add {BRIDGE}/16 dev bridge')
+        ip(f'-n {namespace} addr add {address}/24 dev cable')
+        for device in ('lo', 'nothing', 'bridge', 'cable'):
+            ip(f'-n {namespace} link set {device} up')
 
 
 @pytest.fixture(scope='module')
@@ -67,7 +49,7 @@ def hosts():
     try:
         try:
             for namespace in namespaces:
-                ip('netns', 'add', namespace)
+                ip(f'netns add {namespace}')
             connect(namespaces)
         except subprocess.CalledProcessError as e:
             pytest.skip(f'no network namespaces here: {e.stderr.strip()}')
@@ -78,69 +60,64 @@ def hosts():
 
 
 @pytest.fixture
-def run(hosts, tmp_path):
-    """Function that runs Python on two ranks of each host, the way that a user's own mpiexec
-    --hostfile does."""
-    remote = tmp_path / 'remote'
-    remote.write_text(
-        f'#!/bin/sh\nhost=$1\nshift\ncase $host in {ADDRESSES[0]}) host={hosts[0]};; '
-        f'*) host={hosts[1]};; esac\nexec ip netns exec $host sh -c "$*"\n'
-    )
-    remote.chmod(0o700)
+def run_on_hosts(hosts, tmp_path):
+    """Function that runs a command on two ranks of each host, by a user's own mpiexec.
 
-    def run_on_hosts(*command):
+    Its remote shell enters the namespace that has the address.
+    """
+    remote_shell = tmp_path / 'remote_shell'
+    remote_shell.write_text(
+        '#!/bin/sh\n'
+        'host=$1\n'
+        'shift\n'
+        f'case $host in {ADDRESSES[0]}) host={hosts[0]};; *) host={hosts[1]};; esac\n'
+        'exec ip netns exec $host sh -c "$*"\n'
+    )
+    remote_shell.chmod(0o700)
+    mpiexec, _ = launcher.find_mpiexec()
+    slots = ','.join(f'{address}:2' for address in ADDRESSES)
+    start = ['ip', 'netns', 'exec', hosts[0], mpiexec]
+    start += ['-launcher', 'rsh', '-launcher-exec', remote_shell, '-hosts', slots, '-n', '4']
+
+    def run(command):
         process = subprocess.run(
-            [
-                'ip',
-                'netns',
-                'exec',
-                hosts[0],
-                launcher.find_mpiexec()[0],
-                '-launcher',
-                'rsh',
-                '-launcher-exec',
-                remote,
-                '-hosts',
-                ','.join(f'{address}:2' for address in ADDRESSES),
-                '-n',
-                '4',
-                sys.executable,
-                *command,
-            ],
+            [*start, *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT_SECONDS,
             env={**os.environ, 'OMP_NUM_THREADS': '1'},
         )
         assert process.returncode == 0, process.stdout
         return process.stdout
 
-    return run_on_hosts
+    return run
 
 
-@pytest.mark.parametrize('engine', ENGINES)
-def test_engine(run, engine):
-    if why_not(engine):
-        pytest.skip(f'{engine}: {why_not(engine)}')
-    said = run(TESTS / 'helpers/on_mpi.py', engine, *(TESTS / test for test in WHAT_RANKS_COMPUTE))
-    assert f'4 ranks, averaging by {engine}' in said
-    assert said.count("'test_comm::test_gradients_are_averaged': 2") == 4
+def test_engines(run_on_hosts):
+    """All in one start of the ranks, which takes as long as the tests of one engine."""
+    output = run_on_hosts(on_mpi_command(WHAT_RANKS_COMPUTE))
+    for engine in available_engines():
+        assert f'4 ranks, averaging by {engine}' in output
+    passed = output.count("'test_comm::test_gradients_are_averaged': 2")
+    assert passed == 4 * len(available_engines())
+    if skip_reason():
+        pytest.skip(skip_reason())
 
 
-@pytest.mark.parametrize('engine', ENGINES)
-def test_training(run, engine, tmp_path):
-    if why_not(engine):
-        pytest.skip(f'{engine}: {why_not(engine)}')
-    run(
-        TESTS.parent / 'launch.py',
-        'train_policy',
-        'test',
-        'run',
-        f'--save_dir={tmp_path}',
-        f'--run.allreduce={engine}',
-        '--ppo.total_episodes=128',
+def test_training(run_on_hosts, tmp_path):
+    """By the engine that has to find the way between the hosts by itself."""
+    run_on_hosts(
+        [
+            sys.executable,
+            TESTS.parent / 'launch.py',
+            'train_policy',
+            'test',
+            'run',
+            f'--save_dir={tmp_path}',
+            '--run.allreduce=torch',
+            '--ppo.total_episodes=128',
+        ]
     )
-    assert checkpoints.latest(str(tmp_path / 'run' / 'policy' / 'checkpoints')).endswith(
-        'model.ckpt-2'
-    )
+    last = checkpoints.latest(str(tmp_path / 'run' / 'policy' / 'checkpoints'))
+    assert last.endswith('model.ckpt-2')

@@ -16,7 +16,7 @@ def caught_jobs(monkeypatch):
     """A list that will hold (job, arguments, mpi) of every job that a command would start."""
     found = []
     monkeypatch.setattr(
-        jobs, 'run', lambda job, arguments, mpi: found.append((job, arguments, mpi))
+        jobs, 'start_job', lambda job, arguments, mpi: found.append((job, arguments, mpi))
     )
     return found
 

@@ -26,8 +26,8 @@ from lm_human_preferences.distributed import comm
 from lm_human_preferences.training.optimizer import Adam
 
 
-class Passed:
-    """A plugin that counts the tests of each function that passed."""
+class PassedCounter:
+    """A pytest plugin that counts how many tests of each function passed."""
 
     def __init__(self):
         self.counts = collections.Counter()
@@ -41,16 +41,15 @@ class Passed:
 def compare_parameters_after_updates():
     update = Adam.update
 
-    def compared(adam, lr):
+    def update_and_compare(adam, lr):
         update(adam, lr)
         digest = hashlib.sha256()
         for parameter in adam.parameters.values():
             digest.update(parameter.detach().contiguous().numpy())
-        assert len(set(ranks.WORLD.all_gather_object(digest.digest()))) == 1, (
-            'parameters differ between ranks'
-        )
+        digests = ranks.WORLD.all_gather_object(digest.digest())
+        assert len(set(digests)) == 1, 'parameters differ between ranks'
 
-    Adam.update = compared
+    Adam.update = update_and_compare
 
 
 def main(engines, *tests):
@@ -61,17 +60,19 @@ def main(engines, *tests):
 
 def run_tests(engine, tests):
     ranks.WORLD = comm.init_comm(engine)
-    passed, said = Passed(), io.StringIO()
-    with contextlib.redirect_stdout(said):
+    passed = PassedCounter()
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         status = pytest.main(
             ['-x', '-q', '-n0', '-p', 'no:cacheprovider', *tests], plugins=[passed]
         )
     if status:
-        print(f'rank {ranks.WORLD.rank}:\n{said.getvalue()}', flush=True)
-        os._exit(1)  # the others may wait for this rank: without MPI's farewell, mpiexec ends them
-    everyone = ranks.WORLD.all_gather_object(dict(sorted(passed.counts.items())))
+        print(f'rank {ranks.WORLD.rank}:\n{output.getvalue()}', flush=True)
+        # Others may be waiting for this rank. As it ends without finalizing MPI, mpiexec ends them.
+        os._exit(1)
+    counts_of_ranks = ranks.WORLD.all_gather_object(dict(sorted(passed.counts.items())))
     if ranks.WORLD.rank == 0:
-        print(*everyone, sep='\n', flush=True)
+        print(*counts_of_ranks, sep='\n', flush=True)
 
 
 if __name__ == '__main__':

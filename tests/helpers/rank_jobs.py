@@ -3,12 +3,13 @@
 import time
 import warnings
 
+from lm_human_preferences.commands import program
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils import launch, logging
+from lm_human_preferences.utils import hyperparams, launch, logging
 
 
 def wait(comm):
-    """Rank 0 does not stop by itself; the others wait for it."""
+    """Rank 0 never stops by itself; the others wait for it."""
     print(f'{comm.size} ranks wait for ever')
     while comm.rank == 0:
         time.sleep(1)
@@ -23,7 +24,7 @@ def fail(comm):
 
 
 def fail_all(comm):
-    """All ranks have the same to say."""
+    """All ranks fail alike."""
     raise ArithmeticError('nobody can count')
 
 
@@ -33,7 +34,7 @@ def run_out_of_memory(comm):
     comm.barrier()
 
 
-def find_a_mistake(comm):
+def raise_user_error(comm):
     raise UserError('/labels.json is\nno label file')
 
 
@@ -50,16 +51,16 @@ def draw(comm):
         logging.log_line(f'line {i}')
 
 
-JOBS = wait, fail, fail_all, run_out_of_memory, find_a_mistake, talk, draw
+JOBS = wait, fail, fail_all, run_out_of_memory, raise_user_error, talk, draw
 
 
 def command(name):
-    return launch.Command(
+    return program.Command(
         name,
-        lambda settings: launch.run(f'rank_jobs:{name}', {}, settings.get('mpi', 2)),
-        launch.hyperparams.fields(launch.RankHParams),
+        lambda settings: launch.start_job(f'rank_jobs:{name}', {}, settings.get('mpi', 2)),
+        hyperparams.fields(launch.RankHParams),
     )
 
 
 if __name__ == '__main__':
-    launch.Program(commands=[command(job.__name__) for job in JOBS]).main()
+    program.Program(commands=[command(job.__name__) for job in JOBS]).main()

@@ -1,5 +1,4 @@
-"""Several ranks as threads of one process: what each rank computes, without the machinery that
-starts ranks.
+"""Ranks as threads of one process: what each computes, without the machinery that starts them.
 
 Under `mpiexec`, tests/helpers/on_mpi.py sets WORLD, and the same tests run on the ranks of MPI.
 """
@@ -12,18 +11,20 @@ import pytest
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.distributed.gradients import OverlappedGradients
 
-PATIENCE = 300  # seconds until a rank that waits for the others gives up
-WORLD = None
+TIMEOUT_SECONDS = 300  # after which a rank that waits for the others gives up
+WORLD = None  # the Comm of this process, where MPI started it as one rank of several
 
 
 class ThreadComm(comms.Comm):
-    """The interface of utils.comm for rank `rank` of the threads that share `slots` and
-    `barrier_`."""
+    """Rank `rank` of the threads that share `slots` and `barrier`. It is its own engine."""
 
-    def __init__(self, rank, slots, barrier_):
+    name = 'threads'
+
+    def __init__(self, rank, slots, barrier):
         self.rank = self.local_rank = rank
         self.size = self.local_size = len(slots)
-        self._slots, self._barrier = slots, barrier_
+        self._slots = slots
+        self._barrier = barrier
 
     def all_gather_object(self, value):
         self._slots[self.rank] = value
@@ -33,40 +34,41 @@ class ThreadComm(comms.Comm):
         return values
 
     def all_reduce_mean_(self, tensors):
-        everyone = self.all_gather_object([tensor.clone() for tensor in tensors])
-        for tensor, *others in zip(tensors, *everyone, strict=True):
-            tensor.copy_(sum(others) / self.size)
+        tensors_of_ranks = self.all_gather_object([tensor.clone() for tensor in tensors])
+        for tensor, *terms in zip(tensors, *tensors_of_ranks, strict=True):
+            tensor.copy_(sum(terms) / self.size)
 
     def average_gradients(self, parameters):
         return OverlappedGradients(parameters, self.size, self)
 
     def all_reduce_async_(self, tensor):
-        everyone = self.all_gather_object(tensor.clone())
-        tensor.copy_(sum(everyone))
+        terms = self.all_gather_object(tensor.clone())
+        tensor.copy_(sum(terms))
 
     def synchronize(self, handle):
         """The sum is there already."""
 
     def broadcast_(self, tensors):
-        for tensor, first in zip(
-            tensors, self.all_gather_object([t.detach().clone() for t in tensors])[0], strict=True
-        ):
-            tensor.data.copy_(first)
+        copies = [tensor.detach().clone() for tensor in tensors]
+        tensors_of_rank_0 = self.all_gather_object(copies)[0]
+        for tensor, source in zip(tensors, tensors_of_rank_0, strict=True):
+            tensor.data.copy_(source)
 
     def barrier(self):
         self.all_gather_object(None)
 
 
 def on_ranks(size, work):
-    """[work(comm) of every rank that is in this process]; the first error of any of them is raised
-    here."""
+    """[work(comm) of each of `size` ranks in this process]; the first error in one is raised."""
     if WORLD:
         need(size)
         return [work(WORLD)]
     if size == 1:
         return [work(comms.LocalComm())]
-    slots, barrier = [None] * size, threading.Barrier(size, timeout=PATIENCE)
-    results, errors = [None] * size, []
+    slots = [None] * size
+    barrier = threading.Barrier(size, timeout=TIMEOUT_SECONDS)
+    results = [None] * size
+    errors = []
 
     def run(rank):
         try:
@@ -81,16 +83,16 @@ def on_ranks(size, work):
     for thread in threads:
         thread.join()
     if errors:
-        raise next(
-            (e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0]
-        )
+        # Ranks that waited for the one that failed have errors, too.
+        causes = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
+        raise [*causes, *errors][0]
     return results
 
 
 def need(size):
-    """Skip a test of `size` ranks where there are others."""
+    """Skip a test of `size` ranks where MPI started another number."""
     if WORLD and WORLD.size != size:
-        pytest.skip(f'is about {size} ranks, not {WORLD.size}')
+        pytest.skip(f'for {size} ranks, not {WORLD.size}')
 
 
 def ranks_here(size):
@@ -99,7 +101,7 @@ def ranks_here(size):
 
 
 def same_for_all(value):
-    """`value` of rank 0."""
+    """Rank 0's `value`."""
     return WORLD.all_gather_object(value)[0] if WORLD else value
 
 

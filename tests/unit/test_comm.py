@@ -1,5 +1,4 @@
-"""What ranks say to each other: on threads here, and on each engine through
-tests/commands/test_engines.py."""
+"""What ranks tell each other: on threads here, and on each engine in commands/test_engines.py."""
 
 import socket
 import sys
@@ -34,9 +33,15 @@ def tensors_of(rank, *dtypes):
     ]
 
 
+def assert_same_on_all_ranks(tensors, comm):
+    """To the bit."""
+    content = b''.join(tensor.numpy().tobytes() for tensor in tensors)
+    assert len(set(comm.all_gather_object(content))) == 1
+
+
 @on_all_sizes
 def test_broadcast(size):
-    """Whole numbers that float32 cannot hold and parameters included."""
+    """Of parameters, too, and of integers that float32 cannot hold."""
 
     def work(comm):
         def tensors(rank):
@@ -46,10 +51,10 @@ def test_broadcast(size):
                 torch.nn.Parameter(torch.full((5,), float(rank))),
             ]
 
-        broadcast = tensors(comm.rank)
-        comm.broadcast_(broadcast)
-        for ours, first in zip(broadcast, tensors(0), strict=True):
-            assert ours.dtype == first.dtype and torch.equal(ours, first)
+        received = tensors(comm.rank)
+        comm.broadcast_(received)
+        for tensor, source in zip(received, tensors(0), strict=True):
+            assert tensor.dtype == source.dtype and torch.equal(tensor, source)
 
     on_ranks(size, work)
 
@@ -59,18 +64,10 @@ def test_mean_of_tensors(size):
     def work(comm):
         tensors = tensors_of(comm.rank, torch.float64, torch.float32)
         comm.all_reduce_mean_(tensors)
-        everyone = [tensors_of(rank, torch.float64, torch.float32) for rank in range(size)]
-        for ours, *theirs in zip(tensors, *everyone, strict=True):
-            torch.testing.assert_close(ours, sum(theirs) / size, rtol=1e-6, atol=1e-5)
-        assert (
-            len(
-                {
-                    b''.join(t.numpy().tobytes() for t in each)
-                    for each in comm.all_gather_object(tensors)
-                }
-            )
-            == 1
-        )
+        inputs = [tensors_of(rank, torch.float64, torch.float32) for rank in range(size)]
+        for mean, *terms in zip(tensors, *inputs, strict=True):
+            torch.testing.assert_close(mean, sum(terms) / size, rtol=1e-6, atol=1e-5)
+        assert_same_on_all_ranks(tensors, comm)
 
     on_ranks(size, work)
 
@@ -78,10 +75,8 @@ def test_mean_of_tensors(size):
 @on_all_sizes
 def test_mean_of_statistics(size):
     def work(comm):
-        assert comm.all_reduce_mean({'a': comm.rank, 'b': 1.5}) == {
-            'a': pytest.approx((size - 1) / 2),
-            'b': 1.5,
-        }
+        means = comm.all_reduce_mean({'a': comm.rank, 'b': 1.5})
+        assert means == {'a': pytest.approx((size - 1) / 2), 'b': 1.5}
 
     on_ranks(size, work)
 
@@ -97,14 +92,15 @@ def test_gather_is_in_the_order_of_ranks(size):
 
 @on_all_sizes
 def test_barrier(size):
-    """Nobody leaves before the last has come."""
+    """No rank leaves before the last one has arrived."""
 
     def work(comm):
         if comm.rank == size - 1:
             time.sleep(0.3)
-        came = time.time()
+        arrived = time.time()
         comm.barrier()
-        assert time.time() >= max(comm.all_gather_object(came))
+        left = time.time()
+        assert left >= max(comm.all_gather_object(arrived))
 
     on_ranks(size, work)
 
@@ -115,7 +111,7 @@ def parameters_like(shapes):
 
 
 def loss_of(parameters, rank, part):
-    """Rank 0 alone reaches the parameter before the last one; nobody reaches the last."""
+    """Only rank 0's reaches the last parameter but one; no rank's reaches the last."""
     reached = parameters[:-1] if rank == 0 else parameters[:-2]
     return sum(((rank + part + 1) * (p**2).sum() + (p * part).sum()) for p in reached)
 
@@ -123,8 +119,7 @@ def loss_of(parameters, rank, part):
 @pytest.mark.parametrize('parts', (1, 3))
 @on_all_sizes
 def test_gradients_are_averaged(size, parts):
-    """Over several updates of several backward passes each, as plain averaging does; and to the bit
-    on all ranks."""
+    """Like plain averaging, over several updates of several backward passes; alike on all ranks."""
 
     def work(comm):
         parameters = parameters_like(SHAPES)
@@ -142,23 +137,23 @@ def test_gradients_are_averaged(size, parts):
 
 
 def check_average(parameters, comm, parts):
-    ours = [p.grad.clone() for p in parameters]
+    averages = [p.grad.clone() for p in parameters]
     plain = parameters_like(SHAPES)
     for part in parts:
         loss_of(plain, comm.rank, part).backward()
     expected = [torch.zeros_like(p) if p.grad is None else p.grad for p in plain]
     comm.all_reduce_mean_(expected)
-    for gradient, mean in zip(ours, expected, strict=True):
+    for gradient, mean in zip(averages, expected, strict=True):
         torch.testing.assert_close(gradient, mean, rtol=1e-6, atol=1e-6)
-    assert ours[-2].abs().sum() > 0 and ours[-1].abs().sum() == 0
-    assert (
-        len({b''.join(t.numpy().tobytes() for t in each) for each in comm.all_gather_object(ours)})
-        == 1
-    )
+    assert averages[-2].abs().sum() > 0
+    assert averages[-1].abs().sum() == 0
+    assert_same_on_all_ranks(averages, comm)
 
 
-class Log:
-    """An engine that notes what it is told."""
+class RecordingEngine:
+    """Records what it is asked to do, and sums nothing."""
+
+    name = 'recording'
 
     def __init__(self):
         self.sent, self.waited = [], []
@@ -172,9 +167,9 @@ class Log:
 
 
 def test_buckets_are_sent_during_the_backward_pass():
-    """Those of the last parameters while the first ones wait for their gradients; only in the last
-    pass."""
-    engine, parameters = Log(), parameters_like([(30,)] * 3)
+    """In the last pass, those of the last parameters before the first ones have gradients."""
+    engine = RecordingEngine()
+    parameters = parameters_like([(30,)] * 3)
     averaged = gradients.OverlappedGradients(parameters, 2, engine)
     sent_before = []
     parameters[0].register_hook(lambda gradient: sent_before.append(len(engine.sent)))
@@ -188,26 +183,26 @@ def test_buckets_are_sent_during_the_backward_pass():
     assert sent_before == [0, 2]
     averaged.synchronize()
     assert engine.waited == [0, 1, 2]
-    plain = torch.autograd.grad(h, parameters)  # of the last pass, as much as of the one before
+    plain = torch.autograd.grad(h, parameters)  # of either pass
     for sent, parameter, gradient in zip(
         engine.sent, reversed(parameters), reversed(plain), strict=True
     ):
         assert sent.abs().sum() > 0
-        torch.testing.assert_close(sent, 2 * gradient / 2)
+        torch.testing.assert_close(sent, 2 * gradient / 2)  # two passes, two ranks
         assert parameter.grad.data_ptr() == averaged.bucket_views[parameter][1].data_ptr()
 
 
 def test_gradients_are_freed_with_their_parameters():
-    """The reward model's do not stay while the policy is trained."""
+    """So that the reward model's do not stay while the policy is trained."""
     parameters = parameters_like(SHAPES)
-    averaged = gradients.OverlappedGradients(parameters, 2, Log())
+    averaged = gradients.OverlappedGradients(parameters, 2, RecordingEngine())
     freed = [weakref.ref(x) for x in (averaged, averaged.buckets[0], parameters[0])]
     loss_of(parameters, 0, 1).backward()
     del averaged, parameters
     assert [ref() for ref in freed] == [None] * 3
 
 
-# --- where ranks compute ---
+# --- what ranks of one host share ---
 
 
 @pytest.mark.parametrize(

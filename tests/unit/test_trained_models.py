@@ -190,7 +190,7 @@ def test_a_damaged_checkpoint_is_passed_over(model_dir, suffix, capsys):
     assert read.heads['value'].b == older.heads['value'].b
     warning = capsys.readouterr().out
     assert warning.startswith(f'WARNING: {model_dir}/model.ckpt-2')
-    assert warning.endswith('; the checkpoint before is used\n')
+    assert warning.endswith('; using the checkpoint before it\n')
     (model_dir / 'model.ckpt.index').write_bytes(b'')
     with pytest.raises(UserError, match='model.ckpt.index'):
         TrainedModel(str(model_dir)).build(scope='policy')
