@@ -17,15 +17,9 @@ from lm_human_preferences import storage
 from lm_human_preferences.commands.program import Command, completion, note
 from lm_human_preferences.distributed import env, launcher, worker
 from lm_human_preferences.errors import UserError
-<<<<<<< HEAD
 from lm_human_preferences.runs import run_dir, run_lock
-from lm_human_preferences.utils import hyperparams, option_help, streams
-from lm_human_preferences.utils.arguments import convert, did_you_mean, read_words
-=======
-from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils import hyperparams, option_help
 from lm_human_preferences.utils.arguments import did_you_mean
->>>>>>> main
 from lm_human_preferences.utils.combos import Trial
 from lm_human_preferences.utils.hyperparams import group_class, members, option
 
@@ -97,13 +91,8 @@ def start_job(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
         show_resume_hint()
         raise
     except SystemExit as e:
-<<<<<<< HEAD
-        if e.code in ENDED_BY_SIGNAL and hasattr(hparams, 'writes'):
-            run_lock.release(hparams.run.directory)
-=======
         if e.code in ENDED_BY_SIGNAL and is_training:
-            run_dir.release(hparams.run.directory)
->>>>>>> main
+            run_lock.release(hparams.run.directory)
             show_resume_hint()
         raise
 
