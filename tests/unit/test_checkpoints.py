@@ -163,8 +163,7 @@ def test_same_name_again(tmp_path):
 
 
 def test_only_ours_is_deleted(tmp_path):
-    """Of another program's and the user's files, those of a checkpoint that rotates out; of ours,
-    what a kill left."""
+    """What a kill has left, and the files of a checkpoint that rotates out; nothing of others."""
     save(tmp_path, 'model.ckpt-1', tensors(1))
     others = [
         'model.ckpt-1.index.bak',
@@ -265,8 +264,7 @@ CALLS = {'os.fsync': os.fsync, 'os.replace': os.replace, 'os.open': os.open, 'bu
 @pytest.mark.parametrize('call', CALLS)
 @pytest.mark.parametrize('passing', range(7))
 def test_any_call_that_fails(tmp_path, call, passing):
-    """Whichever system call fails: the old checkpoint is there, the new one all or not at all, and
-    no part of it."""
+    """Whichever system call fails, the old checkpoint is there, the new one all or not at all."""
     save(tmp_path, 'model.ckpt-1', tensors(1), state=1)
     before = files(tmp_path)
     calls = []
@@ -366,8 +364,10 @@ while True:
 
 
 def kill_and_check(directory, delay):
-    """Save until killed; whatever was told to be saved must be there, and complete. Returns the
-    newest step."""
+    """Save until killed; each checkpoint that was reported must be there and whole.
+
+    Returns the latest step.
+    """
     child = subprocess.Popen(
         [sys.executable, '-c', SAVER, directory], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
