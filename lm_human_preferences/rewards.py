@@ -167,7 +167,10 @@ class TrainedRewardModel(_Scorer):
         return self.get_rewards(queries, responses)
 
 
-def get_reward_model(name: str, encoding: Encoding) -> MockRewardModel | TrainedRewardModel:
+FrozenRewardModel = MockRewardModel | TrainedRewardModel  # what a policy learns from
+
+
+def load_reward_model(name: str, encoding: Encoding) -> FrozenRewardModel:
     """What scores responses: the known reward for 'mock', else the model in the directory
     `name`."""
     return MockRewardModel(encoding) if name == 'mock' else TrainedRewardModel(name, encoding)
@@ -189,9 +192,21 @@ def reward_model_of(save_dir: str, hparams: HParams) -> str:
     return storage.join(save_dir, 'policy') if gone else name
 
 
+def local_reward_model(hparams: HParams) -> str:
+    """Where a training of a policy reads its reward model: a directory, or 'mock' or 'test'.
+
+    One that the run trained itself may not be uploaded yet.
+    """
+    name = hparams.rewards.trained_model
+    if hparams.rewards.train_new_model is not None:
+        name = storage.staging_dir(name)
+    assert name is not None
+    return name
+
+
 def make_score_fn(
     hparams: TaskHParams,
-    score_model: MockRewardModel | TrainedRewardModel,
+    reward_model: FrozenRewardModel,
 ) -> ScoreFn:
     """Function of (queries, responses) -> (scores (batch,), postprocessed responses, {'score':
     scores}).
@@ -199,7 +214,7 @@ def make_score_fn(
     A response without a truncate token where one is asked for scores `penalty_reward_value`.
     hparams: TaskHParams.
     """
-    postprocess = lm_tasks.postprocess_fn_from_hparams(hparams, score_model.padding_token)
+    postprocess = lm_tasks.postprocess_fn_from_hparams(hparams, reward_model.padding_token)
     is_valid = lm_tasks.filter_fn_from_hparams(hparams)
 
     def score_fn(
@@ -208,7 +223,7 @@ def make_score_fn(
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Of `queries (batch, query_length)` and `responses (batch, response_length)`."""
         responses = postprocess(responses)
-        scores = score_model.score(queries, responses)
+        scores = reward_model.score(queries, responses)
         scores = scores.masked_fill(
             ~is_valid(responses).to(scores.device), hparams.penalty_reward_value
         )

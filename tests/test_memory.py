@@ -10,7 +10,7 @@ from golden_data import load_json
 from test_experiments import resolved
 from trainers import ppo_trainer, rollouts_of
 
-from lm_human_preferences import ppo, train_policy, train_reward
+from lm_human_preferences import plans, ppo, train_policy, train_reward
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import model
@@ -82,47 +82,7 @@ def test_parameters_are_counted():
     assert (
         sum(p.numel() for p in model.Model(SIZES).parameters())
         == PARAMETERS
-        == WORK.lasting() / 4 / 6
-    )
-
-
-def test_an_estimate_by_hand():
-    """Of each token in a block: 16 numbers for each of the width's four, and what two heads make of
-    seven tokens."""
-    block, logits, of_embeddings = 5 * 7 * (16 * 4 + 2 * 7) * 4, 5 * 2 * 10 * 4, 2 * 10 * 4 * 4
-    assert WORK.peak() == 6 * 4 * PARAMETERS + (3 + 1) * block + logits + of_embeddings
-    inputs = 5 * 7 * 4 * 4
-    again = 3 * inputs + 2 * block + logits + of_embeddings
-    assert replace(WORK, gradient_checkpointing=True).peak() == 6 * 4 * PARAMETERS + again
-    assert (
-        replace(WORK, micro_batch_size=1).learning(1)
-        == WORK.learning(5) / 5 + of_embeddings * 4 / 5
-    )
-    few = replace(WORK, micro_batch_size=2)
-    assert few.peak() == few.lasting() + 2 * few.learning(2)
-    assert replace(few, fused=True).peak() == few.lasting() + replace(few, fused=True).learning(2)
-    assert replace(WORK, ranks=2).peak() - WORK.peak() == 4 * PARAMETERS
-    assert replace(WORK, networks=2).peak() - WORK.peak() == -4 * PARAMETERS
-    cache, drawn = 2 * 3 * 50 * (7 + 64) * 4 * 4, 50 * 10 * (4 + 24)
-    assert (
-        replace(WORK, rows=1, sampled_rows=50).peak()
-        == 6 * 4 * PARAMETERS + cache + 10 * block + drawn
-    )
-
-
-def test_bf16_and_gpus_by_hand():
-    half = replace(WORK, reduced=True)
-    blocks, on_gpu = 3 * (12 * 4 * 4 + 13 * 4), replace(half, fused=True)
-    assert (
-        half.lasting() - WORK.lasting() == 3 * 2 * blocks
-        and on_gpu.lasting() - WORK.lasting() == 2 * blocks
-    )
-    assert half.sampling(1) - on_gpu.sampling(1) == 4 * 10 * 4 + half.inside(1, 7) - on_gpu.inside(
-        1, 7
-    )
-    assert (
-        half.inside(1, 1) == 2 * 4 * 4 + 14 * 4 * 2 + 2 * 2
-        and replace(WORK, fused=True).inside(1, 1) == 16 * 4 * 4
+        == WORK.lasting_bytes() / 4 / 6
     )
 
 
@@ -274,9 +234,9 @@ def test_running_out_of_memory_is_one_line(command, option, tmp_path, monkeypatc
     assert (
         result.exit_code == 2
         and result.stderr.splitlines()[-1]
-        == 'error: no memory is left (CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has'
-        f' 1.00 GiB left): less is taken, for the same gradients, by a smaller --{option} and by'
-        ' --run.gradient_checkpointing true'
+        == 'error: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has'
+        f' 1.00 GiB left): a smaller --{option} and --run.gradient_checkpointing true take less,'
+        ' for the same gradients'
     )
 
 
@@ -285,7 +245,7 @@ def test_running_out_of_memory_is_one_line(command, option, tmp_path, monkeypatc
 )
 def test_memory_of_a_host_runs_out_as_well(allocate):
     with (
-        pytest.raises(UserError, match='no memory is left .*allocate'),
+        pytest.raises(UserError, match='out of memory .*allocate'),
         memory.explain_oom('--batch_size'),
     ):
         allocate()
@@ -297,7 +257,7 @@ def test_what_a_step_works_on():
     policy, reward = (
         resolved(command, 'descriptiveness') for command in ('train_policy', 'train_reward')
     )
-    assert train_policy.memory_plan(policy, SIZES, ranks=8) == memory.MemoryEstimate(
+    assert plans.policy_memory(policy, SIZES, ranks=8) == memory.MemoryEstimate(
         SIZES,
         networks=3,
         rows=64,
@@ -308,7 +268,7 @@ def test_what_a_step_works_on():
         option='--ppo.micro_batch_size',
         batch_options=('--ppo.batch_size', '--ppo.batch_size'),
     )
-    assert train_reward.memory_plan(reward, SIZES, 8) == memory.MemoryEstimate(
+    assert plans.reward_memory(reward, SIZES, 8) == memory.MemoryEstimate(
         SIZES, networks=2, rows=4, tokens=160, sampled_rows=64, sampled_tokens=88
     )
 

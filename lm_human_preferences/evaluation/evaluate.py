@@ -147,7 +147,7 @@ def load_models(
             names = {name: of for name, of in names.items() if of != 'mock'} | {
                 'known reward': 'mock'
             }
-        models = {name: rewards.get_reward_model(of, encoding) for name, of in names.items()}
+        models = {name: rewards.load_reward_model(of, encoding) for name, of in names.items()}
     return policy, reference, models
 
 

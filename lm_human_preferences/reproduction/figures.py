@@ -30,6 +30,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.reproduction import figure_plots, worker_pool
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.synthetic import known_reward
+from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import ceil_div
 from lm_human_preferences.utils.logging import log_line, progress
 
@@ -146,7 +147,7 @@ def everything(task: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         temperature=settings.policy.temperature,
     )
     score_fn = rewards.make_score_fn(
-        settings, rewards.get_reward_model('mock', trained_model.encoding)
+        settings, rewards.load_reward_model('mock', trained_model.encoding)
     )
     queries = evaluate.queries_of(hparams, encoder, None)
     return (
@@ -197,7 +198,7 @@ def run_policy(path: str, hparams: train_policy.HParams, reward_model: str, task
     )[1]
     with Curve(queries, ref_logprobs, scores) as curve:
         trainer = train_policy.start(hparams, curve, LocalComm())
-        train_policy.training_loop(trainer, curve, LocalComm())
+        train_policy.take_steps(trainer, curve, TimeLeft({'policy': 1}))
     optimal = optimum.frontier_reward_at(curve.points[-1]['kl'], ref_logprobs, scores)
     checkpoints.write_json(
         path, {'kl_coef': hparams.rewards.kl_coef, 'curve': curve.points, 'optimal_reward': optimal}

@@ -8,6 +8,7 @@ and the end.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lm_human_preferences import storage
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import HParams
@@ -85,9 +87,15 @@ def policy_table() -> Table:
 
 
 def is_due(step: int, last: int, interval: int) -> bool:
-    """Whether there is a line of the table after `step` of `last` steps: the first, each
-    `interval`-th, the last."""
+    """Whether the table has a line after `step` of `last` steps: the first, every `interval`-th,
+    the last."""
     return step in (1, last) or step % interval == 0
+
+
+def dump(hparams: HParams, name: str = 'hparams') -> None:
+    """Print all of `hparams` as the original did; only for the console `original`."""
+    if console_is('original'):
+        hyperparams.dump(hparams, name=name)
 
 
 def show_start(
@@ -211,3 +219,34 @@ def announce_next(*lines: str, **commands: str) -> None:
         for purpose, command in commands.items()
     ]
     announce('', *lines, *next_lines)
+
+
+def announce_policy(hparams: train_policy.HParams) -> None:
+    """Say where the policy is, and what can be done with it."""
+    save_dir = hparams.run.save_dir
+    if save_dir is None:
+        announce_next('Nothing was saved, because --save_dir is None.')
+        return
+    path = shlex.quote(save_dir)
+    commands = {'sample_from_it': f'./sample.py sample --save_dir {path} --nsamples 8'}
+    if not hparams.run.evaluate:
+        commands['evaluate_it'] = f'./launch.py evaluate {path}'
+    events = shlex.quote(storage.join(save_dir, 'tb'))
+    commands['look_at_its_curves'] = f'tensorboard --logdir {events}'
+    announce_next(f'The policy is in {storage.join(save_dir, "policy")}', **commands)
+
+
+def announce_reward_model(save_dir: str | None) -> None:
+    """Say where the reward model is, and what can be done with it."""
+    if save_dir is None:
+        announce_next('Nothing was saved, because --save_dir is None.')
+        return
+    events = shlex.quote(storage.join(save_dir, 'tb'))
+    announce_next(
+        f'The reward model is in {storage.join(save_dir, "reward_model")}',
+        train_a_policy=(
+            './launch.py train_policy EXPERIMENT NAME --rewards.train_new_model off '
+            f'--rewards.trained_model {shlex.quote(save_dir)}'
+        ),
+        look_at_its_curves=f'tensorboard --logdir {events}',
+    )

@@ -5,18 +5,22 @@ ranks, so that all ranks come to the same end; and what --run.andon does then.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_policy import HParams
+from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.logging import log_line
 
 if TYPE_CHECKING:
+    import torch
+
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.train_policy import PPOTrainer
     from lm_human_preferences.train_reward import RewardModelTrainer
+    from lm_human_preferences.training.loop import Trainer
 
 PENALIZED = 'share of penalties'
 MOST_PENALIZED = 0.95
@@ -25,7 +29,7 @@ KL_PER_TOKEN = 2  # nats of a response's tokens that it may be where there is no
 LEAST_ENTROPY = 0.02  # nats of a token
 SIGNIFICANT = 2  # standard deviations of chance
 FAR_ABOVE_GUESSING = 1.5  # times the loss of guessing that a reward model may end with
-SELDOM = 100  # steps until an alarm is repeated
+REPEAT_AFTER = 100  # steps until an alarm is reported again
 
 
 class Alarm(NamedTuple):
@@ -107,7 +111,7 @@ def policy_alarms(
 
 
 def reward_alarms(
-    stats: dict[str, float],
+    stats: Mapping[str, float],
     agreements: Sequence[float],
     losses: Sequence[float],
     *,
@@ -149,30 +153,102 @@ def reward_alarms(
     return alarms
 
 
-class HealthMonitor:
-    """The health_monitor that stops the line. mode: that of --run.andon."""
+class HealthMonitor(Hook):
+    """Warns of alarms, or stops the training, as --run.andon says.
 
-    def __init__(self, mode: str, comm: Comm) -> None:
-        self.mode, self.comm = mode, comm
-        self.first: dict[str, float] | None = None  # statistics of the first step
-        self.quiet_until: dict[str, int] = {}  # statistic: step
+    trainer: what is saved, by `checkpointer`, before a stop.
+    """
 
-    def report(
-        self,
-        alarms: Sequence[Alarm],
-        trainer: PPOTrainer | RewardModelTrainer,
-        checkpointer: Checkpointer,
-    ) -> None:
-        """Warn of `alarms`, seldom; or save `trainer`, as it is now, and raise UserError."""
+    def __init__(self, mode: str, trainer: Trainer, checkpointer: Checkpointer, comm: Comm) -> None:
+        self.mode = mode
+        self.trainer = trainer
+        self.checkpointer = checkpointer
+        self.comm = comm
+        self.quiet_until: dict[str, int] = {}  # {statistic: step}
+
+    def alarms(self, step: int, stats: Mapping[str, float]) -> list[Alarm]:
+        """The alarms after `step` steps; stats: of the last one."""
+        raise NotImplementedError
+
+    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
+        """Warn of the alarms, of each at most once in REPEAT_AFTER steps.
+
+        Or, if the mode is 'stop', save and raise UserError.
+        """
+        alarms = self.alarms(step, stats)
         if not alarms or self.mode == 'off':
             return
-        step = trainer.state_dict()['step']
         if self.mode == 'stop':
-            checkpointer.save_on_error(trainer)
-            raise UserError(
-                f'stopped at step {step} by --run.andon stop: {"; ".join(map(str, alarms))}'
-            )
+            self.checkpointer.save_on_error(self.trainer)
+            reasons = '; '.join(map(str, alarms))
+            raise UserError(f'stopped at step {step} by --run.andon stop: {reasons}')
         for alarm in alarms:
             if step >= self.quiet_until.get(alarm.statistic, 0) and self.comm.rank == 0:
                 log_line(f'WARNING: step {step}: {alarm}')
-                self.quiet_until[alarm.statistic] = step + SELDOM
+                self.quiet_until[alarm.statistic] = step + REPEAT_AFTER
+
+
+class PolicyHealth(HealthMonitor):
+    """Watches the training of a policy; see policy_alarms."""
+
+    trainer: PPOTrainer
+
+    def __init__(
+        self,
+        mode: str,
+        trainer: PPOTrainer,
+        checkpointer: Checkpointer,
+        comm: Comm,
+        is_valid: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        """is_valid: tells of responses (batch, response_length) which score without penalty."""
+        super().__init__(mode, trainer, checkpointer, comm)
+        self.is_valid = is_valid
+        self.first: Mapping[str, float] | None = None  # statistics of the first step
+
+    def alarms(self, step: int, stats: Mapping[str, float]) -> list[Alarm]:
+        """Compare the last step with the limits, and with the first step of this process."""
+        self.first = self.first or stats
+        everything = {**stats, PENALIZED: self._penalized_share()}
+        return policy_alarms(everything, self.first, self.trainer.hparams)
+
+    def _penalized_share(self) -> float:
+        """Share over all ranks of the last responses that score the penalty."""
+        rollout = self.trainer.rollout
+        assert rollout is not None
+        valid = self.is_valid(rollout.responses).float().mean().item()
+        return 1 - self.comm.all_reduce_mean({'valid': valid})['valid']
+
+
+class RewardHealth(HealthMonitor):
+    """Watches the training of a reward model; see reward_alarms.
+
+    It can judge the outcome only by the batches of this process: those before an interruption are
+    not known.
+    """
+
+    trainer: RewardModelTrainer
+
+    def __init__(
+        self, mode: str, trainer: RewardModelTrainer, checkpointer: Checkpointer, comm: Comm
+    ) -> None:
+        super().__init__(mode, trainer, checkpointer, comm)
+        self.guessing_loss = trainer.guessing_loss()
+        self.agreements: list[float] = []
+        self.losses: list[float] = []
+
+    def alarms(self, step: int, stats: Mapping[str, float]) -> list[Alarm]:
+        """Compare the last batch with the limits; after the last step, the last quarter of all."""
+        assert self.trainer.agreement is not None
+        self.agreements.append(self.trainer.agreement)
+        self.losses.append(stats['loss'])
+        quarter = 0
+        if step == self.trainer.total_steps:
+            quarter = len(self.losses) // 4 or len(self.losses)
+        return reward_alarms(
+            stats,
+            self.agreements[len(self.agreements) - quarter :],
+            self.losses[len(self.losses) - quarter :],
+            batch_size=self.trainer.hparams.batch_size,
+            guessing_loss=self.guessing_loss,
+        )

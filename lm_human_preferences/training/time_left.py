@@ -1,8 +1,14 @@
 """How long a command of several phases still takes: training a reward model, a policy, evaluating
 it."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lm_human_preferences.hparams.train_policy import HParams
 
 
 class TimeLeft:
@@ -56,3 +62,22 @@ def as_text(seconds: float | None) -> str:
     if hours:
         return f'{hours}:{minute:02}:{second:02}'
     return f'{minute}:{second:02}'
+
+
+def elapsed_stats(
+    hparams: HParams, steps: int, step_seconds: float, seconds: float
+) -> dict[str, float]:
+    """How far a policy's training is after `steps`, and how fast, in the original's units.
+
+    hparams: train_policy's. step_seconds: that the last step took; seconds: that all took.
+    """
+    episodes = hparams.ppo.batch_size
+    length = hparams.task.response_length
+    return {
+        'elapsed/updates': steps,
+        'elapsed/steps/serial': steps * length,
+        'elapsed/steps/total': steps * episodes * length,
+        'elapsed/episodes': steps * episodes,
+        'elapsed/fps': int(episodes * length / max(step_seconds, 1e-9)),
+        'elapsed/time': seconds,
+    }
