@@ -86,6 +86,100 @@ def test_parameters_are_counted():
     )
 
 
+@pytest.mark.parametrize(
+    'changes, expected',
+    [
+        ({}, 19_296 + 44_400),
+        ({'gradient_checkpointing': True}, 19_296 + 24_240),
+        ({'micro_batch_size': 2}, 19_296 + 2 * 17_952),
+        ({'micro_batch_size': 2, 'fused': True}, 19_296 + 14_816),
+        ({'ranks': 2}, 22_512 + 44_400),
+        ({'networks': 2}, 16_080 + 44_400),
+        ({'learning': 2}, 28_944 + 44_400),
+        ({'rows': 1, 'sampled_rows': 50}, 19_296 + 464_000),
+        ({'reduced': True}, 23_688 + 24_800),
+        ({'reduced': True, 'fused': True}, 20_760 + 20_880),
+    ],
+    ids=str,
+)
+def test_peaks_counted_by_hand(changes, expected):
+    """What lasts, plus what a step takes, in bytes.
+
+    804 parameters in floats are 3216 bytes: three networks, a gradient and two moments are 19,296.
+    A token in a block keeps 16 * 4 numbers and 2 * 7 probabilities, so that 35 tokens keep 10,920
+    bytes. Four blocks, 400 bytes of logits and 320 of gradients of the embeddings are 44,400.
+    """
+    assert replace(WORK, **changes).peak() == expected
+
+
+@pytest.mark.parametrize('n_head', [1, 8])
+def test_what_blocks_keep_is_what_pytorch_keeps(computed_in, n_head):
+    """The estimate against the tensors that autograd holds between forward and backward pass."""
+    sizes = model.HParams(n_vocab=50, n_ctx=64, n_embd=64, n_head=n_head, n_layer=12)
+    network = model.Model(sizes).initialize()
+    tokens = torch.randint(50, (8, 48))
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+
+    def kept_bytes(gradient_checkpointing):
+        network.gradient_checkpointing = gradient_checkpointing
+        weights = sum(p.nbytes for p in network.parameters())
+        _, kept = gradients_and_bytes(network, lambda: network.hidden(tokens, mask).sum())
+        return kept - weights
+
+    estimate = memory.MemoryEstimate(
+        sizes,
+        networks=1,
+        rows=8,
+        tokens=48,
+        sampled_rows=1,
+        sampled_tokens=1,
+        reduced=precision.autocast_dtype(torch.float32) == torch.bfloat16,
+    )
+    checkpointed = replace(estimate, gradient_checkpointing=True)
+    kept = kept_bytes(False)
+    blocks = 12 * estimate.block_bytes(8, 48)
+    assert blocks == pytest.approx(kept, rel=0.2)
+    saved = estimate.learning_bytes(8) - checkpointed.learning_bytes(8)
+    assert saved == pytest.approx(kept - kept_bytes(True), rel=0.2)
+
+
+TEST_TASK = {
+    'task.query_length': 3,
+    'task.response_length': 4,
+    'task.query_dataset': 'test',
+    'task.policy.initial_model': 'test',
+}
+
+
+@pytest.mark.parametrize('kind', ['policy', 'reward model'])
+def test_what_lasts_is_what_a_trainer_holds(kind):
+    """The estimate against the parameters, gradients and moments of a trainer after an update."""
+    start = TrainedModel('test')
+    if kind == 'policy':
+        hparams = train_policy.HParams()
+        hparams.override_from_dict({**TEST_TASK, 'rewards.trained_model': 'test'})
+        trainer = train_policy.build_trainer(hparams, start, comms.LocalComm())
+        estimate = plans.policy_memory(hparams, start.hparams(), ranks=1)
+        trainer.step()
+    else:
+        hparams = train_reward.HParams()
+        hparams.override_from_dict(
+            {**TEST_TASK, 'labels.source': 'test', 'labels.type': 'best_of_4', 'batch_size': 8}
+        )
+        trainer = train_reward.build_trainer(hparams, start, comms.LocalComm())
+        estimate = plans.reward_memory(hparams, start.hparams(), ranks=1)
+        trainer.prepare()
+        trainer.step()
+    held = 0
+    for network in trainer.networks.values():
+        for parameter in network.get_params():
+            gradient = parameter.grad
+            held += parameter.nbytes + (0 if gradient is None else gradient.nbytes)
+    for _, mean, square in trainer.optimizer.state.values():
+        held += mean.nbytes + square.nbytes
+    assert estimate.lasting_bytes() == pytest.approx(held, rel=0.02)
+
+
 GB = 10**9
 LARGE = replace(
     WORK,
