@@ -1,5 +1,7 @@
-"""Alarms of a training that goes wrong: rules on statistics of its steps, which are means over all
-ranks, so that all ranks come to the same end; and what --run.andon does then.
+"""Alarms for a training that goes wrong, and what --run.andon does then.
+
+Alarms are rules on the statistics of steps. These are means over all ranks, so that all ranks come
+to the same decision.
 """
 
 from __future__ import annotations
@@ -24,17 +26,35 @@ if TYPE_CHECKING:
 
 PENALIZED = 'share of penalties'
 MOST_PENALIZED = 0.95
-KL_TARGETS = 10  # times the target that the KL divergence may be
-KL_PER_TOKEN = 2  # nats of a response's tokens that it may be where there is no target
-LEAST_ENTROPY = 0.02  # nats of a token
+KL_TARGETS = 10  # the limit of the KL divergence, in multiples of its target
+KL_PER_TOKEN = 2  # the same without a target, in nats for each token of a response
+LEAST_ENTROPY = 0.02  # nats for each token
 SIGNIFICANT = 2  # standard deviations of chance
-FAR_ABOVE_GUESSING = 1.5  # times the loss of guessing that a reward model may end with
+FAR_ABOVE_GUESSING = (
+    1.5  # the limit of a reward model's last loss, in multiples of that of guessing
+)
 REPEAT_AFTER = 100  # steps until an alarm is reported again
+
+NOT_FINITE = 'the loss is NaN or infinite: lower the learning rate'
+FAR_FROM_START = (
+    'the policy has moved far from the initial language model: lower --ppo.lr or raise'
+    ' --rewards.kl_coef'
+)
+EXPLOITING = (
+    'the score rises while the KL divergence explodes: the policy exploits blind spots of the'
+    ' reward model; raise --rewards.kl_coef'
+)
+COLLAPSED = (
+    'the policy gives the same response every time: lower --ppo.lr or raise --rewards.kl_coef'
+)
+WORSE_THAN_CHANCE = (
+    'the reward model is worse than chance on labels that it has not seen: is their sign the wrong'
+    ' way round, or the learning rate too high?'
+)
 
 
 class Alarm(NamedTuple):
-    """`statistic` has a `value` beyond its `limit`; `text` tells the user what that means and what
-    may help."""
+    """A `statistic` whose `value` is beyond its `limit`; `text` says what it means and may help."""
 
     statistic: str
     value: float
@@ -47,11 +67,10 @@ class Alarm(NamedTuple):
 
 def not_finite(stats: Mapping[str, float], names: Iterable[str]) -> list[Alarm]:
     """An alarm for the first of `names` whose statistic is NaN or infinite."""
-    return [
-        Alarm(name, stats[name], math.inf, 'the loss is NaN or infinite: lower the learning rate')
-        for name in names
-        if not math.isfinite(stats[name])
-    ][:1]
+    for name in names:
+        if not math.isfinite(stats[name]):
+            return [Alarm(name, stats[name], math.inf, NOT_FINITE)]
+    return []
 
 
 def policy_alarms(
@@ -59,54 +78,31 @@ def policy_alarms(
     first: Mapping[str, float],
     hparams: HParams,
 ) -> list[Alarm]:
-    """The alarms of a PPO step. stats: PPOTrainer.step's and PENALIZED; first: those of the first
-    step."""
+    """The alarms of a PPO step.
+
+    stats: what PPOTrainer.step returned, and PENALIZED; first: those of the first step.
+    """
     alarms = not_finite(stats, ['ppo/loss/total', 'objective/kl', 'objective/score'])
-    task, adaptive = hparams.task, hparams.rewards.adaptive_kl
-    kl, entropy, score, penalized = (
-        stats[name] for name in ('objective/kl', 'ppo/policy/entropy', 'objective/score', PENALIZED)
-    )
-    most = KL_TARGETS * adaptive.target if adaptive else KL_PER_TOKEN * task.response_length
-    if kl > most:
-        alarms.append(
-            Alarm(
-                'objective/kl',
-                kl,
-                most,
-                'the policy has left the language model behind: lower --ppo.lr '
-                'or raise --rewards.kl_coef',
-            )
-        )
-    elif kl > most / 2 and score > first['objective/score']:
-        alarms.append(
-            Alarm(
-                'objective/kl',
-                kl,
-                most / 2,
-                'the score rises while the KL divergence explodes: the '
-                'policy finds blind spots of the reward model; raise --rewards.kl_coef',
-            )
-        )
+    task = hparams.task
+    adaptive = hparams.rewards.adaptive_kl
+    kl = stats['objective/kl']
+    entropy = stats['ppo/policy/entropy']
+    penalized = stats[PENALIZED]
+    score_rises = stats['objective/score'] > first['objective/score']
+    most_kl = KL_TARGETS * adaptive.target if adaptive else KL_PER_TOKEN * task.response_length
+    if kl > most_kl:
+        alarms.append(Alarm('objective/kl', kl, most_kl, FAR_FROM_START))
+    elif kl > most_kl / 2 and score_rises:
+        alarms.append(Alarm('objective/kl', kl, most_kl / 2, EXPLOITING))
     if entropy < LEAST_ENTROPY:
-        alarms.append(
-            Alarm(
-                'ppo/policy/entropy',
-                entropy,
-                LEAST_ENTROPY,
-                'the policy says always the same: lower --ppo.lr or raise --rewards.kl_coef',
-            )
-        )
+        alarms.append(Alarm('ppo/policy/entropy', entropy, LEAST_ENTROPY, COLLAPSED))
     if penalized > MOST_PENALIZED:
-        alarms.append(
-            Alarm(
-                PENALIZED,
-                penalized,
-                MOST_PENALIZED,
-                f'hardly a response has token {task.truncate_token} at or after position'
-                f' {task.truncate_after}, so they score {task.penalty_reward_value}; see'
-                ' --task.truncate_token, --task.truncate_after and --task.penalty_reward_value',
-            )
+        text = (
+            f'hardly any response has token {task.truncate_token} at or after position'
+            f' {task.truncate_after}, so they score {task.penalty_reward_value}; see'
+            ' --task.truncate_token, --task.truncate_after and --task.penalty_reward_value'
         )
+        alarms.append(Alarm(PENALIZED, penalized, MOST_PENALIZED, text))
     return alarms
 
 
@@ -118,38 +114,27 @@ def reward_alarms(
     batch_size: int,
     guessing_loss: float,
 ) -> list[Alarm]:
-    """The alarms of a step of reward training. stats: train_batch's.
+    """The alarms of a step of reward training. stats: what RewardModelTrainer.step returned.
 
-    agreements, losses: of the last quarter of all steps, once that is over, else empty: how far
-    rewards agreed with the labels of each batch (see label_types.agreement), and the loss, both
-    before the batch was learned. guessing_loss: the loss without looking at the responses.
+    agreements, losses: of each of the last quarter of all steps, once they are done, else empty:
+    how far rewards agreed with the labels (see label_types.agreement), and the loss, both before
+    the batch was learned. guessing_loss: the loss of a model that does not look at the responses.
     """
     alarms = not_finite(stats, ['loss'])
     if not agreements or alarms:
         return alarms
     agreement = sum(agreements) / len(agreements)
-    limit = -SIGNIFICANT / math.sqrt(batch_size * len(agreements))
-    if agreement < limit:
-        alarms.append(
-            Alarm(
-                'agreement',
-                agreement,
-                limit,
-                'the reward model is worse than chance on labels that it has not seen: is '
-                'their sign the wrong way round, or the learning rate too high?',
-            )
-        )
+    least_agreement = -SIGNIFICANT / math.sqrt(batch_size * len(agreements))
+    if agreement < least_agreement:
+        alarms.append(Alarm('agreement', agreement, least_agreement, WORSE_THAN_CHANCE))
     loss = sum(losses) / len(losses)
-    if loss > FAR_ABOVE_GUESSING * guessing_loss:
-        alarms.append(
-            Alarm(
-                'loss',
-                loss,
-                FAR_ABOVE_GUESSING * guessing_loss,
-                'the loss of the reward model ended far above that of '
-                f'guessing, {guessing_loss:.4g}: lower its learning rate',
-            )
+    most_loss = FAR_ABOVE_GUESSING * guessing_loss
+    if loss > most_loss:
+        text = (
+            'the loss of the reward model ended far above that of guessing, '
+            f'{guessing_loss:.4g}: lower its learning rate'
         )
+        alarms.append(Alarm('loss', loss, most_loss, text))
     return alarms
 
 
