@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 
+from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task import PolicyHParams, TaskHParams
 from lm_human_preferences.language import datasets
 from lm_human_preferences.language.encodings import Encoder, Encoding
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.synthetic import language_model
 
 __all__ = [
     'PolicyHParams',
@@ -19,10 +22,21 @@ __all__ = [
     'check_lengths',
     'check_task',
     'filter_fn_from_hparams',
+    'initial_model',
     'make_query_sampler',
     'postprocess_fn_from_hparams',
     'query_formatter',
 ]
+
+
+def initial_model(name: str) -> TrainedModel:
+    """The model that `--task.policy.initial_model` names, from which policy and reward model start.
+
+    `reviews`, our model of film reviews, is trained first where the cache does not have it.
+    """
+    if name == language_model.NAME:
+        return TrainedModel(name, savedir=language_model.directory())
+    return TrainedModel(name)
 
 
 def postprocess_fn_from_hparams(
@@ -178,7 +192,7 @@ def make_query_sampler(
     had.
     """
     seed = 0  # as in the original, files are read in the same order in every run
-    if hparams.query_dataset == 'test':
+    if registry.info(hparams.query_dataset).seed_per_run:
         drawn = torch.randint(2**31, ()).item()
         seed = comm.all_gather_object(drawn)[0] if comm else drawn  # ranks take turns in one stream
     return QuerySampler(

@@ -4,7 +4,7 @@ The networks are declared here and nowhere else: what depends on them is derived
 """
 
 from lm_human_preferences import label_types
-from lm_human_preferences.evaluation import evaluate
+from lm_human_preferences.evaluation import measure
 from lm_human_preferences.hparams import train_policy, train_reward
 from lm_human_preferences.hparams.model import HParams as Sizes
 from lm_human_preferences.training.memory import MemoryEstimate
@@ -95,5 +95,5 @@ def work_left(hparams: train_policy.HParams, n_vocab: int) -> dict[str, float]:
     passes = 3 + 3 * hparams.ppo.noptepochs
     phases['policy'] = passes * tokens * nupdates(hparams) * hparams.ppo.batch_size
     if hparams.run.evaluate and hparams.run.save_dir:
-        phases['evaluation'] = evaluate.tokens_to_compute(task, n_vocab)
+        phases['evaluation'] = measure.tokens_to_compute(task, n_vocab)
     return phases

@@ -9,6 +9,7 @@ from torch import nn
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.hparams.train_policy import HParams
@@ -238,12 +239,12 @@ def make_score_fn(
 
 
 def label_source(hparams: HParams) -> str | None:
-    """--labels.source of the reward model, whose queries can stand in for the data set `books`.
+    """--labels.source of the reward model, whose queries can stand in for the task's.
 
     None if the task has other queries, or if the reward model's directory has no record of it.
     hparams: train_policy's.
     """
-    if hparams.task.query_dataset != 'books':
+    if not registry.info(hparams.task.query_dataset).labels_stand_in:
         return None
     if hparams.rewards.train_new_model is not None:
         return hparams.rewards.train_new_model.labels.source

@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lm_human_preferences import lm_tasks, storage
-from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.training import console, loop, memory, precision
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.logging import configure_console, say_as_recorded
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.hparams import train_policy, train_reward
     from lm_human_preferences.hparams.model import HParams as Sizes
     from lm_human_preferences.hparams.task import TaskHParams
+    from lm_human_preferences.language.trained_models import TrainedModel
 
     Training = train_policy.HParams | train_reward.HParams
 
@@ -68,7 +67,7 @@ def check(
     """
     device = default_device()
     precision.check(hparams.run.precision, device)
-    initial_model = TrainedModel(hparams.task.policy.initial_model)
+    initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     sizes = initial_model.hparams()
     lm_tasks.check_task(hparams.task, initial_model.encoding, sizes.n_ctx)
     memory.check(memory_plan(sizes), comm, device)
@@ -91,7 +90,7 @@ def start(
     """
     precision.configure(hparams.run.precision, default_device())
     checkpointer.set_seed(hparams.run.seed)
-    initial_model = TrainedModel(hparams.task.policy.initial_model)
+    initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     console.dump(initial_model.hparams(), name='model_hparams')
     trainer = build(initial_model)
     checkpointer.restore(trainer, saves=trainer.planned_saves)
@@ -100,6 +99,6 @@ def start(
     if directory is not None and comm.rank == 0:
         say_as_recorded(f'Will save to {hparams.run.save_dir}')
         for name, record in records.items():
-            checkpoints.write_json(storage.join(directory, name), record)
+            storage.write_json(storage.join(directory, name), record)
         initial_model.write_files(storage.join(directory, model_dir))
     return trainer

@@ -366,7 +366,7 @@ def _train_both(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> Non
     session.check(hparams, comm, lambda sizes: plans.policy_memory(hparams, sizes, comm.size))
     if comm.rank == 0:
         console.show_start('train_policy', hparams, comm)
-    n_vocab = TrainedModel(hparams.task.policy.initial_model).hparams().n_vocab
+    n_vocab = lm_tasks.initial_model(hparams.task.policy.initial_model).hparams().n_vocab
     clock = TimeLeft(plans.work_left(hparams, n_vocab))
     with tempfile.TemporaryDirectory() as scratch:
         if hparams.rewards.train_new_model is not None:

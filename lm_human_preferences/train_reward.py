@@ -18,12 +18,12 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
 from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.labels import simulated
 from lm_human_preferences.language.model import in_tf_shapes
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs import run_dir
-from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.hooks import reward_hooks
 from lm_human_preferences.training.loop import training_loop
@@ -328,7 +328,7 @@ def train_in_run(
                 console.show_start('train_reward', hparams, comm)
             log_line(*trainer.label_notes)
         trainer.prepare()
-        training_loop(trainer, reward_hooks(trainer, checkpointer, run.andon, clock))
+        training_loop(trainer, reward_hooks(trainer, checkpointer, run.on_anomaly, clock))
         trainer.finish()
     if comm.rank == 0 and finished_dir is not None:
         checkpoints.save(finished_dir, 'model.ckpt', trainer.tf_variables())
@@ -362,7 +362,7 @@ def build_trainer(hparams: HParams, initial_model: TrainedModel, comm: Comm) -> 
     reward_model.model.gradient_checkpointing = hparams.run.gradient_checkpointing
     plans.REWARD_NETWORKS.broadcast({'reward_model': reward_model, 'ref_policy': ref_policy}, comm)
     if labels is None:
-        labels = known_reward.simulated_labels(hparams, ref_policy, comm)
+        labels = simulated.simulated_labels(hparams, ref_policy, comm)
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,
         encoder=encoding.get_encoder(),

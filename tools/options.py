@@ -96,7 +96,7 @@ def page() -> str:
 def _row(name, field):
     default = option_help.default_text(field)
     shown = 'required' if default is None else f'`{default}`'
-    text = field.metadata['help'].replace('|', r'\|')
+    text = option_help.help_text(field).replace('|', r'\|')
     return f'| `--{name}` | {shown} | {text} |'
 
 

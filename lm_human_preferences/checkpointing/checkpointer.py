@@ -23,7 +23,7 @@ import torch
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.distributed.ranks import ENDING, STEP
+from lm_human_preferences.distributed.env import STEP_GRACE_SECONDS, STOPPING
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import Logger, log_line
@@ -219,7 +219,7 @@ class Checkpointer(contextlib.AbstractContextManager):
     @contextlib.contextmanager
     def defer_signals(self) -> Iterator[None]:
         """Within the block, the first SIGINT or SIGTERM waits until `after_step`, but no longer
-        than STEP seconds."""
+        than STEP_GRACE_SECONDS."""
         in_main = threading.current_thread() is threading.main_thread()
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM) if in_main else ()
         before = {number: signal.signal(number, self._ask) for number in numbers}
@@ -234,9 +234,9 @@ class Checkpointer(contextlib.AbstractContextManager):
         if self.stop_requested or number == signal.SIGALRM:
             raise KeyboardInterrupt
         self.stop_requested = True
-        signal.alarm(STEP)
+        signal.alarm(STEP_GRACE_SECONDS)
         if self.comm.rank == 0:
-            os.write(2, f'\n{ENDING}\n'.encode())  # this may be in the midst of a print
+            os.write(2, f'\n{STOPPING}\n'.encode())  # this may be in the midst of a print
 
     def after_step(self, trainer: Trainer) -> None:
         """Raise what went wrong in the background; or, if a rank was asked to end, save `trainer`

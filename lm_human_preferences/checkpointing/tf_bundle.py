@@ -23,11 +23,11 @@ from lm_human_preferences.checkpointing.tf_table import (
     MAX_SIZE,
     Table,
     encode_table,
-    masked_crc,
     read_varint,
     varint,
 )
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.utils.crc import masked_crc
 
 if TYPE_CHECKING:
     import torch

@@ -9,27 +9,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from google_crc32c import value as crc32c
+from lm_human_preferences.utils.crc import masked_crc
 
-if TYPE_CHECKING:
-    import numpy as np
-
-MAX_SIZE = (
-    1 << 23
-)  # bytes, of a file and of what its entries take; 1558M with its optimiser needs a fortieth
+# Bytes, of a file and of what its entries take; 1558M with its optimiser needs a fortieth.
+MAX_SIZE = 1 << 23
 TOO_LARGE = f'it takes more than {MAX_SIZE >> 20} MiB'
 MAGIC = bytes.fromhex('57fb808b247547db')
 FOOTER_SIZE = 48
 ENTRY_COST = 64  # what an entry takes of MAX_SIZE besides its key
 RESTART_INTERVAL = 16
-
-
-def masked_crc(data: bytes | bytearray | memoryview | np.ndarray) -> int:
-    """The CRC32C of a bytes-like object as TensorFlow stores it (lib/hash/crc32c.h)."""
-    crc = crc32c(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:

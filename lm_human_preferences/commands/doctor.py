@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from lm_human_preferences import storage
-from lm_human_preferences.distributed import ranks
+from lm_human_preferences.distributed import env, launcher
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import ENGINES
 from lm_human_preferences.training import memory
@@ -136,12 +136,8 @@ def _store() -> str:
 
 
 def _mpi() -> str:
-    path, is_open_mpi = ranks.find_mpiexec()
-    horovod = (
-        'Horovod'
-        if importlib.util.find_spec('horovod')
-        else 'no Horovod, which `sh tools/horovod.sh` compiles'
-    )
+    path, is_open_mpi = launcher.find_mpiexec()
+    horovod = 'Horovod' if env.has_horovod() else 'no Horovod, which `sh tools/horovod.sh` compiles'
     return f'{path} of {"Open MPI" if is_open_mpi else "MPICH"}, with {horovod}'
 
 
@@ -187,7 +183,7 @@ def doctor() -> None:
         'one rank': step,
     }
     for engine in ENGINES[1:]:
-        if engine != 'horovod' or importlib.util.find_spec('horovod'):
+        if engine != 'horovod' or env.has_horovod():
             checks[f'two by {engine}'] = functools.partial(
                 step, '--mpi=2', f'--run.allreduce={engine}'
             )

@@ -1,4 +1,4 @@
-"""Human labels: files that are read and checked, and labels made up by a known reward.
+"""Labels for reward training: read from files and checked, or simulated.
 
-Knows label types and tasks; knows no reward model and trains nothing.
+Knows label types and tasks; knows no reward model but the known one, and trains nothing.
 """

@@ -10,6 +10,7 @@ from typing import Protocol, SupportsInt
 import tiktoken
 
 from lm_human_preferences import storage
+from lm_human_preferences.datasets.letters import LETTERS
 from lm_human_preferences.datasets.reviews import WORDS as REVIEW_WORDS
 from lm_human_preferences.errors import UserError
 
@@ -17,7 +18,6 @@ from lm_human_preferences.errors import UserError
 # of its release).
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 END_OF_TEXT = '<|endoftext|>'
-LETTERS = 'abcdefghijklmnopqrstuvwxyz.'
 
 
 class Encoder(Protocol):

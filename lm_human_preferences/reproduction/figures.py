@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from lm_human_preferences import lm_tasks, rewards, storage, train_policy, train_reward
-from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.evaluation import evaluate, optimum
-from lm_human_preferences.language import encodings, trained_models
+from lm_human_preferences.evaluation import measure, optimum
+from lm_human_preferences.labels import simulated
+from lm_human_preferences.language import encodings
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reproduction import figure_plots, worker_pool
 from lm_human_preferences.storage import outputs
@@ -119,12 +119,13 @@ def place(
 ) -> str:
     """Where the result of a job is kept: named by what it is, and by a digest of all that it
     depends on."""
-    initial_model = trained_models.TrainedModel(hparams.task.policy.initial_model).savedir
+    initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model).savedir
     assert initial_model is not None
     settings = [
         VERSION,
         os.path.basename(initial_model),
         inspect.getsource(known_reward),
+        inspect.getsource(simulated),
         hparams.to_nested_dict(),
     ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
@@ -139,7 +140,7 @@ def everything(task: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     hparams = train_policy.HParams()
     hparams.task.parse_json(task)
     settings = hparams.task
-    trained_model = trained_models.TrainedModel(settings.policy.initial_model)
+    trained_model = lm_tasks.initial_model(settings.policy.initial_model)
     encoder = trained_model.encoding.get_encoder()
     reference = Policy(
         trained_model,
@@ -149,7 +150,7 @@ def everything(task: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     score_fn = rewards.make_score_fn(
         settings, rewards.load_reward_model('mock', trained_model.encoding)
     )
-    queries = evaluate.queries_of(hparams, encoder, None)
+    queries = measure.queries_of(hparams, encoder, None)
     return (
         queries,
         optimum.all_logprobs(reference, queries, settings.response_length),
@@ -163,9 +164,7 @@ def write_frontier(path: str, task: str) -> None:
     """A job: the highest reward possible at some KLs."""
     _, ref_logprobs, scores = everything(task)
     kls, best = optimum.frontier(ref_logprobs, scores, optimum.beta_grid(scores)).tolist()
-    checkpoints.write_json(
-        path, [{'kl': kl, 'known_reward': reward} for kl, reward in zip(kls, best)]
-    )
+    storage.write_json(path, [{'kl': kl, 'known_reward': reward} for kl, reward in zip(kls, best)])
 
 
 def run_reward(path: str, hparams: train_reward.HParams) -> None:
@@ -200,7 +199,7 @@ def run_policy(path: str, hparams: train_policy.HParams, reward_model: str, task
         trainer = train_policy.start(hparams, curve, LocalComm())
         train_policy.take_steps(trainer, curve, TimeLeft({'policy': 1}))
     optimal = optimum.frontier_reward_at(curve.points[-1]['kl'], ref_logprobs, scores)
-    checkpoints.write_json(
+    storage.write_json(
         path, {'kl_coef': hparams.rewards.kl_coef, 'curve': curve.points, 'optimal_reward': optimal}
     )
 
@@ -397,7 +396,7 @@ def figures(
     )
     kls, bests = ([row[key] for row in frontier] for key in ('kl', 'known_reward'))
     optimal = np.interp(scale.curve, kls, bests)
-    with outputs.explained(output_dir, fix='make room there, and the same command goes on'):
+    with outputs.translate_errors(output_dir, fix='make room there, and the same command goes on'):
         for name in tables:
             write_table(os.path.join(output_dir, f'{name}.csv'), rows[name])
         figure2, figure3 = (os.path.join(output_dir, name) for name in pictures)

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lm_human_preferences import storage
-from lm_human_preferences.distributed import ranks
+from lm_human_preferences.distributed import env
 from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Colle
     set, see `check_settings`.
     """
     directory = hparams.run.directory
-    if directory is None or ranks.launched_rank():
+    if directory is None or env.launched_rank():
         return
     assert hparams.run.save_dir is not None
     if os.path.exists(os.path.join(directory, LOCK)):
@@ -130,7 +130,7 @@ def fetch_run_dir(save_dir: str, fetch: bool = True) -> str:
     UserError where somebody else writes it.
     """
     directory = storage.staging_dir(save_dir)
-    if directory == save_dir or ranks.launched_rank():
+    if directory == save_dir or env.launched_rank():
         return save_dir
     from lm_human_preferences.runs import uploads
 
@@ -292,7 +292,7 @@ def _locked(directory: str) -> tuple[TextIO, str]:
 def ranks_of(directory: str | None) -> int | None:
     """The number of ranks of the run that was interrupted in `directory`, None where nothing tells
     or it is settled."""
-    if directory is None or ranks.launched_size() > 1:
+    if directory is None or env.launched_size() > 1:
         return None
     from lm_human_preferences.checkpointing import (
         checkpoints,  # loads numpy, which --help is not to wait for

@@ -263,7 +263,7 @@ class DirectoryUploader:
         }:
             safe = [os.path.basename(stem) for stem in stems if stem not in map(_stem, changed)]
             if safe:
-                self.there[path] = self._write(path, checkpoints.state_text(safe))
+                self.there[path] = self._write(path, checkpoints.format_checkpoint_file(safe))
             else:
                 self._remove([path])
 

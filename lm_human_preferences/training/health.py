@@ -1,4 +1,4 @@
-"""Alarms for a training that goes wrong, and what --run.andon does then.
+"""Alarms for a training that goes wrong, and what --run.on_anomaly does then.
 
 Alarms are rules on the statistics of steps. These are means over all ranks, so that all ranks come
 to the same decision.
@@ -139,7 +139,7 @@ def reward_alarms(
 
 
 class HealthMonitor(Hook):
-    """Warns of alarms, or stops the training, as --run.andon says.
+    """Warns of alarms, or stops the training, as --run.on_anomaly says.
 
     trainer: what is saved, by `checkpointer`, before a stop.
     """
@@ -166,7 +166,7 @@ class HealthMonitor(Hook):
         if self.mode == 'stop':
             self.checkpointer.save_on_error(self.trainer)
             reasons = '; '.join(map(str, alarms))
-            raise UserError(f'stopped at step {step} by --run.andon stop: {reasons}')
+            raise UserError(f'stopped at step {step} by --run.on_anomaly stop: {reasons}')
         for alarm in alarms:
             if step >= self.quiet_until.get(alarm.statistic, 0) and self.comm.rank == 0:
                 log_line(f'WARNING: step {step}: {alarm}')

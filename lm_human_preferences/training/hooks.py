@@ -46,7 +46,7 @@ def policy_hooks(
             shown={'score': ('objective/score', '.2f'), 'kl': ('objective/kl', '.2f')},
         ),
         PolicyTable(hparams, comm, clock, steps=trainer.total_steps),
-        health.PolicyHealth(hparams.run.andon, trainer, checkpointer, comm, is_valid),
+        health.PolicyHealth(hparams.run.on_anomaly, trainer, checkpointer, comm, is_valid),
         Checkpoints(
             trainer,
             checkpointer,
@@ -62,7 +62,7 @@ def reward_hooks(
 ) -> list[Hook]:
     """What happens after each step of a reward model's training.
 
-    on_anomaly: --run.andon. clock: of the whole command, which has a phase 'reward model'.
+    on_anomaly: --run.on_anomaly. clock: of the whole command, which has a phase 'reward model'.
     """
     hparams, comm = trainer.hparams, trainer.comm
     clock.begin('reward model', trainer.steps_done / trainer.total_steps)

@@ -16,7 +16,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils.hyperparams import TEXTS, describe, group_class, members, parse
+from lm_human_preferences.utils.hyperparams import (
+    TEXTS,
+    describe,
+    group_class,
+    members,
+    parse,
+    renamed,
+)
 
 _SWITCHES = {
     'on': 'on',
@@ -118,10 +125,15 @@ def _known(
 ) -> tuple[str, bool]:
     """The option that `name` means, and whether a `no` before it switches it off."""
     key = name.replace('-', '_')
-    if key in fields or key in arguments:
-        return key, False
-    if may_negate and key[:2] == 'no' and key[2:] in fields and _is_flag(fields[key[2:]]):
-        return key[2:], True
+    former_names = renamed(fields)
+    current = former_names.get(key, key)
+    if current in fields or current in arguments:
+        return current, False
+    if may_negate and key.startswith('no'):
+        flag = key.removeprefix('no')
+        flag = former_names.get(flag, flag)
+        if flag in fields and _is_flag(fields[flag]):
+            return flag, True
     raise UserError(
         f'no such option: --{name}' + did_you_mean(f'--{name}', [f'--{key}' for key in fields])
     )

@@ -45,13 +45,15 @@ def option(
     one_of: Collection[str] = (),
     ours: bool = False,
     recorded: bool = True,
+    formerly: str | None = None,
 ) -> Any:
     """A field with a line of help; the other arguments say which values are accepted.
 
     at_least, at_most: inclusive limits. above: an exclusive one. ours: the original does not know
     the option, so it is left out of what is printed and saved while it has its default. recorded:
     False for an option that is about this start of the program only, and is left out of what is
-    printed and saved altogether.
+    printed and saved altogether. formerly: the name that the field had in an earlier version; it
+    is still understood wherever a name is read, and never written. Groups cannot be renamed.
     """
     metadata = {
         'help': help,
@@ -61,6 +63,7 @@ def option(
         'one_of': one_of,
         'ours': ours,
         'recorded': recorded,
+        'formerly': formerly,
     }
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
 
@@ -107,6 +110,7 @@ class HParams:
         A field of a group that is off is an AttributeError; groups that are on keep their values
         (the original made those around the one switched on anew).
         """
+        flat_dict = {self._current(key, separator): value for key, value in flat_dict.items()}
         groups = {key: group_class(self._field(key, separator).type) for key in flat_dict}
         inner: dict[str, dict[str, Any]] = {}
         for key, value in flat_dict.items():
@@ -133,7 +137,8 @@ class HParams:
 
     def override_from_nested_dict(self, nested_dict: dict[str, Any]) -> None:
         """Override from {'x': {'y': 1}}; an object switches its group on."""
-        for name, value in nested_dict.items():
+        for key, value in nested_dict.items():
+            name = self._current(key)
             group = group_class(self._field(name).type)
             if not isinstance(value, dict):
                 setattr(self, name, value)
@@ -195,9 +200,13 @@ class HParams:
             if isinstance(value, HParams):
                 value.check_values(prefix=f'{prefix}{f.name}.')
 
+    def _current(self, key: str, separator: str = '.') -> str:
+        """Today's name of the field `key`, which may be the name that it had formerly."""
+        return former_names(type(self), separator).get(key, key)
+
     def _field(self, key: str, separator: str = '.') -> dataclasses.Field:
         try:
-            return fields(type(self), separator)[key]
+            return fields(type(self), separator)[self._current(key, separator)]
         except KeyError:
             raise UnknownFieldError(
                 f'{type(self).__module__}.{type(self).__name__} has no field {key!r}'
@@ -218,6 +227,22 @@ def fields(cls: type[HParams], separator: str = '.') -> dict[str, dataclasses.Fi
                 }
             )
     return found
+
+
+@lru_cache
+def former_names(cls: type[HParams], separator: str = '.') -> dict[str, str]:
+    """{former dotted name: today's} of the fields below `cls` that were renamed."""
+    return renamed(fields(cls, separator))
+
+
+def renamed(fields: Mapping[str, dataclasses.Field]) -> dict[str, str]:
+    """The same for `fields` {dotted name: field}; see `option` about `formerly`."""
+    names = {}
+    for name, field in fields.items():
+        formerly = field.metadata.get('formerly')
+        if formerly:
+            names[name.removesuffix(field.name) + formerly] = name
+    return names
 
 
 def members(ty: Any) -> tuple[Any, ...]:

@@ -24,8 +24,8 @@ from tensorboard.compat.proto.summary_pb2 import (
 )
 from tqdm import tqdm
 
-from lm_human_preferences.checkpointing.tf_table import masked_crc
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.utils.crc import masked_crc
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm

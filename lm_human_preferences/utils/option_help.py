@@ -54,6 +54,13 @@ def value_text(field: dataclasses.Field) -> str:
     return '|'.join(choices(field) or [_TYPES[ty] for ty in members(field.type)])
 
 
+def help_text(field: dataclasses.Field) -> str:
+    """What the option is for, and the name that it had in an earlier version, if another one."""
+    formerly = field.metadata.get('formerly')
+    note = f' (formerly called {formerly})' if formerly else ''
+    return field.metadata['help'] + note
+
+
 def is_required(field: dataclasses.Field) -> bool:
     """Whether there is no default: None stands for it where None is no value of the field."""
     return field.default is None and types.NoneType not in members(field.type)

@@ -1,0 +1,371 @@
+"""Less memory for the same gradients, and what training is expected to take."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from command_line import NEW, caught_jobs, hparams_of, invoke
+from experiments import resolved
+from golden_data import load_json
+from trainers import LARGE, ppo_trainer, rollouts_of
+
+from lm_human_preferences import plans, ppo, train_policy, train_reward
+from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.language import model
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.rewards import RewardModel
+from lm_human_preferences.training import memory, optimizer, precision
+
+CPU = torch.device('cpu')
+
+
+@pytest.fixture(params=['fp32', 'bf16'])
+def computed_in(request):
+    precision.configure(request.param, CPU)
+    yield
+    precision.configure('fp32', CPU)
+    torch.backends.mkldnn.matmul.fp32_precision = 'none'
+
+
+def gradients_and_bytes(model, loss):
+    """The gradients of `loss()`, and how much was kept for them."""
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    model.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        value = loss()
+    value.backward()
+    return [parameter.grad for parameter in model.parameters()], sum(kept.values())
+
+
+def assert_checkpointing_only_saves_memory(model, loss):
+    model.gradient_checkpointing = False
+    plain, much = gradients_and_bytes(model, loss)
+    model.gradient_checkpointing = True
+    again, little = gradients_and_bytes(model, loss)
+    assert all(map(torch.equal, plain, again)) and any(gradient.any() for gradient in plain)
+    assert little < much / 2
+
+
+def test_gradient_checkpointing_of_a_policy(computed_in):
+    config = load_json('ppo', 'configs.json')['configs'][0]
+    trainer = ppo_trainer(config['hparams'], comms.LocalComm())
+    rollout = rollouts_of('ppo', config['id'], 0, 1)
+    minibatch = ppo.add_advantages(rollout, trainer.hparams.ppo)
+    assert_checkpointing_only_saves_memory(trainer.policy.model, lambda: trainer.loss(minibatch)[0])
+
+
+def test_gradient_checkpointing_of_a_reward_model(computed_in):
+    torch.manual_seed(0)
+    reward_model = RewardModel(TrainedModel('test'))
+    queries, responses = torch.randint(28, (8, 3)).clamp_(max=27), torch.randint(27, (8, 2, 2))
+    queries[:, 0] = 5
+    assert_checkpointing_only_saves_memory(
+        reward_model.model, lambda: reward_model.get_rewards_op(queries, responses).square().sum()
+    )
+
+
+SIZES = model.HParams(n_vocab=10, n_ctx=6, n_embd=4, n_head=2, n_layer=3)
+PARAMETERS = 3 * (12 * 4 * 4 + 13 * 4) + (10 + 6) * 4 + 2 * 4  # 804
+WORK = memory.MemoryEstimate(
+    SIZES, networks=3, rows=5, tokens=7, predicted=2, sampled_rows=1, sampled_tokens=7
+)
+
+
+def test_parameters_are_counted():
+    assert (
+        sum(p.numel() for p in model.Model(SIZES).parameters())
+        == PARAMETERS
+        == WORK.lasting_bytes() / 4 / 6
+    )
+
+
+@pytest.mark.parametrize(
+    'changes, expected',
+    [
+        ({}, 19_296 + 44_400),
+        ({'gradient_checkpointing': True}, 19_296 + 24_240),
+        ({'micro_batch_size': 2}, 19_296 + 2 * 17_952),
+        ({'micro_batch_size': 2, 'fused': True}, 19_296 + 14_816),
+        ({'ranks': 2}, 22_512 + 44_400),
+        ({'networks': 2}, 16_080 + 44_400),
+        ({'learning': 2}, 28_944 + 44_400),
+        ({'rows': 1, 'sampled_rows': 50}, 19_296 + 464_000),
+        ({'reduced': True}, 23_688 + 24_800),
+        ({'reduced': True, 'fused': True}, 20_760 + 20_880),
+    ],
+    ids=str,
+)
+def test_peaks_counted_by_hand(changes, expected):
+    """What lasts, plus what a step takes, in bytes.
+
+    804 parameters in floats are 3216 bytes: three networks, a gradient and two moments are 19,296.
+    A token in a block keeps 16 * 4 numbers and 2 * 7 probabilities, so that 35 tokens keep 10,920
+    bytes. Four blocks, 400 bytes of logits and 320 of gradients of the embeddings are 44,400.
+    """
+    assert replace(WORK, **changes).peak() == expected
+
+
+@pytest.mark.parametrize('n_head', [1, 8])
+def test_what_blocks_keep_is_what_pytorch_keeps(computed_in, n_head):
+    """The estimate against the tensors that autograd holds between forward and backward pass."""
+    sizes = model.HParams(n_vocab=50, n_ctx=64, n_embd=64, n_head=n_head, n_layer=12)
+    network = model.Model(sizes).initialize()
+    tokens = torch.randint(50, (8, 48))
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+
+    def kept_bytes(gradient_checkpointing):
+        network.gradient_checkpointing = gradient_checkpointing
+        weights = sum(p.nbytes for p in network.parameters())
+        _, kept = gradients_and_bytes(network, lambda: network.hidden(tokens, mask).sum())
+        return kept - weights
+
+    estimate = memory.MemoryEstimate(
+        sizes,
+        networks=1,
+        rows=8,
+        tokens=48,
+        sampled_rows=1,
+        sampled_tokens=1,
+        reduced=precision.autocast_dtype(torch.float32) == torch.bfloat16,
+    )
+    checkpointed = replace(estimate, gradient_checkpointing=True)
+    kept = kept_bytes(False)
+    blocks = 12 * estimate.block_bytes(8, 48)
+    assert blocks == pytest.approx(kept, rel=0.2)
+    saved = estimate.learning_bytes(8) - checkpointed.learning_bytes(8)
+    assert saved == pytest.approx(kept - kept_bytes(True), rel=0.2)
+
+
+TEST_TASK = {
+    'task.query_length': 3,
+    'task.response_length': 4,
+    'task.query_dataset': 'test',
+    'task.policy.initial_model': 'test',
+}
+
+
+@pytest.mark.parametrize('kind', ['policy', 'reward model'])
+def test_what_lasts_is_what_a_trainer_holds(kind):
+    """The estimate against the parameters, gradients and moments of a trainer after an update."""
+    start = TrainedModel('test')
+    if kind == 'policy':
+        hparams = train_policy.HParams()
+        hparams.override_from_dict({**TEST_TASK, 'rewards.trained_model': 'test'})
+        trainer = train_policy.build_trainer(hparams, start, comms.LocalComm())
+        estimate = plans.policy_memory(hparams, start.hparams(), ranks=1)
+        trainer.step()
+    else:
+        hparams = train_reward.HParams()
+        hparams.override_from_dict(
+            {**TEST_TASK, 'labels.source': 'test', 'labels.type': 'best_of_4', 'batch_size': 8}
+        )
+        trainer = train_reward.build_trainer(hparams, start, comms.LocalComm())
+        estimate = plans.reward_memory(hparams, start.hparams(), ranks=1)
+        trainer.prepare()
+        trainer.step()
+    held = 0
+    for network in trainer.networks.values():
+        for parameter in network.get_params():
+            gradient = parameter.grad
+            held += parameter.nbytes + (0 if gradient is None else gradient.nbytes)
+    for _, mean, square in trainer.optimizer.state.values():
+        held += mean.nbytes + square.nbytes
+    assert estimate.lasting_bytes() == pytest.approx(held, rel=0.02)
+
+
+GB = 10**9
+
+
+def test_a_warning_names_what_fits():
+    needed = LARGE.peak()
+    assert memory.warning(LARGE, needed) is None
+    told = memory.warning(LARGE, 12 * GB)
+    assert (
+        told == 'WARNING: training takes about 37.0 GB of memory for each rank, which has 12.0 GB: '
+        '--ppo.micro_batch_size 32 takes 7.8 GB, for the same gradients'
+    )
+    assert (
+        replace(LARGE, micro_batch_size=32).peak()
+        < 12 * GB
+        < replace(LARGE, micro_batch_size=64).peak()
+    )
+    least = replace(LARGE, micro_batch_size=1, gradient_checkpointing=True).peak()
+    assert memory.warning(LARGE, least).endswith(
+        'GB: --ppo.micro_batch_size 1 --run.gradient_checkpointing true takes 3.6 GB, for the same'
+        ' gradients'
+    )
+    assert memory.warning(LARGE, least - 1).endswith(
+        'even --ppo.micro_batch_size 1 --run.gradient_checkpointing true takes 3.6 GB, for the same'
+        ' gradients'
+    )
+    assert memory.warning(replace(LARGE, gradient_checkpointing=True), least).endswith(
+        'GB: --ppo.micro_batch_size 1 takes 3.6 GB, for the same gradients'
+    )
+
+
+def meminfo_and_groups(folder, groups, files):
+    """A /proc and a /sys/fs/cgroup."""
+    proc, cgroups = folder / 'proc', folder / 'cgroup'
+    (proc / 'self').mkdir(parents=True)
+    (proc / 'meminfo').write_text('MemTotal:  900 kB\nMemAvailable:  500 kB\n')
+    (proc / 'self/cgroup').write_text(groups)
+    for name, text in files.items():
+        (cgroups / name).parent.mkdir(parents=True, exist_ok=True)
+        (cgroups / name).write_text(text)
+    return proc, cgroups
+
+
+@pytest.mark.parametrize(
+    'groups, files, free',
+    [
+        ('0::/\n', {}, 500 << 10),
+        ('0::/a/b\n', {'a/memory.max': '300000\n', 'a/b/memory.max': 'max\n'}, 300000),
+        ('0::/a\n', {'memory.max': '900000\n'}, 500 << 10),
+        (
+            '5:cpu,cpuacct:/c\n4:memory:/m/outside\n0::/\n',
+            {'memory/memory.limit_in_bytes': '400000\n'},
+            400000,
+        ),
+    ],
+    ids=['no limit', 'version 2', 'more than there is', 'version 1'],
+)
+def test_what_a_host_has_left(tmp_path, groups, files, free):
+    assert memory.on_host(*meminfo_and_groups(tmp_path, groups, files)) == free
+
+
+def test_ranks_share_their_host_and_the_poorest_counts(monkeypatch, capsys):
+    class Ranks(comms.LocalComm):
+        size = local_size = 2
+
+        def all_gather_object(self, value):
+            return [value, value - 1]
+
+    monkeypatch.setattr(memory, 'on_host', lambda: 2 * replace(LARGE, ranks=2).peak() + 2)
+    memory.check(LARGE, Ranks(), CPU)
+    assert capsys.readouterr().out == ''
+    monkeypatch.setattr(memory, 'on_host', lambda: 2 * replace(LARGE, ranks=2).peak())
+    memory.check(LARGE, Ranks(), CPU)
+    assert capsys.readouterr().out.startswith('WARNING: training takes about 37.5 GB')
+
+
+@pytest.mark.parametrize(
+    'train, overrides, told',
+    [
+        (
+            train_policy,
+            {'rewards.trained_model': 'test', 'ppo.batch_size': 8, 'ppo.total_episodes': 8},
+            '--ppo.',
+        ),
+        (
+            train_reward,
+            {
+                'labels.source': 'test',
+                'labels.type': 'best_of_4',
+                'labels.num_train': 8,
+                'batch_size': 8,
+            },
+            '--',
+        ),
+    ],
+)
+def test_both_trainings_look_before_they_begin(train, overrides, told, monkeypatch, capsys):
+    monkeypatch.setattr(memory, 'on_host', lambda: 50_000)  # the episodes fit, training does not
+    hparams = train.HParams()
+    hparams.override_from_dict(
+        {
+            'task.query_length': 3,
+            'task.response_length': 4,
+            'task.query_dataset': 'test',
+            'task.policy.initial_model': 'test',
+            **overrides,
+        }
+    )
+    train.train(hparams)
+    printed = capsys.readouterr().out
+    assert (
+        f': even {told}micro_batch_size 1 --run.gradient_checkpointing true takes 0.0 GB, for'
+        in printed
+    )
+    assert printed.index('WARNING') < printed.index('1/1')
+
+
+@pytest.mark.parametrize(
+    'command, option',
+    [
+        (
+            'train_policy test a --rewards.train_new_model off --rewards.trained_model test',
+            'ppo.micro_batch_size',
+        ),
+        ('train_reward test a', 'micro_batch_size'),
+        ('train_policy test a', f'{NEW}.micro_batch_size'),
+    ],
+)
+def test_running_out_of_memory_is_one_line(command, option, tmp_path, monkeypatch):
+    def update(self, lr):
+        raise torch.OutOfMemoryError(
+            'CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB left'
+        )
+
+    monkeypatch.setattr(optimizer.Adam, 'update', update)
+    result = invoke(f'{command} --mpi 1 --save_dir {tmp_path}')
+    assert (
+        result.exit_code == 2
+        and result.stderr.splitlines()[-1]
+        == 'error: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has'
+        f' 1.00 GiB left): a smaller --{option} and --run.gradient_checkpointing true take less,'
+        ' for the same gradients'
+    )
+
+
+@pytest.mark.parametrize(
+    'allocate', [lambda: torch.empty(1 << 60, dtype=torch.int8), lambda: np.empty(1 << 60, np.int8)]
+)
+def test_memory_of_a_host_runs_out_as_well(allocate):
+    with (
+        pytest.raises(UserError, match='out of memory .*allocate'),
+        memory.explain_oom('--batch_size'),
+    ):
+        allocate()
+    with pytest.raises(RuntimeError, match='^a fault$'), memory.explain_oom('--batch_size'):
+        raise RuntimeError('a fault')
+
+
+def test_what_a_step_works_on():
+    policy, reward = (
+        resolved(command, 'descriptiveness') for command in ('train_policy', 'train_reward')
+    )
+    assert plans.policy_memory(policy, SIZES, ranks=8) == memory.MemoryEstimate(
+        SIZES,
+        networks=3,
+        rows=64,
+        tokens=88,
+        predicted=24,
+        sampled_rows=64,
+        sampled_tokens=88,
+        option='--ppo.micro_batch_size',
+        batch_options=('--ppo.batch_size', '--ppo.batch_size'),
+    )
+    assert plans.reward_memory(reward, SIZES, 8) == memory.MemoryEstimate(
+        SIZES, networks=2, rows=4, tokens=160, sampled_rows=64, sampled_tokens=88
+    )
+
+
+def test_what_both_trainings_of_a_run_share(monkeypatch):
+    started = caught_jobs(monkeypatch)
+    invoke('train_policy test a --run.precision bf16 --run.gradient_checkpointing true')
+    run, new = hparams_of(started).run, hparams_of(started).rewards.train_new_model.run
+    assert (
+        run.precision == new.precision == 'bf16'
+        and run.gradient_checkpointing
+        and new.gradient_checkpointing
+    )
+    started.clear()
+    invoke(f'train_policy test b --run.precision bf16 --{NEW}.run.precision fp32')
+    assert hparams_of(started).rewards.train_new_model.run.precision == 'fp32'
