@@ -31,7 +31,7 @@ from lm_human_preferences.rewards import (
     local_reward_model,
     make_score_fn,
 )
-from lm_human_preferences.runs import run_dir
+from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.hooks import policy_hooks
 from lm_human_preferences.training.kl_control import (
@@ -277,8 +277,8 @@ def train_reward_model(hparams: HParams, comm: Comm, directory: str, clock: Time
     new_model.run.save_dir = directory
     hparams.rewards.trained_model = storage.join(directory, 'reward_model')
     records = {
-        'train_policy_hparams.json': run_dir.to_record(hparams),
-        'train_reward_hparams.json': run_dir.to_record(new_model),
+        'train_policy_hparams.json': run_settings.to_record(hparams),
+        'train_reward_hparams.json': run_settings.to_record(new_model),
     }
     train_reward.train_in_run(new_model, comm, hparams.run, records, clock)
     comm.barrier()
@@ -385,7 +385,7 @@ def start(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> PPOTraine
         hparams,
         checkpointer,
         comm,
-        records={'train_policy_hparams.json': run_dir.to_record(hparams)},
+        records={'train_policy_hparams.json': run_settings.to_record(hparams)},
         model_dir='policy',
     )
 

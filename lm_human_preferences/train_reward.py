@@ -23,7 +23,7 @@ from lm_human_preferences.language.model import in_tf_shapes
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
-from lm_human_preferences.runs import run_dir
+from lm_human_preferences.runs import run_dir, run_files, run_settings
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.hooks import reward_hooks
 from lm_human_preferences.training.loop import training_loop
@@ -269,7 +269,7 @@ def train(hparams: HParams, comm: Comm | None = None) -> None:
     train_reward`."""
     comm = session.connect(hparams, comm)
     with run_dir.lock_run_dir(hparams, comm):
-        records = {'train_reward_hparams.json': run_dir.to_record(hparams)}
+        records = {'train_reward_hparams.json': run_settings.to_record(hparams)}
         train_in_run(hparams, comm, hparams.run, records, TimeLeft({'reward model': 1}))
     if comm.rank == 0:
         console.announce_reward_model(hparams.run.save_dir)
@@ -293,7 +293,7 @@ def train_in_run(
     if hparams.run.directory is not None:
         directory = storage.join(hparams.run.directory, 'reward_model')
         finished_dir = storage.join(directory, 'checkpoints')
-        unfinished_dir = storage.join(directory, run_dir.UNFINISHED)
+        unfinished_dir = storage.join(directory, run_files.UNFINISHED)
     if run.resume and _is_finished(finished_dir, comm):
         if comm.rank == 0:
             log_line(f'The reward model in {directory} is finished')

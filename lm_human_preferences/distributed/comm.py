@@ -122,6 +122,7 @@ class MpiComm(Comm):
             torch.set_num_threads(share_threads(affinities, self.local_rank))
 
     def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite `tensors` on all ranks with those of rank 0, one after another."""
         # By MPI, as engines have timeouts: MPI waits for as long as another rank takes to get here.
         for tensor in tensors:
             host = tensor.detach().cpu().contiguous()
@@ -129,6 +130,7 @@ class MpiComm(Comm):
             tensor.detach().copy_(host)
 
     def all_reduce_mean_(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite `tensors` with their mean over ranks; all sums start before the first wait."""
         started = [(tensor, self.engine.all_reduce_async_(tensor)) for tensor in tensors]
         for tensor, handle in started:
             self.engine.synchronize(handle)

@@ -37,7 +37,7 @@ def launched_size() -> int:
 
 def launched_rank() -> int:
     """Which of these ranks this process is, counted from 0."""
-    if launched_size() == 1:
+    if launched_size() <= 1:
         return 0
     return _first_number(RANK_VARIABLES, 0)
 

@@ -17,7 +17,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.commands.program import Command, completion, note
 from lm_human_preferences.distributed import env, launcher, worker
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.runs import run_dir
+from lm_human_preferences.runs import run_dir, run_lock
 from lm_human_preferences.utils import hyperparams, option_help
 from lm_human_preferences.utils.arguments import did_you_mean
 from lm_human_preferences.utils.combos import Trial
@@ -92,7 +92,7 @@ def start_job(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
         raise
     except SystemExit as e:
         if e.code in ENDED_BY_SIGNAL and is_training:
-            run_dir.release(hparams.run.directory)
+            run_lock.release(hparams.run.directory)
             show_resume_hint()
         raise
 

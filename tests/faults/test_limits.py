@@ -198,10 +198,8 @@ def test_a_child_that_hangs_shows_where(tmp_path):
         tmp_path / 'out',
         calls=[{'moment': 'os:replace', 'count': 1, 'call': 'time:sleep', 'arguments': [600]}],
     )
-    with pytest.raises(
-        AssertionError,
-        match='(?s)not ended within 5 seconds.*Fatal Python error: .*in atomic_write',
-    ):
+    stack = '(?s)not ended within 5 seconds.*Fatal Python error: .*in atomic_write'
+    with pytest.raises(AssertionError, match=stack):
         child.wait(5)
     assert child.status == -6 or child.status == -9
 

@@ -37,9 +37,9 @@ DIRECT = (
 HASTY = {
     f'lm_human_preferences.{name}': value
     for name, value in {
-        'runs.uploads:LOOK': 0.01,
-        'runs.uploads:RETRY': 0.05,
-        'runs.uploads:LAST_TRY': 0.3,
+        'runs.uploads:POLL_SECONDS': 0.01,
+        'runs.uploads:RETRY_SECONDS': 0.05,
+        'runs.uploads:CLOSE_TIMEOUT': 0.3,
         'storage.blobs:RETRIES': 1,
         'storage.blobs:UNREACHABLE_SECONDS': 0,
     }.items()
@@ -114,12 +114,12 @@ def test_the_store_gets_all_files(store, cache, reference, tmp_path, monkeypatch
     of a local run."""
     close, compared = uploads.DirectoryUploader.close, []
 
-    def compare(mirror, patience):
-        close(mirror, patience)
-        names = uploads.local_files(mirror.directory, mirror.own)
+    def compare(uploader, timeout):
+        close(uploader, timeout)
+        names = uploads.local_files(uploader.directory, uploader.pattern)
         assert {f'run/{name}' for name in names} == store.keys() - {'run/writer'}
         for name in names:
-            with open(os.path.join(mirror.directory, name), 'rb') as file:
+            with open(os.path.join(uploader.directory, name), 'rb') as file:
                 assert file.read() == store[f'run/{name}']
         compared.extend(names)
 
@@ -184,7 +184,7 @@ def problem_of(check):
 def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, tmp_path, monkeypatch):
     """Such as one of a run that went back and came, by other random numbers, to the same step
     again."""
-    mirror = uploads.DirectoryUploader(
+    uploader = uploads.DirectoryUploader(
         RUN, str(tmp_path), re.compile('.*ckpt.*|.*checkpoint'), 'me'
     )
 
@@ -196,7 +196,7 @@ def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, tmp
     (tmp_path / 'checkpoint').write_bytes(
         checkpoints.format_checkpoint_file(['model.ckpt-1', 'model.ckpt-2'])
     )
-    mirror.sync()
+    uploader.sync()
     states = []
     server.on_change = lambda: states.append(
         (
@@ -206,7 +206,7 @@ def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, tmp
         )
     )
     save(2, b'another two')
-    mirror.sync()
+    uploader.sync()
     assert states[-1] == (['model.ckpt-1', 'model.ckpt-2'], b'another two', b'another two')
     assert {tuple(names) for names, *files in states[1:-1] if len(set(files)) > 1} == {
         ('model.ckpt-1',)
@@ -216,7 +216,7 @@ def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, tmp
 @pytest.mark.parametrize('moment', range(3))
 def test_what_is_saved_or_deleted_during_an_upload(server, store, tmp_path, monkeypatch, moment):
     """It is not named before it is whole, and uploaded, or deleted, next time."""
-    mirror = uploads.DirectoryUploader(
+    uploader = uploads.DirectoryUploader(
         RUN, str(tmp_path), re.compile('.*ckpt.*|.*checkpoint'), 'me'
     )
     look, looks = uploads.local_files, []
@@ -246,13 +246,13 @@ def test_what_is_saved_or_deleted_during_an_upload(server, store, tmp_path, monk
         if not {f'run/{name}{suffix}' for suffix in (checkpoints.DATA, checkpoints.INDEX)}
         <= store.keys()
     )
-    while not (mirror.try_sync() and listed(store, 'run/checkpoint') == ['model.ckpt-2']):
+    while not (uploader.try_sync() and listed(store, 'run/checkpoint') == ['model.ckpt-2']):
         assert len(looks) < 9
-    assert not found and mirror.trouble is None
+    assert not found and uploader.last_error is None
 
 
 def test_tensorboard_is_uploaded_at_intervals(store, monkeypatch):
-    monkeypatch.setattr(uploads, 'INTERVAL', 0.05)
+    monkeypatch.setattr(uploads, 'SYNC_SECONDS', 0.05)
     sizes = []
 
     def look():
