@@ -24,7 +24,7 @@ import reward_step
 import torch
 import workload
 
-from lm_human_preferences import train_policy, train_reward
+from lm_human_preferences import plans, train_reward
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
@@ -55,7 +55,7 @@ def ppo(args, common):
         run.trainer.policy.model.gradient_checkpointing = args.checkpointing
         return run.trainer, run.update
 
-    return train_policy.memory_plan(hparams, workload.RandomModel(args.size).sizes, 1), made
+    return plans.policy_memory(hparams, workload.RandomModel(args.size).sizes, 1), made
 
 
 def reward(args, common):
@@ -91,7 +91,7 @@ def reward(args, common):
         trainer.train_step = 1  # step 0 would print
         return trainer, lambda: trainer.train_batch(range(args.batch), lr=5e-5)
 
-    return train_reward.memory_plan(hparams, workload.RandomModel(args.size).sizes, 1), made
+    return plans.reward_memory(hparams, workload.RandomModel(args.size).sizes, 1), made
 
 
 def held():

@@ -14,10 +14,11 @@ from lm_human_preferences.utils.core import MIN_TEMPERATURE, default_device, log
 
 
 class Policy:
-    """Samples responses to queries and gives their log-probabilities, entropies and values.
+    """Samples responses to queries, and analyses them: log-probabilities, entropies and values.
 
+    trained_model: where the weights come from. scope: of the variables in checkpoints.
     embed_queries: turns queries (batch, query_length) into contexts (batch, context_length), see
-        `lm_tasks.query_formatter`. Logits are divided by `temperature` everywhere.
+    lm_tasks.query_formatter. temperature: what logits are divided by everywhere.
     """
 
     def __init__(
@@ -29,10 +30,12 @@ class Policy:
         temperature: float = 1.0,
         device: torch.device | None = None,
     ) -> None:
-        self.trained_model, self.scope = trained_model, scope
+        self.trained_model = trained_model
+        self.scope = scope
         self.encoder = trained_model.encoding.get_encoder()
         self.padding_token = self.encoder.padding_token
-        self.embed_queries, self.temperature = embed_queries, temperature
+        self.embed_queries = embed_queries
+        self.temperature = temperature
         self.device = device or default_device()
         self.model = trained_model.build(scope=scope, scalar_heads=['value']).to(self.device)
 
@@ -41,6 +44,7 @@ class Policy:
         return self.model.tf_parameters(self.scope)
 
     def get_params(self) -> list[nn.Parameter]:
+        """All parameters of the network."""
         return list(self.model.parameters())
 
     def _step(
@@ -49,11 +53,14 @@ class Policy:
         past: KVCache | None,
         past_tokens: torch.Tensor,
     ) -> dict[str, Any]:
-        """A step of `sample_sequence`: logits and value at the last of `tokens (batch, n)`, and the
-        extended cache."""
+        """A step of `sample_sequence`, after `past_tokens (batch, m)`, whose cache is `past`.
+
+        Returns logits and values at the last of `tokens (batch, n)`, and the extended cache.
+        """
         all_tokens = torch.cat([past_tokens, tokens], dim=1)
         _, mask = self.model.mask_padding(all_tokens, self.padding_token)
-        cache, length = KVCache() if past is None else past, tokens.shape[1]
+        cache = KVCache() if past is None else past
+        length = tokens.shape[1]
         last = torch.tensor([length - 1], device=tokens.device)
         h = self.model.hidden(tokens * mask[:, -length:], mask, cache, last)[:, 0]
         return {
@@ -66,8 +73,8 @@ class Policy:
     def respond(self, queries: torch.Tensor, length: int) -> dict[str, torch.Tensor]:
         """Sample `length` tokens after each of `queries (batch, query_length)`.
 
-        Returns responses, logprobs and values, each (batch, length); a value belongs to the moment
-        before its token.
+        Returns responses, logprobs and values, each (batch, length). A value is the estimate of the
+        return before its token.
         """
         contexts = self.embed_queries(queries.to(self.device))
         with precision.autocast(self.device):
@@ -89,16 +96,17 @@ class Policy:
         queries: torch.Tensor,
         responses: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
-        """Differentiable log-probabilities, entropies and values of `responses (batch,
-        response_length)`.
+        """Differentiable 'logprobs', 'entropies' and 'values' of `responses` to `queries`.
 
-        Each result is (batch, response_length); logits are computed only where a response token is
-        predicted.
+        queries (batch, query_length); responses (batch, response_length), like each result. Logits
+        are computed only where a token of the response is predicted.
         """
-        contexts, responses = self.embed_queries(queries.to(self.device)), responses.to(self.device)
+        contexts = self.embed_queries(queries.to(self.device))
+        responses = responses.to(self.device)
         tokens, mask = self.model.mask_padding(
             torch.cat([contexts, responses], dim=1), self.padding_token
         )
+        # What predicts a token is at the position before it.
         columns = torch.arange(contexts.shape[1] - 1, tokens.shape[1] - 1, device=tokens.device)
         h = self.model.hidden(tokens[:, :-1], mask[:, :-1], output_positions=columns)
         logprobs, entropies = logprobs_and_entropies(
@@ -107,7 +115,8 @@ class Policy:
             responses,
             gradient_type=precision.autocast_dtype(h.dtype),
         )
-        return dict(logprobs=logprobs, entropies=entropies, values=self.model.heads['value'](h))
+        values = self.model.heads['value'](h)
+        return dict(logprobs=logprobs, entropies=entropies, values=values)
 
     @torch.no_grad()
     def analyze_responses(
@@ -115,5 +124,5 @@ class Policy:
         queries: torch.Tensor,
         responses: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
-        """The same without gradients."""
+        """As analyze_responses_op, without gradients."""
         return self.analyze_responses_op(queries, responses)

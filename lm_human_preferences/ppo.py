@@ -1,6 +1,7 @@
 """Proximal policy optimisation as pure functions on tensors (the original's PPOTrainer.loss; paper,
 section 2.2)."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -118,6 +119,31 @@ def return_stats(minibatch: Minibatch) -> dict[str, torch.Tensor]:
     for name, values in (('returns', minibatch.returns), ('val', minibatch.values)):
         stats[f'{name}/var'], stats[f'{name}/mean'] = torch.var_mean(values, correction=0)
     return stats
+
+
+def step_stats(
+    rollout: Rollout,
+    kl_coef: float,
+    non_score_reward: torch.Tensor,
+    train_stats: Mapping[str, Sequence[torch.Tensor]],
+) -> dict[str, torch.Tensor]:
+    """Statistics of a step, scalars by the original's names.
+
+    non_score_reward: the KL penalty, (batch, response_length). train_stats: {name: [scalar of each
+    update]}.
+    """
+    logprobs = rollout.logprobs
+    score = rollout.scores.mean()
+    stats = {
+        'objective/kl': (logprobs - rollout.ref_logprobs).sum(1).mean(),
+        'objective/kl_coef': torch.tensor(kl_coef, device=logprobs.device),
+        'objective/entropy': -logprobs.sum(1).mean(),
+        'objective/score': score,
+        'objective/score_total': score + non_score_reward.sum(1).mean(),
+    }
+    for name, values in train_stats.items():
+        stats[f'ppo/{name}'] = torch.stack(tuple(values)).mean()
+    return {name: stat.to(logprobs.device) for name, stat in stats.items()}
 
 
 def loss(

@@ -1,5 +1,4 @@
-"""Reward models: a language model whose 'reward' head is read at the last token (the original's
-rewards.py)."""
+"""Reward models: language models with a head that scores responses (the original's rewards.py)."""
 
 import os
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from lm_human_preferences.synthetic.known_reward import MockRewardModel
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.logging import say_as_recorded
 
-# Of (queries, responses): (scores, postprocessed responses, statistics), see make_score_fn.
+# (queries, responses) -> (scores (batch,), the responses as they were scored, {'score': scores})
 ScoreFn = Callable[
     [torch.Tensor, torch.Tensor],
     tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
@@ -29,7 +28,10 @@ ScoreFn = Callable[
 
 
 class _Scorer(nn.Module):
-    """Scores query and response without the task's prefix and suffix: gain * reward + bias."""
+    """Scores a query with its response: gain * the reward head at the last token + bias.
+
+    The model does not see the task's prefix and suffix.
+    """
 
     def __init__(self, model: Model, encoding: Encoding) -> None:
         super().__init__()
@@ -51,10 +53,10 @@ class _Scorer(nn.Module):
         return list(self.tf_parameters().values())
 
     def get_rewards_op(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-        """Differentiable rewards (batch,) of `queries (batch, query_length)`, `responses (batch,
-        response_length)`.
+        """Differentiable rewards (batch,) of `responses` to `queries (batch, query_length)`.
 
-        Of several responses to each query, (batch, n, response_length), the rewards are (batch, n).
+        responses: (batch, response_length); or several to each query, (batch, n, response_length),
+        whose rewards are (batch, n).
         """
         device = self.reward_gain.device
         several = responses.reshape(len(responses), -1, responses.shape[-1])
@@ -64,12 +66,15 @@ class _Scorer(nn.Module):
 
     @torch.no_grad()
     def get_rewards(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+        """As get_rewards_op, without gradients."""
         return self.get_rewards_op(queries, responses)
 
 
 class RewardModel(_Scorer):
-    """The reward model that is trained (the original's rewards.RewardModelTrainer); starts from a
-    language model."""
+    """A reward model that learns (the original's rewards.RewardModelTrainer).
+
+    trained_model: the language model that it begins as; the reward head is new.
+    """
 
     def __init__(self, trained_model: trained_models.TrainedModel) -> None:
         super().__init__(
@@ -90,6 +95,7 @@ class RewardModel(_Scorer):
         self.reward_bias.fill_(bias)
 
     def reset_reward_scale(self) -> None:
+        """Set gain 1 and bias 0."""
         self._set_norm(1, 0)
 
     def set_reward_norm(
@@ -100,10 +106,10 @@ class RewardModel(_Scorer):
         new_mean: float,
         new_std: float,
     ) -> None:
-        """Set gain and bias so that rewards of old_mean +- old_std come out as new_mean +- new_std.
+        """Set gain and bias so that rewards of old_mean +- old_std become new_mean +- new_std.
 
-        Raises ValueError unless the scale was reset before, and for what is not finite or does not
-        vary.
+        ValueError unless the scale was reset before, and for scales that are not finite or whose
+        old_std is 0.
         """
         gain, bias = self.reward_gain.item(), self.reward_bias.item()
         if (gain, bias) != (1, 0):
@@ -117,11 +123,10 @@ class RewardModel(_Scorer):
 
 
 class TrainedRewardModel(_Scorer):
-    """A reward model as `train_reward` saved it, here or in the original; 'test' is the tiny random
-    one.
+    """A frozen reward model as `train_reward` saved it, here or in the original.
 
-    train_dir: the directory with hparams.json and checkpoints/, or a run directory that holds it as
-    reward_model/. encoding: that of the policy, whose tokens are scored.
+    train_dir: the directory with hparams.json and checkpoints/, a run directory that holds it as
+    reward_model/, or 'test': a tiny random model. encoding: the policy's, whose tokens are scored.
     """
 
     def __init__(
@@ -163,67 +168,81 @@ class TrainedRewardModel(_Scorer):
             say_as_recorded(f'setting {name}')
 
     def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-        """Rewards (batch,) of `queries (batch, query_length)` and `responses (batch,
-        response_length)`."""
+        """Rewards (batch,) of `responses (batch, response_length)` to `queries (batch,
+        query_length)`."""
         return self.get_rewards(queries, responses)
 
 
-def get_reward_model(name: str, encoding: Encoding) -> MockRewardModel | TrainedRewardModel:
-    """What scores responses: the known reward for 'mock', else the model in the directory
-    `name`."""
-    return MockRewardModel(encoding) if name == 'mock' else TrainedRewardModel(name, encoding)
+FrozenRewardModel = MockRewardModel | TrainedRewardModel  # what a policy learns from
+
+
+def load_reward_model(name: str, encoding: Encoding) -> FrozenRewardModel:
+    """The known reward if `name` is 'mock', else the reward model in the directory `name`."""
+    if name == 'mock':
+        return MockRewardModel(encoding)
+    return TrainedRewardModel(name, encoding)
 
 
 def reward_model_of(save_dir: str, hparams: HParams) -> str:
-    """The directory of the reward model that a run was trained on, or 'mock'.
+    """The directory of the reward model that the run in `save_dir` learned from, or 'mock'.
 
-    Where it is gone, that of the policy, whose checkpoint has a copy of the weights. save_dir: the
-    run's directory; hparams: train_policy's.
+    If the directory is gone, the policy's, whose checkpoint has a copy of the weights. hparams:
+    train_policy's.
     """
     if hparams.rewards.train_new_model is not None:
         return storage.join(save_dir, 'reward_model')
     name = hparams.rewards.trained_model
     assert name is not None
-    gone = name == 'test' or (
-        name != 'mock' and not storage.is_remote(name) and not os.path.exists(name)
-    )
-    return storage.join(save_dir, 'policy') if gone else name
+    if name == 'mock':
+        return name
+    is_there = storage.is_remote(name) or os.path.exists(name)
+    if name == 'test' or not is_there:
+        return storage.join(save_dir, 'policy')
+    return name
+
+
+def local_reward_model(hparams: HParams) -> str:
+    """Where a training of a policy reads its reward model: a directory, or 'mock' or 'test'.
+
+    One that the run trained itself may not be uploaded yet.
+    """
+    name = hparams.rewards.trained_model
+    if hparams.rewards.train_new_model is not None:
+        name = storage.staging_dir(name)
+    assert name is not None
+    return name
 
 
 def make_score_fn(
     hparams: TaskHParams,
-    score_model: MockRewardModel | TrainedRewardModel,
+    reward_model: FrozenRewardModel,
 ) -> ScoreFn:
-    """Function of (queries, responses) -> (scores (batch,), postprocessed responses, {'score':
-    scores}).
+    """The function that scores responses: see ScoreFn.
 
-    A response without a truncate token where one is asked for scores `penalty_reward_value`.
-    hparams: TaskHParams.
+    A response without a truncate token scores `penalty_reward_value` if the task asks for one.
     """
-    postprocess = lm_tasks.postprocess_fn_from_hparams(hparams, score_model.padding_token)
+    postprocess = lm_tasks.postprocess_fn_from_hparams(hparams, reward_model.padding_token)
     is_valid = lm_tasks.filter_fn_from_hparams(hparams)
 
     def score_fn(
         queries: torch.Tensor,
         responses: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """Of `queries (batch, query_length)` and `responses (batch, response_length)`."""
+        """Scores of `responses (batch, response_length)` to `queries (batch, query_length)`."""
         responses = postprocess(responses)
-        scores = score_model.score(queries, responses)
-        scores = scores.masked_fill(
-            ~is_valid(responses).to(scores.device), hparams.penalty_reward_value
-        )
+        scores = reward_model.score(queries, responses)
+        is_penalized = ~is_valid(responses).to(scores.device)
+        scores = scores.masked_fill(is_penalized, hparams.penalty_reward_value)
         return scores, responses, {'score': scores}
 
     return score_fn
 
 
 def label_source(hparams: HParams) -> str | None:
-    """Source of the labels whose queries may stand in for the data set; None if they are not needed
-    or not known.
+    """--labels.source of the reward model, whose queries can stand in for the task's.
 
-    hparams: train_policy's. Those of a trained reward model are told by what its training left
-    beside it.
+    None if the task has other queries, or if the reward model's directory has no record of it.
+    hparams: train_policy's.
     """
     if not registry.info(hparams.task.query_dataset).labels_stand_in:
         return None
@@ -233,11 +252,8 @@ def label_source(hparams: HParams) -> str | None:
     run = hparams.rewards.trained_model.rstrip('/')
     for directory in (run, os.path.dirname(run)):
         try:
-            return str(
-                storage.read_json(storage.join(directory, 'train_reward_hparams.json'))['labels'][
-                    'source'
-                ]
-            )
+            record = storage.read_json(storage.join(directory, 'train_reward_hparams.json'))
+            return str(record['labels']['source'])
         except (storage.StorageError, KeyError, TypeError):
             continue
     return None

@@ -3,7 +3,15 @@ what would start."""
 
 from dataclasses import replace
 
-from lm_human_preferences import label_types, lm_tasks, rewards, storage, train_policy, train_reward
+from lm_human_preferences import (
+    label_types,
+    lm_tasks,
+    plans,
+    rewards,
+    storage,
+    train_policy,
+    train_reward,
+)
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.distributed.engines import expected_engine
@@ -82,10 +90,10 @@ class DryRun:
         if self.new_model is not None:
             is_whole_run = self.new_model is self.hparams
             prefix = '--' if is_whole_run else '--rewards.train_new_model.'
-            self.plans.append(train_reward.memory_plan(self.new_model, sizes, self.ranks, prefix))
+            self.plans.append(plans.reward_memory(self.new_model, sizes, self.ranks, prefix))
         if self.new_model is not self.hparams:
             assert isinstance(self.hparams, train_policy.HParams)
-            self.plans.append(train_policy.memory_plan(self.hparams, sizes, self.ranks))
+            self.plans.append(plans.policy_memory(self.hparams, sizes, self.ranks))
         for plan in self.plans:
             memory.check_rows(plan, self._free_memory())
 

@@ -295,7 +295,7 @@ class Judge:
         errors = []
         for place in places:
             try:
-                return rewards.get_reward_model(place, encoding)
+                return rewards.load_reward_model(place, encoding)
             except UserError as e:
                 errors.append(e)
         print(f'note: no reward model to be had, so score is null: {errors[0]}', file=sys.stderr)

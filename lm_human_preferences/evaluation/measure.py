@@ -68,7 +68,7 @@ def load_models(
             )
             policies.append(policy)
         models = {
-            name: rewards.get_reward_model(directory, encoding)
+            name: rewards.load_reward_model(directory, encoding)
             for name, directory in _reward_models(save_dir, hparams, encoding).items()
         }
     policy, reference = policies
@@ -78,7 +78,7 @@ def load_models(
 def _reward_models(
     save_dir: str, hparams: train_policy.HParams, encoding: Encoding
 ) -> dict[str, str]:
-    """{name: what rewards.get_reward_model takes} of the rewards that judge a run's responses.
+    """{name: what rewards.load_reward_model takes} of the rewards that judge a run's responses.
 
     Reviews have a known reward, which may be what the policy was trained on.
     """

@@ -25,6 +25,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.reproduction import worker_pool
 from lm_human_preferences.reproduction.plan import Run
 from lm_human_preferences.synthetic import known_reward
+from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.logging import progress
 
 VERSION = 2  # of what a finished run means: a new version repeats all runs
@@ -59,7 +60,7 @@ def known_responses(task: str) -> Known:
         embed_queries=lm_tasks.query_formatter(settings, encoder),
         temperature=settings.policy.temperature,
     )
-    reward_model = rewards.get_reward_model('mock', trained_model.encoding)
+    reward_model = rewards.load_reward_model('mock', trained_model.encoding)
     score_fn = rewards.make_score_fn(settings, reward_model)
     queries = measure.queries_of(hparams, encoder, None)
     n_vocab = trained_model.hparams().n_vocab
@@ -98,7 +99,7 @@ def run_policy(path: str, hparams: train_policy.HParams, reward_model: str, task
     hparams.rewards.kl_coef = _kl_coef(hparams, reward_model, known)
     with Curve(known) as curve:
         trainer = train_policy.start(hparams, curve, LocalComm())
-        train_policy.training_loop(trainer, curve, LocalComm())
+        train_policy.take_steps(trainer, curve, TimeLeft({'policy': 1}))
     last_kl = curve.points[-1]['kl']
     result = {
         'kl_coef': hparams.rewards.kl_coef,

@@ -1,4 +1,4 @@
-"""What trainings have in common: optimizer, precision, memory, health, what the console shows.
+"""What trainings share: loop, hooks, micro-batches, optimizer, precision, memory, console.
 
-Knows hyperparameters and the statistics of steps; knows neither networks nor files of a run.
+Knows hyperparameters and the statistics of steps, but not how networks or tasks are made.
 """

@@ -1,13 +1,13 @@
-"""What a training tells the person at the console: its settings first, then a table that grows, at
-the end what next.
+"""What a training prints: its settings, a line of a table now and then, and what to do next.
 
-`--run.console original` prints what the original printed instead, and `quiet` only warnings, errors
-and the end.
+`--run.console original` prints what the original did instead, and `quiet` only warnings, errors and
+the end.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lm_human_preferences import storage
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import HParams
@@ -30,10 +31,10 @@ SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
 
 
 class Table:
-    """A table that is printed line by line, its head before the first.
+    """A table that is printed line by line, with its heads before the first line.
 
-    columns: {head: (width, format of a number)}; a head is the name of a value, with spaces for
-    underscores and /s for _per_second.
+    columns: {head: (width, format of a number)}. A head is the keyword of its value in `add`, with
+    spaces for underscores and /s for _per_second.
     """
 
     def __init__(self, columns: dict[str, tuple[int, str]]) -> None:
@@ -42,21 +43,20 @@ class Table:
 
     def add(self, **values: float | str) -> None:
         """Print a line: a value for each column."""
-        if not self.has_head:
-            say_in_summary(
-                '', ' '.join(f'{head:>{width}}' for head, (width, _) in self.columns.items())
-            )
-            self.has_head = True
-        cells = []
-        for head, (width, form) in self.columns.items():
+        heads, cells = [], []
+        for head, (width, number_format) in self.columns.items():
             value = values[head.replace(' ', '_').replace('/s', '_per_second')]
-            text = value if isinstance(value, str) else format(value, form)
+            text = value if isinstance(value, str) else format(value, number_format)
+            heads.append(f'{head:>{width}}')
             cells.append(f'{text:>{width}}')
+        if not self.has_head:
+            say_in_summary('', ' '.join(heads))
+            self.has_head = True
         say_in_summary(' '.join(cells))
 
 
 def reward_table() -> Table:
-    """Of the training of a reward model."""
+    """The table of a reward model's training."""
     return Table(
         {
             'step': (11, ''),
@@ -69,7 +69,7 @@ def reward_table() -> Table:
 
 
 def policy_table() -> Table:
-    """Of the training of a policy; score and KL are those of the present step."""
+    """The table of a policy's training; score and KL are those of the last step."""
     return Table(
         {
             'step': (11, ''),
@@ -85,9 +85,17 @@ def policy_table() -> Table:
 
 
 def is_due(step: int, last: int, interval: int) -> bool:
-    """Whether there is a line of the table after `step` of `last` steps: the first, each
-    `interval`-th, the last."""
+    """Whether the table has a line after `step` of `last` steps.
+
+    It has one after the first step, every `interval`-th and the last.
+    """
     return step in (1, last) or step % interval == 0
+
+
+def dump(hparams: HParams, name: str = 'hparams') -> None:
+    """Print all of `hparams` as the original did; only for the console `original`."""
+    if console_is('original'):
+        hyperparams.dump(hparams, name=name)
 
 
 def show_start(
@@ -95,11 +103,15 @@ def show_start(
     hparams: train_policy.HParams | train_reward.HParams,
     comm: Comm,
 ) -> None:
-    """Say what starts, where, and with which settings; hparams: of `command`, train_policy or
-    train_reward."""
+    """Print what starts, where, and with which settings.
+
+    hparams: of `command`, train_policy or train_reward.
+    """
     run = hparams.run
     device = 'GPU' if torch.cuda.is_available() else 'CPU'
-    ranks = f'1 rank on a {device}' if comm.size == 1 else f'{comm.size} ranks on {device}s'
+    ranks = f'{comm.size} ranks on {device}s'
+    if comm.size == 1:
+        ranks = f'1 rank on a {device}'
     record = None
     where = 'not saved, because --save_dir is None'
     if run.save_dir is not None:
@@ -110,8 +122,10 @@ def show_start(
 
 
 def show_settings(hparams: HParams, record: str | None) -> None:
-    """Print the settings that differ from the defaults, a paragraph for each group; record: file
-    that holds them all."""
+    """Print the settings that differ from the defaults, a paragraph for each group.
+
+    record: the file that has them all.
+    """
     groups: dict[str, list[str]] = {}
     unchanged = 0
     for name, value, default in _leaves(hparams):
@@ -122,19 +136,20 @@ def show_settings(hparams: HParams, record: str | None) -> None:
         leaf = name.removeprefix(f'{group}.')
         if leaf == name:  # train_reward has options without a group
             group = ''
-        groups.setdefault(group, []).append(
-            f'{leaf}={value!r}' if isinstance(value, str) else f'{leaf}={value}'
-        )
+        text = repr(value) if isinstance(value, str) else value
+        groups.setdefault(group, []).append(f'{leaf}={text}')
     say_in_summary('settings:')
-    for group, words in groups.items():
-        say_in_summary(*_paragraph(f'{group}: ' if group else '', words))
+    for group, settings in groups.items():
+        say_in_summary(*_paragraph(f'{group}: ' if group else '', settings))
     where = f'{record} holds them all' if record else '--dry_run prints them all'
     say_in_summary(f'  {unchanged} others have their defaults; {where}')
 
 
 def _leaves(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, object, object]]:
-    """(dotted name, value, default) of every setting; a reward model's task, the same as the
-    policy's, only once."""
+    """(dotted name, value, default) of every setting.
+
+    The task of a new reward model, which is the policy's, is left out.
+    """
     for field in dataclasses.fields(hparams):
         value = getattr(hparams, field.name)
         name = prefix + field.name
@@ -148,10 +163,11 @@ def _leaves(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, object, o
             yield name, value, field.default
 
 
-def _paragraph(head: str, words: list[str]) -> list[str]:
+def _paragraph(head: str, settings: list[str]) -> list[str]:
+    """The lines of a paragraph that begins with `head`."""
     columns = min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST)
     return textwrap.wrap(
-        '  '.join(words),
+        '  '.join(settings),
         columns - 1,
         initial_indent=f'  {head}',
         subsequent_indent='    ',
@@ -199,15 +215,46 @@ def show_samples(
 
 
 def announce_next(*lines: str, **commands: str) -> None:
-    """Say at the end what is there now and which commands come next; the original said nothing.
+    """Print at the end what there is now, and which commands come next; the original did not.
 
-    commands: {what for: command}, '_' in place of spaces.
+    commands: {purpose: command}, with '_' for the spaces of the purpose.
     """
     if console_is('original'):
         return
     width = max(map(len, commands), default=0) + 1
-    next_lines = [
-        f'  {purpose.replace("_", " ") + ":":{width}} {command}'
-        for purpose, command in commands.items()
-    ]
+    next_lines = []
+    for purpose, command in commands.items():
+        label = purpose.replace('_', ' ') + ':'
+        next_lines.append(f'  {label:{width}} {command}')
     announce('', *lines, *next_lines)
+
+
+def announce_policy(hparams: train_policy.HParams) -> None:
+    """Print where the policy is, and what to do with it."""
+    save_dir = hparams.run.save_dir
+    if save_dir is None:
+        announce_next('Nothing was saved, because --save_dir is None.')
+        return
+    path = shlex.quote(save_dir)
+    commands = {'sample_from_it': f'./sample.py sample --save_dir {path} --nsamples 8'}
+    if not hparams.run.evaluate:
+        commands['evaluate_it'] = f'./launch.py evaluate {path}'
+    events = shlex.quote(storage.join(save_dir, 'tb'))
+    commands['look_at_its_curves'] = f'tensorboard --logdir {events}'
+    announce_next(f'The policy is in {storage.join(save_dir, "policy")}', **commands)
+
+
+def announce_reward_model(save_dir: str | None) -> None:
+    """Print where the reward model is, and what to do with it."""
+    if save_dir is None:
+        announce_next('Nothing was saved, because --save_dir is None.')
+        return
+    events = shlex.quote(storage.join(save_dir, 'tb'))
+    announce_next(
+        f'The reward model is in {storage.join(save_dir, "reward_model")}',
+        train_a_policy=(
+            './launch.py train_policy EXPERIMENT NAME --rewards.train_new_model off '
+            f'--rewards.trained_model {shlex.quote(save_dir)}'
+        ),
+        look_at_its_curves=f'tensorboard --logdir {events}',
+    )

@@ -1,36 +1,60 @@
-"""Alarms of a training that goes wrong: rules on statistics of its steps, which are means over all
-ranks, so that all ranks come to the same end; and what --run.on_anomaly does then.
+"""Alarms for a training that goes wrong, and what --run.on_anomaly does then.
+
+Alarms are rules on the statistics of steps. These are means over all ranks, so that all ranks come
+to the same decision.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_policy import HParams
+from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.logging import log_line
 
 if TYPE_CHECKING:
+    import torch
+
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.train_policy import PPOTrainer
     from lm_human_preferences.train_reward import RewardModelTrainer
+    from lm_human_preferences.training.loop import Trainer
 
 PENALIZED = 'share of penalties'
 MOST_PENALIZED = 0.95
-KL_TARGETS = 10  # times the target that the KL divergence may be
-KL_PER_TOKEN = 2  # nats of a response's tokens that it may be where there is no target
-LEAST_ENTROPY = 0.02  # nats of a token
+KL_TARGETS = 10  # the limit of the KL divergence, in multiples of its target
+KL_PER_TOKEN = 2  # the same without a target, in nats for each token of a response
+LEAST_ENTROPY = 0.02  # nats for each token
 SIGNIFICANT = 2  # standard deviations of chance
-FAR_ABOVE_GUESSING = 1.5  # times the loss of guessing that a reward model may end with
-SELDOM = 100  # steps until an alarm is repeated
+FAR_ABOVE_GUESSING = (
+    1.5  # the limit of a reward model's last loss, in multiples of that of guessing
+)
+REPEAT_AFTER = 100  # steps until an alarm is reported again
+
+NOT_FINITE = 'the loss is NaN or infinite: lower the learning rate'
+FAR_FROM_START = (
+    'the policy has moved far from the initial language model: lower --ppo.lr or raise'
+    ' --rewards.kl_coef'
+)
+EXPLOITING = (
+    'the score rises while the KL divergence explodes: the policy exploits blind spots of the'
+    ' reward model; raise --rewards.kl_coef'
+)
+COLLAPSED = (
+    'the policy gives the same response every time: lower --ppo.lr or raise --rewards.kl_coef'
+)
+WORSE_THAN_CHANCE = (
+    'the reward model is worse than chance on labels that it has not seen: is their sign the wrong'
+    ' way round, or the learning rate too high?'
+)
 
 
 class Alarm(NamedTuple):
-    """`statistic` has a `value` beyond its `limit`; `text` tells the user what that means and what
-    may help."""
+    """A `statistic` whose `value` is beyond its `limit`; `text` says what it means and may help."""
 
     statistic: str
     value: float
@@ -43,11 +67,10 @@ class Alarm(NamedTuple):
 
 def not_finite(stats: Mapping[str, float], names: Iterable[str]) -> list[Alarm]:
     """An alarm for the first of `names` whose statistic is NaN or infinite."""
-    return [
-        Alarm(name, stats[name], math.inf, 'the loss is NaN or infinite: lower the learning rate')
-        for name in names
-        if not math.isfinite(stats[name])
-    ][:1]
+    for name in names:
+        if not math.isfinite(stats[name]):
+            return [Alarm(name, stats[name], math.inf, NOT_FINITE)]
+    return []
 
 
 def policy_alarms(
@@ -55,124 +78,162 @@ def policy_alarms(
     first: Mapping[str, float],
     hparams: HParams,
 ) -> list[Alarm]:
-    """The alarms of a PPO step. stats: PPOTrainer.step's and PENALIZED; first: those of the first
-    step."""
+    """The alarms of a PPO step.
+
+    stats: what PPOTrainer.step returned, and PENALIZED; first: those of the first step.
+    """
     alarms = not_finite(stats, ['ppo/loss/total', 'objective/kl', 'objective/score'])
-    task, adaptive = hparams.task, hparams.rewards.adaptive_kl
-    kl, entropy, score, penalized = (
-        stats[name] for name in ('objective/kl', 'ppo/policy/entropy', 'objective/score', PENALIZED)
-    )
-    most = KL_TARGETS * adaptive.target if adaptive else KL_PER_TOKEN * task.response_length
-    if kl > most:
-        alarms.append(
-            Alarm(
-                'objective/kl',
-                kl,
-                most,
-                'the policy has left the language model behind: lower --ppo.lr '
-                'or raise --rewards.kl_coef',
-            )
-        )
-    elif kl > most / 2 and score > first['objective/score']:
-        alarms.append(
-            Alarm(
-                'objective/kl',
-                kl,
-                most / 2,
-                'the score rises while the KL divergence explodes: the '
-                'policy finds blind spots of the reward model; raise --rewards.kl_coef',
-            )
-        )
+    task = hparams.task
+    adaptive = hparams.rewards.adaptive_kl
+    kl = stats['objective/kl']
+    entropy = stats['ppo/policy/entropy']
+    penalized = stats[PENALIZED]
+    score_rises = stats['objective/score'] > first['objective/score']
+    most_kl = KL_TARGETS * adaptive.target if adaptive else KL_PER_TOKEN * task.response_length
+    if kl > most_kl:
+        alarms.append(Alarm('objective/kl', kl, most_kl, FAR_FROM_START))
+    elif kl > most_kl / 2 and score_rises:
+        alarms.append(Alarm('objective/kl', kl, most_kl / 2, EXPLOITING))
     if entropy < LEAST_ENTROPY:
-        alarms.append(
-            Alarm(
-                'ppo/policy/entropy',
-                entropy,
-                LEAST_ENTROPY,
-                'the policy says always the same: lower --ppo.lr or raise --rewards.kl_coef',
-            )
-        )
+        alarms.append(Alarm('ppo/policy/entropy', entropy, LEAST_ENTROPY, COLLAPSED))
     if penalized > MOST_PENALIZED:
-        alarms.append(
-            Alarm(
-                PENALIZED,
-                penalized,
-                MOST_PENALIZED,
-                f'hardly a response has token {task.truncate_token} at or after position'
-                f' {task.truncate_after}, so they score {task.penalty_reward_value}; see'
-                ' --task.truncate_token, --task.truncate_after and --task.penalty_reward_value',
-            )
+        text = (
+            f'hardly any response has token {task.truncate_token} at or after position'
+            f' {task.truncate_after}, so they score {task.penalty_reward_value}; see'
+            ' --task.truncate_token, --task.truncate_after and --task.penalty_reward_value'
         )
+        alarms.append(Alarm(PENALIZED, penalized, MOST_PENALIZED, text))
     return alarms
 
 
 def reward_alarms(
-    stats: dict[str, float],
+    stats: Mapping[str, float],
     agreements: Sequence[float],
     losses: Sequence[float],
     *,
     batch_size: int,
     guessing_loss: float,
 ) -> list[Alarm]:
-    """The alarms of a step of reward training. stats: train_batch's.
+    """The alarms of a step of reward training. stats: what RewardModelTrainer.step returned.
 
-    agreements, losses: of the last quarter of all steps, once that is over, else empty: how far
-    rewards agreed with the labels of each batch (see label_types.agreement), and the loss, both
-    before the batch was learned. guessing_loss: the loss without looking at the responses.
+    agreements, losses: of each of the last quarter of all steps, once they are done, else empty:
+    how far rewards agreed with the labels (see label_types.agreement), and the loss, both before
+    the batch was learned. guessing_loss: the loss of a model that does not look at the responses.
     """
     alarms = not_finite(stats, ['loss'])
     if not agreements or alarms:
         return alarms
     agreement = sum(agreements) / len(agreements)
-    limit = -SIGNIFICANT / math.sqrt(batch_size * len(agreements))
-    if agreement < limit:
-        alarms.append(
-            Alarm(
-                'agreement',
-                agreement,
-                limit,
-                'the reward model is worse than chance on labels that it has not seen: is '
-                'their sign the wrong way round, or the learning rate too high?',
-            )
-        )
+    least_agreement = -SIGNIFICANT / math.sqrt(batch_size * len(agreements))
+    if agreement < least_agreement:
+        alarms.append(Alarm('agreement', agreement, least_agreement, WORSE_THAN_CHANCE))
     loss = sum(losses) / len(losses)
-    if loss > FAR_ABOVE_GUESSING * guessing_loss:
-        alarms.append(
-            Alarm(
-                'loss',
-                loss,
-                FAR_ABOVE_GUESSING * guessing_loss,
-                'the loss of the reward model ended far above that of '
-                f'guessing, {guessing_loss:.4g}: lower its learning rate',
-            )
+    most_loss = FAR_ABOVE_GUESSING * guessing_loss
+    if loss > most_loss:
+        text = (
+            'the loss of the reward model ended far above that of guessing, '
+            f'{guessing_loss:.4g}: lower its learning rate'
         )
+        alarms.append(Alarm('loss', loss, most_loss, text))
     return alarms
 
 
-class HealthMonitor:
-    """The health_monitor that stops the line. mode: that of --run.on_anomaly."""
+class HealthMonitor(Hook):
+    """Warns of alarms, or stops the training, as --run.on_anomaly says.
 
-    def __init__(self, mode: str, comm: Comm) -> None:
-        self.mode, self.comm = mode, comm
-        self.first: dict[str, float] | None = None  # statistics of the first step
-        self.quiet_until: dict[str, int] = {}  # statistic: step
+    trainer: what is saved, by `checkpointer`, before a stop.
+    """
 
-    def report(
-        self,
-        alarms: Sequence[Alarm],
-        trainer: PPOTrainer | RewardModelTrainer,
-        checkpointer: Checkpointer,
-    ) -> None:
-        """Warn of `alarms`, seldom; or save `trainer`, as it is now, and raise UserError."""
+    def __init__(self, mode: str, trainer: Trainer, checkpointer: Checkpointer, comm: Comm) -> None:
+        self.mode = mode
+        self.trainer = trainer
+        self.checkpointer = checkpointer
+        self.comm = comm
+        self.quiet_until: dict[str, int] = {}  # {statistic: step}
+
+    def alarms(self, step: int, stats: Mapping[str, float]) -> list[Alarm]:
+        """The alarms after `step` steps; stats: of the last one."""
+        raise NotImplementedError
+
+    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
+        """Warn of the alarms, of each at most once in REPEAT_AFTER steps.
+
+        Or, if the mode is 'stop', save and raise UserError.
+        """
+        alarms = self.alarms(step, stats)
         if not alarms or self.mode == 'off':
             return
-        step = trainer.state_dict()['step']
         if self.mode == 'stop':
-            checkpointer.save_on_error(trainer)
-            raise UserError(
-                f'stopped at step {step} by --run.on_anomaly stop: {"; ".join(map(str, alarms))}'
-            )
+            self.checkpointer.save_on_error(self.trainer)
+            reasons = '; '.join(map(str, alarms))
+            raise UserError(f'stopped at step {step} by --run.on_anomaly stop: {reasons}')
         for alarm in alarms:
             if step >= self.quiet_until.get(alarm.statistic, 0) and self.comm.rank == 0:
                 log_line(f'WARNING: step {step}: {alarm}')
-                self.quiet_until[alarm.statistic] = step + SELDOM
+                self.quiet_until[alarm.statistic] = step + REPEAT_AFTER
+
+
+class PolicyHealth(HealthMonitor):
+    """Watches the training of a policy; see policy_alarms."""
+
+    trainer: PPOTrainer
+
+    def __init__(
+        self,
+        mode: str,
+        trainer: PPOTrainer,
+        checkpointer: Checkpointer,
+        comm: Comm,
+        is_valid: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        """is_valid: tells of responses (batch, response_length) which score without penalty."""
+        super().__init__(mode, trainer, checkpointer, comm)
+        self.is_valid = is_valid
+        self.first: Mapping[str, float] | None = None  # statistics of the first step
+
+    def alarms(self, step: int, stats: Mapping[str, float]) -> list[Alarm]:
+        """Compare the last step with the limits, and with the first step of this process."""
+        self.first = self.first or stats
+        everything = {**stats, PENALIZED: self._penalized_share()}
+        return policy_alarms(everything, self.first, self.trainer.hparams)
+
+    def _penalized_share(self) -> float:
+        """Share over all ranks of the last responses that score the penalty."""
+        rollout = self.trainer.rollout
+        assert rollout is not None
+        valid = self.is_valid(rollout.responses).float().mean().item()
+        return 1 - self.comm.all_reduce_mean({'valid': valid})['valid']
+
+
+class RewardHealth(HealthMonitor):
+    """Watches the training of a reward model; see reward_alarms.
+
+    It can judge the outcome only by the batches of this process: those before an interruption are
+    not known.
+    """
+
+    trainer: RewardModelTrainer
+
+    def __init__(
+        self, mode: str, trainer: RewardModelTrainer, checkpointer: Checkpointer, comm: Comm
+    ) -> None:
+        super().__init__(mode, trainer, checkpointer, comm)
+        self.guessing_loss = trainer.guessing_loss()
+        self.agreements: list[float] = []
+        self.losses: list[float] = []
+
+    def alarms(self, step: int, stats: Mapping[str, float]) -> list[Alarm]:
+        """Compare the last batch with the limits; after the last step, the last quarter of all."""
+        assert self.trainer.agreement is not None
+        self.agreements.append(self.trainer.agreement)
+        self.losses.append(stats['loss'])
+        quarter = 0
+        if step == self.trainer.total_steps:
+            quarter = len(self.losses) // 4 or len(self.losses)
+        return reward_alarms(
+            stats,
+            self.agreements[len(self.agreements) - quarter :],
+            self.losses[len(self.losses) - quarter :],
+            batch_size=self.trainer.hparams.batch_size,
+            guessing_loss=self.guessing_loss,
+        )

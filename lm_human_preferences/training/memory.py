@@ -19,20 +19,23 @@ if TYPE_CHECKING:
     from lm_human_preferences.hparams.model import HParams as Sizes
 
 FLOAT, HALF, DOUBLE = 4, 2, 8  # bytes
-BYTES_OF_A_TOKEN = (
-    48  # of an episode: its id, log-probabilities, value, reward, advantage, return and the like
-)
+# Of a token of an episode: its id, log-probabilities, value, reward, advantage, return and so on.
+BYTES_OF_A_TOKEN = 48
+OUT_OF_MEMORY = re.compile(
+    r"[^:]*out of memory.*|can't allocate memory.*|Unable to allocate.*"
+)  # messages of PyTorch on GPUs, PyTorch on CPUs and numpy
 
 
 @dataclass
 class MemoryEstimate:
     """What one rank works on, for an estimate of its memory in bytes; padding counts as tokens do.
 
-    sizes: HParams of the network. networks: of that size, one of which is trained. rows, tokens: of
-    a backward pass, and sampled_rows, sampled_tokens: of sampling, before micro-batches make rows
-    fewer. predicted: tokens of a row whose logits have a gradient. option: the name of
-    micro_batch_size. gradient_checkpointing: see language.model.Model. reduced: layers compute in
-    bf16. fused: attention keeps no probabilities, as on GPUs.
+    sizes: HParams of the network. networks: how many of that size there are. learning: how many of
+    them learn. rows, tokens: of a backward pass, and sampled_rows, sampled_tokens: of sampling,
+    before micro-batches make rows fewer. predicted: tokens of a row whose logits have a gradient.
+    option: the name of micro_batch_size. batch_options: the names of the options that set rows and
+    sampled_rows. gradient_checkpointing: see language.model.Model. reduced: layers compute in bf16.
+    fused: attention keeps no probabilities, as on GPUs.
     """
 
     sizes: Sizes
@@ -41,6 +44,7 @@ class MemoryEstimate:
     tokens: int
     sampled_rows: int
     sampled_tokens: int
+    learning: int = 1
     predicted: int = 0
     micro_batch_size: int | None = None
     option: str = '--micro_batch_size'
@@ -48,124 +52,133 @@ class MemoryEstimate:
     reduced: bool = False
     fused: bool = False
     ranks: int = 1
-    batch_options: tuple[str, str] = (
-        '--batch_size',
-        '--rollout_batch_size',
-    )  # that set rows and sampled_rows
+    batch_options: tuple[str, str] = ('--batch_size', '--rollout_batch_size')
 
     def peak(self) -> float:
-        """The most that is held at a time; on CPUs, micro-batches leave holes between gradients, as
-        much again."""
-        every = max(self.rows, self.sampled_rows)
-        most = min(self.micro_batch_size or every, every)
-        working = max(
-            self.learning(min(self.rows, most)), self.sampling(min(self.sampled_rows, most))
-        )
-        return self.lasting() + working * (2 if most < every and not self.fused else 1)
+        """The most that is held at a time."""
+        all_rows = max(self.rows, self.sampled_rows)
+        at_once = min(self.micro_batch_size or all_rows, all_rows)
+        learning = self.learning_bytes(min(self.rows, at_once))
+        sampling = self.sampling_bytes(min(self.sampled_rows, at_once))
+        working = max(learning, sampling)
+        if at_once < all_rows and not self.fused:
+            working *= 2  # on CPUs, micro-batches leave holes between gradients, as much again
+        return self.lasting_bytes() + working
 
-    def lasting(self) -> int:
-        """The networks; of the one that is trained also gradient, two moments, and buckets that
-        average over ranks.
+    def lasting_bytes(self) -> int:
+        """What stays from step to step.
 
-        In bf16 there is a copy of the blocks of that one and, on CPUs, of the others: see
-        precision.linear.
+        The networks; of those that learn also gradients, two moments, and buckets that average over
+        ranks. In bf16 there is a copy of the blocks of each that learns and, on CPUs, of the
+        others: see precision.linear.
         """
-        width, blocks = (
-            self.sizes.n_embd,
-            self.sizes.n_layer * (12 * self.sizes.n_embd + 13) * self.sizes.n_embd,
-        )
+        width = self.sizes.n_embd
+        blocks = self.sizes.n_layer * (12 * width + 13) * width
         network = blocks + (self.sizes.n_vocab + self.sizes.n_ctx + 2) * width
-        copies = self.reduced * (1 if self.fused else self.networks)
-        return FLOAT * network * (self.networks + 3 + (self.ranks > 1)) + HALF * blocks * copies
+        of_each_that_learns = 4 if self.ranks > 1 else 3
+        networks = self.networks + self.learning * of_each_that_learns
+        if not self.reduced:
+            return FLOAT * network * networks
+        copies = self.learning if self.fused else self.networks
+        return FLOAT * network * networks + HALF * blocks * copies
 
-    def inside(self, rows: int, tokens: int) -> int:
-        """What a block keeps for the gradient: 16 numbers for each of its input's, 2 of which are
-        always floats."""
-        width, probabilities = self.sizes.n_embd, 0 if self.fused else self.sizes.n_head * tokens
-        each = 2 * FLOAT * width + (14 * width + probabilities) * (HALF if self.reduced else FLOAT)
-        return rows * tokens * each
+    def block_bytes(self, rows: int, tokens: int) -> int:
+        """What a block keeps for the gradient.
 
-    def learning(self, rows: int) -> float:
-        """What blocks keep and one at work, logits, the gradients of their matrix and of tokens,
-        which is the same."""
-        inside, vocabulary, width = (
-            self.inside(rows, self.tokens),
-            self.sizes.n_vocab,
-            self.sizes.n_embd,
-        )
-        kept = (
-            FLOAT * rows * self.tokens * width + inside / self.sizes.n_layer
-            if self.gradient_checkpointing
-            else inside
-        )
-        logits = FLOAT * rows * self.predicted * vocabulary
-        return (
-            self.sizes.n_layer * kept
-            + inside
-            + logits
-            + FLOAT * vocabulary * width * (1 + (self.predicted > 0))
-        )
+        16 numbers for each of its input's, 2 of which are always floats, and, unless attention is
+        fused, the probabilities of each head.
+        """
+        width = self.sizes.n_embd
+        probabilities = 0 if self.fused else self.sizes.n_head * tokens
+        number = HALF if self.reduced else FLOAT
+        of_a_token = 2 * FLOAT * width + (14 * width + probabilities) * number
+        return rows * tokens * of_a_token
 
-    def sampling(self, rows: int) -> int:
-        """Keys and values, a block at work on the queries, logits of one step and what one is drawn
-        from."""
-        table = FLOAT * self.sizes.n_vocab * self.sizes.n_embd * (self.reduced and not self.fused)
-        cached_tokens = rows * (self.sampled_tokens + CACHE_HEADROOM)
-        cache = 2 * self.sizes.n_layer * cached_tokens * self.sizes.n_embd
-        return (
-            cache * (HALF if self.reduced else FLOAT)
-            + self.inside(rows, self.sampled_tokens)
-            + rows * self.sizes.n_vocab * (FLOAT + 3 * DOUBLE)
-            + table
-        )
+    def learning_bytes(self, rows: int) -> float:
+        """What a backward pass takes.
+
+        What blocks keep and one at work, logits, and the gradients of the embeddings: those of
+        tokens and those of logits.
+        """
+        block = self.block_bytes(rows, self.tokens)
+        layers = self.sizes.n_layer
+        of_each_block = block
+        if self.gradient_checkpointing:
+            inputs = FLOAT * rows * self.tokens * self.sizes.n_embd
+            of_each_block = inputs + block / layers
+        logits = FLOAT * rows * self.predicted * self.sizes.n_vocab
+        embeddings = FLOAT * self.sizes.n_vocab * self.sizes.n_embd
+        gradients = 2 if self.predicted > 0 else 1
+        return layers * of_each_block + block + logits + gradients * embeddings
+
+    def sampling_bytes(self, rows: int) -> int:
+        """What sampling takes.
+
+        Keys and values, a block at work on the queries, logits of one step and what a token is
+        drawn from. In bf16 on CPUs, also a copy of the embeddings.
+        """
+        width = self.sizes.n_embd
+        numbers = 2 * self.sizes.n_layer * rows * (self.sampled_tokens + CACHE_HEADROOM) * width
+        cache = numbers * (HALF if self.reduced else FLOAT)
+        block = self.block_bytes(rows, self.sampled_tokens)
+        drawing = rows * self.sizes.n_vocab * (FLOAT + 3 * DOUBLE)
+        copy = 0
+        if self.reduced and not self.fused:
+            copy = FLOAT * self.sizes.n_vocab * width
+        return cache + block + drawing + copy
 
 
-def warning(training: MemoryEstimate, free: int) -> str | None:
-    """What to tell the user where `free` bytes are too few for `training`, else None.
+def warning(estimate: MemoryEstimate, free: int) -> str | None:
+    """What to tell the user where `free` bytes are too few for a training, else None.
 
-    Micro-batches are halved until they fit, first without checkpointing.
+    It names the largest micro-batch that fits, halving it, first without gradient checkpointing.
     """
-    size, needed = min(training.micro_batch_size or training.rows, training.rows), training.peak()
-    ways = [
-        replace(training, micro_batch_size=size >> i, gradient_checkpointing=gradient_checkpointing)
-        for gradient_checkpointing in sorted({training.gradient_checkpointing, True})
-        for i in range(size.bit_length())
-    ]
-    way = next((way for way in ways if way.peak() <= free), ways[-1])
-    again = (
-        ' --run.gradient_checkpointing true'
-        if way.gradient_checkpointing and not training.gradient_checkpointing
-        else ''
-    )
+    needed = estimate.peak()
+    if needed <= free:
+        return None
+    size = min(estimate.micro_batch_size or estimate.rows, estimate.rows)
+    smaller: list[MemoryEstimate] = []
+    for gradient_checkpointing in sorted({estimate.gradient_checkpointing, True}):
+        for halvings in range(size.bit_length()):
+            smaller.append(
+                replace(
+                    estimate,
+                    micro_batch_size=size >> halvings,
+                    gradient_checkpointing=gradient_checkpointing,
+                )
+            )
+    fitting = [choice for choice in smaller if choice.peak() <= free]
+    advice = fitting[0] if fitting else smaller[-1]
+    options = f'{advice.option} {advice.micro_batch_size}'
+    if advice.gradient_checkpointing and not estimate.gradient_checkpointing:
+        options += ' --run.gradient_checkpointing true'
+    if not fitting:
+        options = f'even {options}'
     return (
-        None
-        if needed <= free
-        else (
-            f'WARNING: training takes about {needed / 1e9:.1f} GB of memory for each rank, which'
-            f' has {free / 1e9:.1f} GB: {"even " if way.peak() > free else ""}{way.option}'
-            f' {way.micro_batch_size}{again} takes {way.peak() / 1e9:.1f} GB, for the same'
-            ' gradients'
-        )
+        f'WARNING: training takes about {needed / 1e9:.1f} GB of memory for each rank, which'
+        f' has {free / 1e9:.1f} GB: {options} takes {advice.peak() / 1e9:.1f} GB, for the same'
+        ' gradients'
     )
 
 
-def check(training: MemoryEstimate, comm: Comm, device: torch.device) -> None:
-    """Print that warning, before anything is loaded, for the rank that has least; UserError where
-    nothing would help."""
+def check(estimate: MemoryEstimate, comm: Comm, device: torch.device) -> None:
+    """Print that warning, before anything is loaded, for the rank that has least memory.
+
+    UserError where nothing would help.
+    """
     free = free_on(device, comm)
-    check_rows(training, free)
-    told = warning(replace(training, ranks=comm.size, fused=device.type == 'cuda'), free)
-    if told and comm.rank == 0:
-        print(told)
+    check_rows(estimate, free)
+    text = warning(replace(estimate, ranks=comm.size, fused=device.type == 'cuda'), free)
+    if text is not None and comm.rank == 0:
+        print(text)
 
 
-def check_rows(training: MemoryEstimate, free: int) -> None:
-    """UserError where what rows hold alone takes more than `free` bytes, so that micro-batches
-    would not help."""
-    option, sampled_option = training.batch_options
-    check_fits(option, training.rows, training.tokens * BYTES_OF_A_TOKEN, free)
+def check_rows(estimate: MemoryEstimate, free: int) -> None:
+    """UserError where the episodes alone take more than `free` bytes: micro-batches do not help."""
+    option, sampled_option = estimate.batch_options
+    check_fits(option, estimate.rows, estimate.tokens * BYTES_OF_A_TOKEN, free)
     check_fits(
-        sampled_option, training.sampled_rows, training.sampled_tokens * BYTES_OF_A_TOKEN, free
+        sampled_option, estimate.sampled_rows, estimate.sampled_tokens * BYTES_OF_A_TOKEN, free
     )
 
 
@@ -183,8 +196,8 @@ def free_on(device: torch.device, comm: Comm) -> int:
 
 
 def check_fits(option: str, count: int, each: int, free: int) -> None:
-    """UserError where `count` things, which `option` asks for, of `each` bytes take more than
-    `free` bytes."""
+    """UserError where `count` things, the value of `option`, of `each` bytes take more than `free`
+    bytes."""
     if count * each > free:
         raise UserError(
             f'{option}: what {count} of them hold takes {count * each / 1e9:.0f} GB of memory on'
@@ -194,40 +207,42 @@ def check_fits(option: str, count: int, each: int, free: int) -> None:
 
 @contextlib.contextmanager
 def explain_oom(option: str) -> Iterator[None]:
-    """Within the block, that memory has run out is a UserError; option: the name of
+    """Within the block, running out of memory is a UserError; option: the name of
     micro_batch_size."""
     try:
         yield
-    except (
-        MemoryError,
-        RuntimeError,
-    ) as e:  # the latter is PyTorch's, which has a class for GPUs only
-        found = re.search(
-            r"[^:]*out of memory.*|can't allocate memory.*|Unable to allocate.*", str(e)
-        )
-        if found is None:
+    except (MemoryError, RuntimeError) as e:  # PyTorch raises RuntimeError on CPUs
+        message = OUT_OF_MEMORY.search(str(e))
+        if message is None:
             raise
         raise UserError(
-            f'no memory is left ({found[0]:.100}): less is taken, for the same gradients, by a'
-            f' smaller {option} and by --run.gradient_checkpointing true'
+            f'out of memory ({message[0]:.100}): a smaller {option} and'
+            ' --run.gradient_checkpointing true take less, for the same gradients'
         ) from e
 
 
 def on_host(proc: Path = Path('/proc'), cgroups: Path = Path('/sys/fs/cgroup')) -> int:
-    """Bytes that processes here may take: what the system has left, or the limit of a control group
-    that is lower."""
+    """Bytes that processes here may take: what the system has left, or a control group's lower
+    limit."""
     meminfo = (proc / 'meminfo').read_text(encoding='ascii')
     available = re.search(r'MemAvailable: +(\d+)', meminfo)
     assert available is not None, 'meminfo has no MemAvailable'
-    found = [int(available[1]) << 10]
+    limits = [int(available[1]) << 10]
     for line in (proc / 'self/cgroup').read_text(encoding='utf-8').splitlines():
-        _, kind, path = line.split(':', 2)
-        group = cgroups / kind / path.strip('/')
-        for file in (
-            folder / name
-            for folder in (group, *group.parents)
-            for name in ('memory.max', 'memory.limit_in_bytes')
-        ):  # of versions 2 and 1
-            limit = file.read_text(encoding='ascii').strip() if file.exists() else 'max'
-            found += [int(limit)] if limit != 'max' else []
-    return min(found)
+        _, controller, path = line.split(':', 2)
+        group = cgroups / controller / path.strip('/')
+        for folder in (group, *group.parents):
+            limits += _limits_in(folder)
+    return min(limits)
+
+
+def _limits_in(folder: Path) -> list[int]:
+    """The limits of memory in the folder of a control group, of version 2 or 1."""
+    limits = []
+    for name in ('memory.max', 'memory.limit_in_bytes'):
+        file = folder / name
+        if file.exists():
+            text = file.read_text(encoding='ascii').strip()
+            if text != 'max':
+                limits.append(int(text))
+    return limits

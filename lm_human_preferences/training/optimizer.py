@@ -1,5 +1,4 @@
-"""Adam as TensorFlow does it, with its slots under TensorFlow's names (the original's
-utils.core.minimize)."""
+"""Adam as in TensorFlow, with its names for slots (the original's utils.core.minimize)."""
 
 from __future__ import annotations
 
@@ -20,14 +19,16 @@ BETAS = (0.9, 0.999)
 
 
 class Adam:
-    """Minimises a loss over parameters {TensorFlow variable name: Parameter}; gradients are
-    averaged over ranks."""
+    """Minimises a loss over parameters; gradients are averaged over ranks.
+
+    parameters: {TensorFlow variable name: Parameter}.
+    """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, comm: Comm) -> None:
         self.parameters = parameters
         self.steps = 0
         self.gradients = comm.average_gradients(parameters.values())
-        # of each parameter: its count of updates, first and second moment
+        # Of each parameter: its count of updates, first and second moment.
         self.state: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def minimize(self, loss: torch.Tensor, lr: float) -> None:
@@ -37,21 +38,22 @@ class Adam:
         self.update(lr)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradient of the scalar `loss`; `last`: no more follows before the update."""
+        """Add the gradient of the scalar `loss`; `last`: it is the last one before the update."""
         if last:
             self.gradients.require_sync()
         loss.backward()
 
     def update(self, lr: float) -> None:
-        """Average the gradients that were added since `gradients.zero_grad()`, and take the step.
+        """Average the gradients since `gradients.zero_grad()` over ranks; update the parameters.
 
-        By torch.optim's function: its class loads the compiler, which takes a second.
+        This calls torch.optim's function: its class imports the compiler, which takes a second.
         """
         self.gradients.synchronize()
         self.steps += 1
         learned: list[torch.Tensor] = [p for p in self.parameters.values() if p.grad is not None]
         gradients = [p.grad for p in learned if p.grad is not None]
-        counts, means, squares = zip(*(self._state_of(p) for p in learned))
+        states = [self._state_of(p) for p in learned]
+        counts, means, squares = zip(*states)
         with torch.no_grad():
             adam(
                 learned,
@@ -76,7 +78,7 @@ class Adam:
         parameter: torch.Tensor,
         steps: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The state of a parameter, made where there is none."""
+        """The state of a parameter, created if there is none, as after `steps` updates."""
         if parameter not in self.state:
             self.state[parameter] = (
                 torch.tensor(float(steps), device=parameter.device),
@@ -86,22 +88,23 @@ class Adam:
         return self.state[parameter]
 
     def start_at(self, steps: int) -> None:
-        """Make ready to go on after `steps` updates: the moments, which `tf_slots` gives, are to be
-        filled in."""
+        """Prepare to resume after `steps` updates; the caller then fills in the moments, which
+        `tf_slots` gives."""
         self.steps = steps
-        for parameter in self.parameters.values() if steps else ():
+        if steps == 0:
+            return
+        for parameter in self.parameters.values():
             self._state_of(parameter, steps)
 
     def tf_slots(self, scope: str) -> dict[str, torch.Tensor]:
-        """The moments and beta powers as the original's checkpoints name them, tensors by variable
-        name."""
+        """The moments and powers of beta, by their names in the original's checkpoints."""
         slots = {
             f'{scope}/beta{i}_power': torch.tensor(np.float32(beta ** (self.steps + 1)))
             for i, beta in enumerate(BETAS, start=1)
         }
         for name, parameter in self.parameters.items():
-            none = torch.zeros((), device=parameter.device).expand_as(parameter)
-            _, slots[f'{name}/adam'], slots[f'{name}/adam_1'] = self.state.get(
-                parameter, (none,) * 3
-            )
+            zeros = torch.zeros((), device=parameter.device).expand_as(parameter)
+            _, mean, square = self.state.get(parameter, (zeros, zeros, zeros))
+            slots[f'{name}/adam'] = mean
+            slots[f'{name}/adam_1'] = square
         return slots

@@ -1,4 +1,4 @@
-"""How precisely this process multiplies matrices, by which library, and in what memory."""
+"""How this process multiplies matrices: in which precision, by which library, in what memory."""
 
 import contextlib
 import ctypes
@@ -15,24 +15,23 @@ LARGEST_ERROR = 1e-6  # of a float32 product, relative
 _mkldnn: Any = torch.backends.mkldnn  # a module whose class does not declare `matmul`
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
-# the type that networks compute in where it is not that of their weights
+# The type that layers compute in, if it is not that of their weights.
 _reduced: torch.dtype | None = None
-# the operator that reorders weights for oneDNN, where products without gradient are to use it
+# Reorders weights for oneDNN; set where products without gradient use it.
 _prepack: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 def configure(precision: str, device: torch.device) -> None:
-    """Set this process up for `precision`: fp32, tf32 or bf16, on `device`. UserError for tf32
-    without a GPU.
+    """Set this process up for `precision`: fp32, tf32 or bf16, on `device`; UserError if it cannot.
 
-    Weights, what layers are added up in, logits, losses and statistics stay float32 in any case.
-    With bf16, GPUs take the product that gives logits in tf32, whose rounding is an eighth of that
-    of the layers before it.
+    Weights, the residual stream, logits, losses and statistics stay float32 in any case. With bf16,
+    GPUs compute logits in tf32, whose rounding error is an eighth of that of the layers before.
     """
     global _reduced, _prepack
     check(precision, device)
     _reduced = torch.bfloat16 if precision == 'bf16' else None
-    _prepack = _operator_to_lay_out() if precision == 'bf16' and device.type == 'cpu' else None
+    is_prepacking = precision == 'bf16' and device.type == 'cpu'
+    _prepack = _prepack_operator() if is_prepacking else None
     if device.type == 'cuda':
         torch.backends.cuda.matmul.allow_tf32 = precision != 'fp32'
     else:
@@ -47,13 +46,15 @@ def check(precision: str, device: torch.device) -> None:
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """Context in which the layers of networks compute as prepared. Weights are cast once for the
-    outermost one."""
+    """Context in which layers compute in the configured precision.
+
+    Weights are cast once, for the outermost of nested ones.
+    """
     return torch.autocast(device.type, _reduced, enabled=_reduced is not None)
 
 
 def autocast_dtype(default: torch.dtype) -> torch.dtype:
-    """The type that layers compute in, `default` where that is the one of their inputs."""
+    """The type that layers compute in; `default` if it is that of their inputs."""
     return _reduced or default
 
 
@@ -64,22 +65,23 @@ def linear(
     *,
     gelu: bool = False,
 ) -> torch.Tensor:
-    """`x (n, inputs)` times `weight (inputs, outputs)`, plus `bias (outputs,)`, within `computing`;
-    or gelu of that.
+    """`x (n, inputs)` times `weight (inputs, outputs)`, plus `bias (outputs,)`, or gelu of that.
 
-    Without gradient, CPUs keep a copy of the weight in bf16: see _times_prepacked.
+    To be called within `autocast`. Without gradient, CPUs keep a copy of the weight in bf16: see
+    _times_prepacked.
     """
     if _prepack is None or torch.is_grad_enabled():
         outputs = torch.addmm(bias, x, weight)
-        return F.gelu(outputs, approximate='tanh') if gelu else outputs
+        if gelu:
+            return F.gelu(outputs, approximate='tanh')
+        return outputs
     return _times_prepacked(
         x.to(_reduced), weight, lambda: weight.to(_reduced).T, bias.to(_reduced), gelu
     )
 
 
 def logits(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """`h (..., n_embd)` times each row of `table (n_vocab, n_embd)`, in their own type: (...,
-    n_vocab)."""
+    """`h (..., n_embd)` times `table (n_vocab, n_embd)` transposed, in their own type."""
     if _prepack is None or torch.is_grad_enabled():
         with torch.autocast(h.device.type, enabled=False):
             return F.linear(h, table)
@@ -87,8 +89,10 @@ def logits(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def invalidate_prepacked(weights: Iterable[torch.Tensor]) -> None:
-    """Say that `weights` have new values, where PyTorch does not count that: what was made of the
-    old ones is freed."""
+    """Free the prepacked copies of `weights` that have new values.
+
+    The fused Adam changes weights without PyTorch counting a new version.
+    """
     for weight in weights:
         weight.prepacked = None, None  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -100,42 +104,36 @@ def _times_prepacked(
     bias: torch.Tensor | None = None,
     gelu: bool = False,
 ) -> torch.Tensor:
-    """`x` times a copy of `weight` in the order in which oneDNN reads it, which is kept until the
-    weight changes.
+    """`x` times a copy of `weight` in oneDNN's own order, which is kept until the weight changes.
 
-    transposed: function that returns what is copied, (outputs, inputs). Ordinary products make such
-    a copy each time: the digits are the same, but 16 rows take twice as long and 1,000 a fifth
-    longer. gelu is taken before rounding.
+    transposed: returns what is copied, (outputs, inputs). Ordinary products make such a copy each
+    time: the digits are the same, but 16 rows take twice as long and 1,000 a fifth longer. gelu is
+    computed before rounding.
     """
     version, prepacked = getattr(weight, 'prepacked', (None, None))
     if version != weight._version:  # PyTorch's count of changes
         assert _prepack is not None
         prepacked = _prepack(transposed())
         weight.prepacked = weight._version, prepacked  # pyright: ignore[reportAttributeAccessIssue]
-    return torch.ops.mkldnn._linear_pointwise(
-        x, prepacked, bias, *(('gelu', [], 'tanh') if gelu else ('none', [], ''))
-    )
+    activation = ('gelu', [], 'tanh') if gelu else ('none', [], '')
+    return torch.ops.mkldnn._linear_pointwise(x, prepacked, bias, *activation)
 
 
-def _operator_to_lay_out() -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The operator that PyTorch's own compiler lays weights out by, or None where there is no such
-    thing for bf16."""
+def _prepack_operator() -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The operator by which PyTorch's compiler prepacks weights; None if it has none for bf16."""
+    operators: Any = torch.ops.mkldnn
     try:
-        supported, _ = (
-            torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-            torch.ops.mkldnn._linear_pointwise,
-        )
-        return torch.ops.mkldnn._reorder_linear_weight if supported else None
+        needed = operators._reorder_linear_weight, operators._linear_pointwise
+        return needed[0] if operators._is_mkldnn_bf16_supported() else None
     except AttributeError:  # they are private, and may go
         return None
 
 
 def prefer_onednn() -> None:
-    """Leave float32 products on a CPU to oneDNN where that costs no precision; twice as fast as MKL
-    on AMD's.
+    """Have oneDNN compute float32 products on a CPU, unless that costs precision.
 
-    What asks for oneDNN also allows it to round to bfloat16. It does so on processors with matrix
-    units for it (AMX) only; one product tells.
+    It is twice as fast as MKL on AMD's processors. The setting also allows it to round to bfloat16,
+    which it does only on processors with matrix units for that (AMX): one product tells.
     """
     _mkldnn.matmul.fp32_precision = 'bf16'
     if _error_of_a_product() > LARGEST_ERROR:
@@ -144,7 +142,7 @@ def prefer_onednn() -> None:
 
 @contextlib.contextmanager
 def onednn_preferred() -> Iterator[None]:
-    """Within the block, as `prefer_onednn` sets it."""
+    """`prefer_onednn` within the block only."""
     before = _mkldnn.matmul.fp32_precision
     prefer_onednn()
     try:
@@ -154,11 +152,10 @@ def onednn_preferred() -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Have memory that is freed stay with this process, up to 2 GB of it, where the C library is
-    glibc.
+    """Keep up to 2 GB of freed memory in this process, if its C library is glibc.
 
-    By default the pages of every large tensor come from the system and go back to it: a sixth of
-    the processor's time in bf16, and time that threads do not share.
+    By default the pages of every large tensor come from the system and go back to it. That costs a
+    sixth of the processor's time in bf16, and threads do not share it.
     """
     mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
     if mallopt is not None:

@@ -1,16 +1,21 @@
-"""How long a command of several phases still takes: training a reward model, a policy, evaluating
-it."""
+"""How long a command of several phases has taken, and how long it still takes."""
+
+from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lm_human_preferences.hparams.train_policy import HParams
 
 
 class TimeLeft:
-    """An estimate from the speed so far.
+    """Estimates the time that is left from the speed so far.
 
-    work: {phase: how much of it there is}, in the order of the phases. The unit is arbitrary, but
-    the same for all phases: the speed of the present phase tells how long the later ones take.
-    clock: gives seconds.
+    work: {phase: amount of work}, in the order of the phases, such as training a reward model,
+    training a policy and evaluating it. The unit is arbitrary, but the same for all phases: the
+    speed of the present phase tells how long the later ones take. clock: returns seconds.
     """
 
     def __init__(
@@ -22,15 +27,16 @@ class TimeLeft:
         self.started = self.share_at_start = 0.0
 
     def begin(self, phase: str, share: float = 0.0) -> None:
-        """`phase` begins now, or goes on after an interruption, where this share of it (0 to 1) is
-        done already."""
+        """Begin `phase`, or resume it where this share of it (0 to 1) is done already."""
         self.phase = phase
         self.started = self.clock()
         self.share_at_start = share
 
     def seconds(self, share: float) -> float | None:
-        """Seconds until the last phase is done, when this share of the present one is; None while
-        nothing is done."""
+        """Seconds until the last phase is done, if this share of the present one is done.
+
+        None as long as it has no speed yet.
+        """
         done = share - self.share_at_start
         if done <= 0:
             return None
@@ -41,8 +47,7 @@ class TimeLeft:
         return units * seconds_per_unit
 
     def per_second(self, share: float, total: float) -> float:
-        """How many of the `total` things of this phase are done in a second, when this share of
-        them is done."""
+        """Speed of this phase, which has `total` things to do, if this share of them is done."""
         seconds = max(self.clock() - self.started, 1e-9)
         return (share - self.share_at_start) * total / seconds
 
@@ -56,3 +61,22 @@ def as_text(seconds: float | None) -> str:
     if hours:
         return f'{hours}:{minute:02}:{second:02}'
     return f'{minute}:{second:02}'
+
+
+def elapsed_stats(
+    hparams: HParams, steps: int, step_seconds: float, seconds: float
+) -> dict[str, float]:
+    """How far a policy's training is after `steps`, and how fast, in the original's units.
+
+    hparams: train_policy's. step_seconds: that the last step took; seconds: that all took.
+    """
+    episodes = hparams.ppo.batch_size
+    length = hparams.task.response_length
+    return {
+        'elapsed/updates': steps,
+        'elapsed/steps/serial': steps * length,
+        'elapsed/steps/total': steps * episodes * length,
+        'elapsed/episodes': steps * episodes,
+        'elapsed/fps': int(episodes * length / max(step_seconds, 1e-9)),
+        'elapsed/time': seconds,
+    }

@@ -252,7 +252,7 @@ def test_a_warning_names_the_options_when_nothing_ends_in_time(tmp_path, monkeyp
     (warning,) = (line for line in result.stdout.splitlines() if line.startswith('WARNING'))
     assert (
         warning
-        == 'WARNING: step 1: hardly a response has token 5 at or after position 3, so they score'
+        == 'WARNING: step 1: hardly any response has token 5 at or after position 3, so they score'
         ' -1; see --task.truncate_token, --task.truncate_after and --task.penalty_reward_value'
         ' (share of penalties is 1, the limit 0.95)'
     )

@@ -16,7 +16,7 @@ from experiments import resolved
 
 import launch
 import sample
-from lm_human_preferences import train_policy
+from lm_human_preferences import plans
 from lm_human_preferences.commands import program
 from lm_human_preferences.hparams import model
 from lm_human_preferences.runs import run_dir
@@ -128,7 +128,7 @@ def test_memory_in_readme_is_what_the_program_estimates():
         sizes = model.HParams(
             n_vocab=50257, n_ctx=1024, n_embd=n_embd, n_head=n_head, n_layer=n_layer
         )
-        training = train_policy.memory_plan(hparams, sizes, ranks=1)
+        training = plans.policy_memory(hparams, sizes, ranks=1)
         estimates = [
             dataclasses.replace(training, fused=fused).peak() / 1e9 for fused in (False, True)
         ]

@@ -34,6 +34,8 @@ ROOMS = (
     'rewards',
     'ppo',
     'evaluation',
+    'plans',
+    'session',
     'train_reward',
     'train_policy',
     'reproduction',

@@ -25,7 +25,7 @@ from lm_human_preferences.utils import core
 CPU = torch.device('cpu')
 PADDING, QUERY, LENGTH, VOCABULARY = 99, 6, 5, 50
 needs_bf16 = pytest.mark.skipif(
-    precision._operator_to_lay_out() is None, reason='no bf16 on this processor'
+    precision._prepack_operator() is None, reason='no bf16 on this processor'
 )
 
 

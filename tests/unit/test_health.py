@@ -143,13 +143,6 @@ def test_agreement(name, labels, rewards, expected):
     assert found.item() == pytest.approx(expected, abs=1e-6)
 
 
-class Trainer:
-    step = 0
-
-    def state_dict(self):
-        return {'step': self.step}
-
-
 class Checkpointer:
     saved = 0
 
@@ -160,10 +153,17 @@ class Checkpointer:
 ALARM = health.Alarm('objective/kl', 61.0, 60.0, 'too far')
 
 
+class TooFar(health.HealthMonitor):
+    """Finds the same fault from the tenth step on."""
+
+    def alarms(self, step, stats):
+        return [ALARM] if step >= 10 else []
+
+
 def test_warnings_are_seldom(capsys):
-    health_monitor, trainer = health.HealthMonitor('warn', LocalComm()), Trainer()
-    for trainer.step in range(250):
-        health_monitor.report([ALARM] if trainer.step >= 10 else [], trainer, Checkpointer())
+    monitor = TooFar('warn', None, Checkpointer(), LocalComm())
+    for step in range(250):
+        monitor.after_step(step, {})
     assert capsys.readouterr().out.splitlines() == [
         f'WARNING: step {step}: too far (objective/kl is 61, the limit 60)'
         for step in (10, 110, 210)
@@ -171,15 +171,15 @@ def test_warnings_are_seldom(capsys):
 
 
 def test_off_says_nothing(capsys):
-    health.HealthMonitor('off', LocalComm()).report([ALARM], Trainer(), Checkpointer())
+    TooFar('off', None, Checkpointer(), LocalComm()).after_step(10, {})
     assert capsys.readouterr().out == ''
 
 
 def test_stop_stops_every_rank():
     def work(comm):
         checkpointer = Checkpointer()
-        with pytest.raises(UserError, match='stopped at step 0 by --run.on_anomaly stop: too far'):
-            health.HealthMonitor('stop', comm).report([ALARM], Trainer(), checkpointer)
+        with pytest.raises(UserError, match='stopped at step 10 by --run.on_anomaly stop: too far'):
+            TooFar('stop', None, checkpointer, comm).after_step(10, {})
         return checkpointer.saved
 
     assert on_ranks(2, work) == [1, 1]

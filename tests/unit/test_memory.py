@@ -10,7 +10,7 @@ from experiments import resolved
 from golden_data import load_json
 from trainers import LARGE, ppo_trainer, rollouts_of
 
-from lm_human_preferences import ppo, train_policy, train_reward
+from lm_human_preferences import plans, ppo, train_policy, train_reward
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import model
@@ -82,48 +82,102 @@ def test_parameters_are_counted():
     assert (
         sum(p.numel() for p in model.Model(SIZES).parameters())
         == PARAMETERS
-        == WORK.lasting() / 4 / 6
+        == WORK.lasting_bytes() / 4 / 6
     )
 
 
-def test_an_estimate_by_hand():
-    """Of each token in a block: 16 numbers for each of the width's four, and what two heads make of
-    seven tokens."""
-    block, logits, of_embeddings = 5 * 7 * (16 * 4 + 2 * 7) * 4, 5 * 2 * 10 * 4, 2 * 10 * 4 * 4
-    assert WORK.peak() == 6 * 4 * PARAMETERS + (3 + 1) * block + logits + of_embeddings
-    inputs = 5 * 7 * 4 * 4
-    again = 3 * inputs + 2 * block + logits + of_embeddings
-    assert replace(WORK, gradient_checkpointing=True).peak() == 6 * 4 * PARAMETERS + again
-    assert (
-        replace(WORK, micro_batch_size=1).learning(1)
-        == WORK.learning(5) / 5 + of_embeddings * 4 / 5
-    )
-    few = replace(WORK, micro_batch_size=2)
-    assert few.peak() == few.lasting() + 2 * few.learning(2)
-    assert replace(few, fused=True).peak() == few.lasting() + replace(few, fused=True).learning(2)
-    assert replace(WORK, ranks=2).peak() - WORK.peak() == 4 * PARAMETERS
-    assert replace(WORK, networks=2).peak() - WORK.peak() == -4 * PARAMETERS
-    cache, drawn = 2 * 3 * 50 * (7 + 64) * 4 * 4, 50 * 10 * (4 + 24)
-    assert (
-        replace(WORK, rows=1, sampled_rows=50).peak()
-        == 6 * 4 * PARAMETERS + cache + 10 * block + drawn
-    )
+@pytest.mark.parametrize(
+    'changes, expected',
+    [
+        ({}, 19_296 + 44_400),
+        ({'gradient_checkpointing': True}, 19_296 + 24_240),
+        ({'micro_batch_size': 2}, 19_296 + 2 * 17_952),
+        ({'micro_batch_size': 2, 'fused': True}, 19_296 + 14_816),
+        ({'ranks': 2}, 22_512 + 44_400),
+        ({'networks': 2}, 16_080 + 44_400),
+        ({'learning': 2}, 28_944 + 44_400),
+        ({'rows': 1, 'sampled_rows': 50}, 19_296 + 464_000),
+        ({'reduced': True}, 23_688 + 24_800),
+        ({'reduced': True, 'fused': True}, 20_760 + 20_880),
+    ],
+    ids=str,
+)
+def test_peaks_counted_by_hand(changes, expected):
+    """What lasts, plus what a step takes, in bytes.
+
+    804 parameters in floats are 3216 bytes: three networks, a gradient and two moments are 19,296.
+    A token in a block keeps 16 * 4 numbers and 2 * 7 probabilities, so that 35 tokens keep 10,920
+    bytes. Four blocks, 400 bytes of logits and 320 of gradients of the embeddings are 44,400.
+    """
+    assert replace(WORK, **changes).peak() == expected
 
 
-def test_bf16_and_gpus_by_hand():
-    half = replace(WORK, reduced=True)
-    blocks, on_gpu = 3 * (12 * 4 * 4 + 13 * 4), replace(half, fused=True)
-    assert (
-        half.lasting() - WORK.lasting() == 3 * 2 * blocks
-        and on_gpu.lasting() - WORK.lasting() == 2 * blocks
+@pytest.mark.parametrize('n_head', [1, 8])
+def test_what_blocks_keep_is_what_pytorch_keeps(computed_in, n_head):
+    """The estimate against the tensors that autograd holds between forward and backward pass."""
+    sizes = model.HParams(n_vocab=50, n_ctx=64, n_embd=64, n_head=n_head, n_layer=12)
+    network = model.Model(sizes).initialize()
+    tokens = torch.randint(50, (8, 48))
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+
+    def kept_bytes(gradient_checkpointing):
+        network.gradient_checkpointing = gradient_checkpointing
+        weights = sum(p.nbytes for p in network.parameters())
+        _, kept = gradients_and_bytes(network, lambda: network.hidden(tokens, mask).sum())
+        return kept - weights
+
+    estimate = memory.MemoryEstimate(
+        sizes,
+        networks=1,
+        rows=8,
+        tokens=48,
+        sampled_rows=1,
+        sampled_tokens=1,
+        reduced=precision.autocast_dtype(torch.float32) == torch.bfloat16,
     )
-    assert half.sampling(1) - on_gpu.sampling(1) == 4 * 10 * 4 + half.inside(1, 7) - on_gpu.inside(
-        1, 7
-    )
-    assert (
-        half.inside(1, 1) == 2 * 4 * 4 + 14 * 4 * 2 + 2 * 2
-        and replace(WORK, fused=True).inside(1, 1) == 16 * 4 * 4
-    )
+    checkpointed = replace(estimate, gradient_checkpointing=True)
+    kept = kept_bytes(False)
+    blocks = 12 * estimate.block_bytes(8, 48)
+    assert blocks == pytest.approx(kept, rel=0.2)
+    saved = estimate.learning_bytes(8) - checkpointed.learning_bytes(8)
+    assert saved == pytest.approx(kept - kept_bytes(True), rel=0.2)
+
+
+TEST_TASK = {
+    'task.query_length': 3,
+    'task.response_length': 4,
+    'task.query_dataset': 'test',
+    'task.policy.initial_model': 'test',
+}
+
+
+@pytest.mark.parametrize('kind', ['policy', 'reward model'])
+def test_what_lasts_is_what_a_trainer_holds(kind):
+    """The estimate against the parameters, gradients and moments of a trainer after an update."""
+    start = TrainedModel('test')
+    if kind == 'policy':
+        hparams = train_policy.HParams()
+        hparams.override_from_dict({**TEST_TASK, 'rewards.trained_model': 'test'})
+        trainer = train_policy.build_trainer(hparams, start, comms.LocalComm())
+        estimate = plans.policy_memory(hparams, start.hparams(), ranks=1)
+        trainer.step()
+    else:
+        hparams = train_reward.HParams()
+        hparams.override_from_dict(
+            {**TEST_TASK, 'labels.source': 'test', 'labels.type': 'best_of_4', 'batch_size': 8}
+        )
+        trainer = train_reward.build_trainer(hparams, start, comms.LocalComm())
+        estimate = plans.reward_memory(hparams, start.hparams(), ranks=1)
+        trainer.prepare()
+        trainer.step()
+    held = 0
+    for network in trainer.networks.values():
+        for parameter in network.get_params():
+            gradient = parameter.grad
+            held += parameter.nbytes + (0 if gradient is None else gradient.nbytes)
+    for _, mean, square in trainer.optimizer.state.values():
+        held += mean.nbytes + square.nbytes
+    assert estimate.lasting_bytes() == pytest.approx(held, rel=0.02)
 
 
 GB = 10**9
@@ -264,9 +318,9 @@ def test_running_out_of_memory_is_one_line(command, option, tmp_path, monkeypatc
     assert (
         result.exit_code == 2
         and result.stderr.splitlines()[-1]
-        == 'error: no memory is left (CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has'
-        f' 1.00 GiB left): less is taken, for the same gradients, by a smaller --{option} and by'
-        ' --run.gradient_checkpointing true'
+        == 'error: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has'
+        f' 1.00 GiB left): a smaller --{option} and --run.gradient_checkpointing true take less,'
+        ' for the same gradients'
     )
 
 
@@ -275,7 +329,7 @@ def test_running_out_of_memory_is_one_line(command, option, tmp_path, monkeypatc
 )
 def test_memory_of_a_host_runs_out_as_well(allocate):
     with (
-        pytest.raises(UserError, match='no memory is left .*allocate'),
+        pytest.raises(UserError, match='out of memory .*allocate'),
         memory.explain_oom('--batch_size'),
     ):
         allocate()
@@ -287,7 +341,7 @@ def test_what_a_step_works_on():
     policy, reward = (
         resolved(command, 'descriptiveness') for command in ('train_policy', 'train_reward')
     )
-    assert train_policy.memory_plan(policy, SIZES, ranks=8) == memory.MemoryEstimate(
+    assert plans.policy_memory(policy, SIZES, ranks=8) == memory.MemoryEstimate(
         SIZES,
         networks=3,
         rows=64,
@@ -298,7 +352,7 @@ def test_what_a_step_works_on():
         option='--ppo.micro_batch_size',
         batch_options=('--ppo.batch_size', '--ppo.batch_size'),
     )
-    assert train_reward.memory_plan(reward, SIZES, 8) == memory.MemoryEstimate(
+    assert plans.reward_memory(reward, SIZES, 8) == memory.MemoryEstimate(
         SIZES, networks=2, rows=4, tokens=160, sampled_rows=64, sampled_tokens=88
     )
 

@@ -132,16 +132,18 @@ def test_labels_are_simulated():
 
 
 def test_a_reward_model_learns_from_it(monkeypatch):
-    trainers = []
+    losses, agreements = [], []
     train_batch = train_reward.RewardModelTrainer.train_batch
 
     def watched(trainer, *args, **kwargs):
-        trainers.append(trainer)
-        return train_batch(trainer, *args, **kwargs)
+        stats = train_batch(trainer, *args, **kwargs)
+        losses.append(stats['loss'])
+        agreements.append(trainer.agreement)
+        return stats
 
     monkeypatch.setattr(train_reward.RewardModelTrainer, 'train_batch', watched)
-    train_reward.train(hparams_of('test', labels__num_train=4096, lr=0.02), LocalComm())
-    trainer = trainers[-1]
-    assert len(trainers) == 4096 // trainer.hparams.batch_size
-    assert sum(trainer.losses[-8:]) / 8 < 0.8 * math.log(24)
-    assert sum(trainer.agreements[-8:]) / 8 > 0.5
+    hparams = hparams_of('test', labels__num_train=4096, lr=0.02)
+    train_reward.train(hparams, LocalComm())
+    assert len(losses) == 4096 // hparams.batch_size
+    assert sum(losses[-8:]) / 8 < 0.8 * math.log(24)
+    assert sum(agreements[-8:]) / 8 > 0.5

@@ -1,0 +1,99 @@
+"""What a training consists of, and what it will take: networks, steps, memory and work.
+
+The networks are declared here and nowhere else: what depends on them is derived.
+"""
+
+from lm_human_preferences import label_types
+from lm_human_preferences.evaluation import measure
+from lm_human_preferences.hparams import train_policy, train_reward
+from lm_human_preferences.hparams.model import HParams as Sizes
+from lm_human_preferences.training.memory import MemoryEstimate
+from lm_human_preferences.training.networks import Networks
+from lm_human_preferences.utils.core import ceil_div, exact_div
+
+UNKNOWN_LABELS = 5000  # for the time left, where all labels of a file are trained on
+REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
+
+
+def policy_networks(hparams: train_policy.HParams) -> Networks:
+    """The networks that train a policy. The known reward, 'mock', is none."""
+    has_network = hparams.rewards.trained_model != 'mock'
+    frozen = ('ref_policy', 'reward_model') if has_network else ('ref_policy',)
+    return Networks(learning=('policy',), frozen=frozen)
+
+
+def nupdates(hparams: train_policy.HParams) -> int:
+    """How many PPO steps `ppo.total_episodes` takes, rounded up."""
+    return ceil_div(hparams.ppo.total_episodes, hparams.ppo.batch_size)
+
+
+def policy_memory(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
+    """What takes memory in a PPO step of one of `ranks`, for networks of `sizes`."""
+    task = hparams.task
+    rows = exact_div(hparams.ppo.batch_size, ranks)
+    tokens = task.query_length + task.response_length
+    networks = policy_networks(hparams)
+    return MemoryEstimate(
+        sizes,
+        networks=len(networks.scopes),
+        learning=len(networks.learning),
+        rows=rows // hparams.ppo.nminibatches,
+        tokens=tokens,
+        predicted=task.response_length,
+        sampled_rows=rows,
+        sampled_tokens=tokens,
+        micro_batch_size=hparams.ppo.micro_batch_size,
+        option='--ppo.micro_batch_size',
+        gradient_checkpointing=hparams.run.gradient_checkpointing,
+        reduced=hparams.run.precision == 'bf16',
+        batch_options=('--ppo.batch_size', '--ppo.batch_size'),
+    )
+
+
+def reward_memory(
+    hparams: train_reward.HParams,
+    sizes: Sizes,
+    ranks: int,
+    prefix: str = '--',
+) -> MemoryEstimate:
+    """What takes memory in a step of reward training of one of `ranks`, for networks of `sizes`.
+
+    prefix: what the names of these options begin with.
+    """
+    task = hparams.task
+    responses = len(label_types.get(hparams.labels.type).samples)
+    return MemoryEstimate(
+        sizes,
+        networks=len(REWARD_NETWORKS.scopes),
+        learning=len(REWARD_NETWORKS.learning),
+        rows=exact_div(hparams.batch_size, ranks),
+        tokens=task.query_length + responses * task.response_length,
+        sampled_rows=exact_div(hparams.rollout_batch_size, ranks),
+        sampled_tokens=task.query_length + task.response_length,
+        micro_batch_size=hparams.micro_batch_size,
+        option=f'{prefix}micro_batch_size',
+        batch_options=(f'{prefix}batch_size', f'{prefix}rollout_batch_size'),
+        gradient_checkpointing=hparams.run.gradient_checkpointing,
+        reduced=hparams.run.precision == 'bf16',
+    )
+
+
+def work_left(hparams: train_policy.HParams, n_vocab: int) -> dict[str, float]:
+    """How much each phase of the command computes: tokens that pass forward through a network.
+
+    A backward pass counts as two. See TimeLeft.
+    """
+    task = hparams.task
+    new_model = hparams.rewards.train_new_model
+    tokens = task.query_length + task.response_length
+    phases: dict[str, float] = {}
+    if new_model is not None:
+        responses = len(label_types.get(new_model.labels.type).samples)
+        row = task.query_length + responses * task.response_length
+        phases['reward model'] = 3 * row * (new_model.labels.num_train or UNKNOWN_LABELS)
+    # Sampling, the reference and the reward; forward and backward in each epoch.
+    passes = 3 + 3 * hparams.ppo.noptepochs
+    phases['policy'] = passes * tokens * nupdates(hparams) * hparams.ppo.batch_size
+    if hparams.run.evaluate and hparams.run.save_dir:
+        phases['evaluation'] = measure.tokens_to_compute(task, n_vocab)
+    return phases

@@ -1,0 +1,35 @@
+"""Controllers of beta, the weight of the KL penalty (paper, section 2.2)."""
+
+import numpy as np
+
+from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, RewardHParams
+
+
+class FixedKLController:
+    """A KL coefficient that stays."""
+
+    def __init__(self, kl_coef: float) -> None:
+        self.value = kl_coef
+
+    def update(self, current: float, n_steps: int) -> None:
+        """Nothing to adapt."""
+
+
+class AdaptiveKLController:
+    """A KL coefficient that is adapted to hold the KL divergence near a target."""
+
+    def __init__(self, init_kl_coef: float, hparams: AdaptiveKLParams) -> None:
+        self.value = init_kl_coef
+        self.hparams = hparams
+
+    def update(self, current: float, n_steps: int) -> None:
+        """current: KL in nats of the last step; n_steps: episodes that it took."""
+        proportional_error = np.clip(current / self.hparams.target - 1, -0.2, 0.2)
+        self.value *= float(1 + proportional_error * n_steps / self.hparams.horizon)
+
+
+def make_kl_controller(hparams: RewardHParams) -> FixedKLController | AdaptiveKLController:
+    """The controller that --rewards.kl_coef and --rewards.adaptive_kl ask for."""
+    if hparams.adaptive_kl is None:
+        return FixedKLController(hparams.kl_coef)
+    return AdaptiveKLController(hparams.kl_coef, hparams.adaptive_kl)

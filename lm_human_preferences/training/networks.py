@@ -1,0 +1,65 @@
+"""Which networks a training has, and which of them learn: stated once, for all that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lm_human_preferences.distributed.comm import Comm
+
+
+class Network(Protocol):
+    """A network of a training, such as a Policy."""
+
+    def tf_parameters(self) -> Mapping[str, nn.Parameter]:
+        """Its parameters under the variable names of the original's checkpoints."""
+        ...
+
+
+@dataclass(frozen=True)
+class Networks:
+    """The networks of a training, by the scopes that their variables have in checkpoints.
+
+    learning: those that the optimizer updates. frozen: those that stay as they are loaded, of which
+    a checkpoint need not copy anything before it is written.
+
+    What depends on it is derived: the optimizer's parameters, the checkpointer's frozen scopes, the
+    memory estimate, what rank 0 broadcasts, the variables of a checkpoint.
+    """
+
+    learning: tuple[str, ...]
+    frozen: tuple[str, ...]
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """Of all networks."""
+        return self.frozen + self.learning
+
+    def parameters(self, networks: Mapping[str, Network | None]) -> dict[str, nn.Parameter]:
+        """The parameters of all of `networks`, {scope: network}, by variable name."""
+        return _parameters(networks, self.scopes)
+
+    def learning_parameters(
+        self, networks: Mapping[str, Network | None]
+    ) -> dict[str, nn.Parameter]:
+        """The parameters of those of `networks`, {scope: network}, that learn, by variable name."""
+        return _parameters(networks, self.learning)
+
+    def broadcast(self, networks: Mapping[str, Network | None], comm: Comm) -> None:
+        """Give every rank the parameters of `networks`, {scope: network}, that rank 0 has."""
+        comm.broadcast_(list(self.parameters(networks).values()))
+
+
+def _parameters(
+    networks: Mapping[str, Network | None], scopes: tuple[str, ...]
+) -> dict[str, nn.Parameter]:
+    parameters: dict[str, nn.Parameter] = {}
+    for scope in scopes:
+        network = networks[scope]
+        assert network is not None, scope
+        parameters.update(network.tf_parameters())
+    return parameters
