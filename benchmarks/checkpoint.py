@@ -25,6 +25,7 @@ import torch
 from ppo_update import Ours, hparams_of
 from workload import QUERY_LENGTH, SIZES, VOCABULARY
 
+from lm_human_preferences import plans
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.hparams import train_policy
@@ -97,7 +98,7 @@ def main():
             directory,
             world,
             resume=False,
-            frozen_scopes=['ref_policy', 'reward_model'],
+            frozen_scopes=plans.policy_networks(trainer.hparams).frozen,
             max_to_keep=2,
         ) as checkpointer,
     ):

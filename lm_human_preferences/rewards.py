@@ -18,7 +18,7 @@ from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.model import Model
 from lm_human_preferences.synthetic.known_reward import MockRewardModel
 from lm_human_preferences.utils.core import default_device
-from lm_human_preferences.utils.logging import say_as_recorded
+from lm_human_preferences.utils.logging import log_as_original
 
 # (queries, responses) -> (scores (batch,), the responses as they were scored, {'score': scores})
 ScoreFn = Callable[
@@ -84,7 +84,7 @@ class RewardModel(_Scorer):
         self.to(default_device())
         if not trained_model.is_random:
             for name in ('gain', 'bias'):
-                say_as_recorded(
+                log_as_original(
                     f'Param reward_model/reward_norm/{name} is missing from checkpoint'
                     f' {trained_model.source}'
                 )
@@ -165,7 +165,7 @@ class TrainedRewardModel(_Scorer):
         if missing:
             raise UserError(f'{bundle.prefix} is no reward model: it lacks {missing[0]}')
         for name in sorted(parameters):
-            say_as_recorded(f'setting {name}')
+            log_as_original(f'setting {name}')
 
     def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
         """Rewards (batch,) of `responses (batch, response_length)` to `queries (batch,

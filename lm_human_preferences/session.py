@@ -11,7 +11,7 @@ from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.training import console, loop, memory, precision
 from lm_human_preferences.utils.core import default_device
-from lm_human_preferences.utils.logging import configure_console, say_as_recorded
+from lm_human_preferences.utils.logging import configure_console, log_as_original
 
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
@@ -97,7 +97,7 @@ def start(
     comm.barrier()
     directory = hparams.run.directory
     if directory is not None and comm.rank == 0:
-        say_as_recorded(f'Will save to {hparams.run.save_dir}')
+        log_as_original(f'Will save to {hparams.run.save_dir}')
         for name, record in records.items():
             storage.write_json(storage.join(directory, name), record)
         initial_model.write_files(storage.join(directory, model_dir))

@@ -31,7 +31,7 @@ from lm_human_preferences.training.micro_batches import map_micro_batches
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import ceil_div, exact_div
-from lm_human_preferences.utils.logging import Logger, announce, log_line, say_as_recorded
+from lm_human_preferences.utils.logging import Logger, announce, log_as_original, log_line
 
 __all__ = ['HParams', 'LabelHParams', 'RewardModelTrainer', 'RunHParams', 'train']
 
@@ -100,7 +100,7 @@ class RewardModelTrainer:
             # Every rank draws, but rank 0's order counts: each label is learned exactly once.
             self.order = self.comm.all_gather_object(np.random.permutation(self.num_train))[0]
         batch_size = exact_div(self.hparams.batch_size, self.comm.size)
-        say_as_recorded(f'{self.comm.rank} training on {self.num_train} in batches of {batch_size}')
+        log_as_original(f'{self.comm.rank} training on {self.num_train} in batches of {batch_size}')
 
     def step(self) -> dict[str, float]:
         """Learn from the next batch of labels; returns the logged statistics."""
@@ -172,7 +172,7 @@ class RewardModelTrainer:
         self.reward_model.reset_reward_scale()
         mean, std = self.sampled_mean_std(self.hparams.normalize_samples)
         if self.comm.rank == 0:
-            say_as_recorded(
+            log_as_original(
                 f'targets: {target_mean} +- {target_std}', f'before normalize: {mean} +- {std}'
             )
         if std == 0:

@@ -17,7 +17,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, model
 from lm_human_preferences.language.parameters import as_tf, tf_name
-from lm_human_preferences.utils.logging import say_as_recorded
+from lm_human_preferences.utils.logging import log_as_original
 
 ONE_THREAD_WIDTH = 128  # a network no wider than this is fastest on one thread of the CPU
 _GPT2 = dict(n_vocab=50257, n_ctx=1024)
@@ -232,7 +232,7 @@ class TrainedModel:
                 f'{weights.prefix} lacks {essential[0]} and {len(essential) - 1} more of the model'
             )
         for name in missing:
-            say_as_recorded(f'Param {scope}/{name} is missing from checkpoint {self.source}')
+            log_as_original(f'Param {scope}/{name} is missing from checkpoint {self.source}')
         return built.initialize(missing)
 
     def _open_weights(self) -> Bundle | HuggingFaceWeights:

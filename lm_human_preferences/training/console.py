@@ -19,7 +19,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import HParams
-from lm_human_preferences.utils.logging import announce, console_is, say_in_summary
+from lm_human_preferences.utils.logging import announce, console_is, log_in_summary
 
 if TYPE_CHECKING:
     from lm_human_preferences.hparams import train_policy, train_reward
@@ -50,9 +50,9 @@ class Table:
             heads.append(f'{head:>{width}}')
             cells.append(f'{text:>{width}}')
         if not self.has_head:
-            say_in_summary('', ' '.join(heads))
+            log_in_summary('', ' '.join(heads))
             self.has_head = True
-        say_in_summary(' '.join(cells))
+        log_in_summary(' '.join(cells))
 
 
 def reward_table() -> Table:
@@ -117,7 +117,7 @@ def show_start(
     if run.save_dir is not None:
         where = f'saving to {run.save_dir}'
         record = f'{command}_hparams.json there'
-    say_in_summary(f'{command}: {ranks}, {run.precision}, {where}')
+    log_in_summary(f'{command}: {ranks}, {run.precision}, {where}')
     show_settings(hparams, record)
 
 
@@ -138,11 +138,11 @@ def show_settings(hparams: HParams, record: str | None) -> None:
             group = ''
         text = repr(value) if isinstance(value, str) else value
         groups.setdefault(group, []).append(f'{leaf}={text}')
-    say_in_summary('settings:')
+    log_in_summary('settings:')
     for group, settings in groups.items():
-        say_in_summary(*_paragraph(f'{group}: ' if group else '', settings))
+        log_in_summary(*_paragraph(f'{group}: ' if group else '', settings))
     where = f'{record} holds them all' if record else '--dry_run prints them all'
-    say_in_summary(f'  {unchanged} others have their defaults; {where}')
+    log_in_summary(f'  {unchanged} others have their defaults; {where}')
 
 
 def _leaves(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, object, object]]:

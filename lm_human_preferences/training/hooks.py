@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lm_human_preferences.training import console, health
 from lm_human_preferences.training.loop import Hook, Trainer
 from lm_human_preferences.training.time_left import TimeLeft, as_text
-from lm_human_preferences.utils.logging import progress, say_as_recorded
+from lm_human_preferences.utils.logging import log_as_original, progress
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -111,7 +111,7 @@ class Samples(Hook):
         )
         seconds = trainer.step_seconds
         episodes_per_second = trainer.hparams.ppo.batch_size / seconds
-        say_as_recorded(
+        log_as_original(
             f'[ppo_step {step - 1}] step_time={seconds:.2f}s, eps/s={episodes_per_second:.2f}'
         )
 

@@ -138,6 +138,7 @@ def job_command(
     """
 
     def start(settings: dict[str, Any], *values: str) -> None:
+        """settings: the options that were given, by name; values: those of `arguments`."""
         hparams = validated(hparam_class(**settings)).to_nested_dict()
         mpi = hparams.pop('mpi', 1)
         hparams.pop('mode', None)

@@ -55,13 +55,13 @@ def log_line(*lines: object) -> None:
         announce(*lines)
 
 
-def say_in_summary(*lines: object) -> None:
+def log_in_summary(*lines: object) -> None:
     """Print lines that the original did not print in any form: for the console `summary` only."""
     if _console == 'summary':
         announce(*lines)
 
 
-def say_as_recorded(*lines: object) -> None:
+def log_as_original(*lines: object) -> None:
     """Print the original's lines that tell a person little: for the console `original` only."""
     if _console == 'original':
         announce(*lines)
@@ -137,7 +137,7 @@ class Logger:
                 self.file.write(_encode(Event(wall_time=time.time(), step=step, summary=summary)))
         if self.is_due(step):
             lines = [f'k =  {name} , v =  {_as_float32(value)}' for name, value in stats.items()]
-            say_as_recorded(*lines)
+            log_as_original(*lines)
             self.flush()
 
     def _open(self) -> BinaryIO:
