@@ -1,4 +1,4 @@
-"""Human labels: files that are read and checked, and labels made up by a known reward.
+"""Human labels: files that are read and checked, and folders that collect what people answer.
 
 Knows label types and tasks; knows no reward model and trains nothing.
 """
