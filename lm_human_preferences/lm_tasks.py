@@ -2,6 +2,7 @@
 lm_tasks.py)."""
 
 import itertools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -181,11 +182,14 @@ def make_query_sampler(
     if hparams.query_dataset == 'test':
         drawn = torch.randint(2**31, ()).item()
         seed = comm.all_gather_object(drawn)[0] if comm else drawn  # ranks take turns in one stream
+    # What is made up, or collected in a folder, is no file of queries.
+    no_file = labels is None or labels == 'test' or os.path.isdir(labels)
+    stand_in = None if no_file else labels
     return QuerySampler(
         hparams,
         batch_size,
         comm,
-        datasets.get_dataset(hparams.query_dataset, labels=None if labels == 'test' else labels),
+        datasets.get_dataset(hparams.query_dataset, labels=stand_in),
         sequence_length=hparams.query_length,
         mode=mode,
         encoder=encoder,

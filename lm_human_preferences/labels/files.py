@@ -12,6 +12,7 @@ import torch
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.labels import folder_labels
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.training import memory
 from lm_human_preferences.utils.core import Schema, ceil_div
@@ -59,7 +60,8 @@ def load_labels(
             ),
             [],
         )
-    found = _read(source)
+    is_folder = folder_labels.is_folder(source)
+    found = folder_labels.labels_of(source, hparams, encoding) if is_folder else _read(source)
     if not isinstance(found, list):
         raise UserError(
             f'--labels.source {source} must hold a JSON array of labels, not a'

@@ -281,7 +281,7 @@ def check_same_task(path: str, there: Mapping[str, Any], here: Mapping[str, Any]
 
     The data set may differ, and the policy, of which each question says its own.
     """
-    for name in ('label_type', 'encoding', 'instructions'):
+    for name in ('label_type', 'encoding'):
         if name in here and there[name] != here[name]:
             raise UserError(
                 f'{path} is a folder of another task: its {name} is {there[name]!r:.80}, not'

@@ -7,6 +7,7 @@ import hashlib
 import os
 import time
 import uuid as uuids
+from collections.abc import Iterator
 from typing import Any
 
 from lm_human_preferences.errors import UserError
@@ -78,6 +79,12 @@ class Labeller:
                     self._position = index
                     return self._queue[index]
         return None
+
+    def upcoming(self) -> Iterator[Question]:
+        """Yield the questions that are open for this labeller now, the next one first."""
+        for question in self._queue[self._position :]:
+            if self.folder.is_open_for(question, self.name):
+                yield question
 
     def _rank(self, question: Question) -> str:
         return hashlib.sha256(f'{self.name}/{question.id}'.encode()).hexdigest()

@@ -301,9 +301,11 @@ def job_command(
     """
 
     def start(settings: dict[str, Any], *values: str) -> None:
-        hparams = validated(hparam_class(**settings)).to_nested_dict()
-        mpi, _ = hparams.pop('mpi', 1), hparams.pop('mode', None)
-        run(job, {**dict(zip(arguments, values)), **hparams}, mpi)
+        hparams = hparam_class()
+        override(hparams, settings)
+        nested = validated(hparams).to_nested_dict()
+        mpi, _ = nested.pop('mpi', 1), nested.pop('mode', None)
+        run(job, {**dict(zip(arguments, values)), **nested}, mpi)
 
     return Command(
         name,
