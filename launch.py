@@ -19,13 +19,13 @@ Every hyperparameter is an option: `./launch.py train_policy --help` lists
 them.
 """
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from lm_human_preferences import storage
+from lm_human_preferences.commands.program import Command, Program
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import evaluate, labelling, train_policy, train_reward
 from lm_human_preferences.hparams import figures as figure_options
@@ -38,22 +38,22 @@ LABELS = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels
 
 books_task = combos(
     bind_all(query_length=64, query_dataset='books', response_length=24),
-    bind_all(
-        start_text='.', end_text='.'
-    ),  # a query begins after the end of a sentence and ends with a whole one
-    bind_all(
-        truncate_token=13, truncate_after=16
-    ),  # so does a response, of 16 tokens at least: 13 is '.'
+    # A query begins after a full stop and ends with one, so it is made of whole sentences.
+    bind_all(start_text='.', end_text='.'),
+    # A response ends with a sentence too, after 16 tokens or more: token 13 is '.'.
+    bind_all(truncate_token=13, truncate_after=16),
     bind_all('policy', temperature=0.7, initial_model='124M'),
 )
 
 
 def summarize_task(temperature: float, **texts: str) -> list[Trial]:
-    """500 tokens of text and its summary in up to 75; texts: settings of what is put around and cut
-    off."""
+    """A text of 500 tokens, and its summary in up to 75.
+
+    texts: the task's settings of prefix, suffix, end and data set.
+    """
     return combos(
         bind_all(**texts, query_length=500, response_length=75),
-        bind_all(start_text=None, truncate_after=55, truncate_token=198),  # '\n'
+        bind_all(start_text=None, truncate_after=55, truncate_token=198),  # 198 is '\n'
         bind_all('policy', temperature=temperature, initial_model='124M'),
     )
 
@@ -73,8 +73,7 @@ test_task = combos(
     bind('policy.initial_model', 'test'),
 )
 
-# Short film reviews from a grammar of ours, a tiny language model that has read them, and a known
-# reward.
+# Short film reviews from a grammar, a tiny language model trained on them, and a known reward.
 mock_task = combos(
     bind_all(
         query_length=5, query_dataset='reviews', response_length=3, start_text=None, end_text='was'
@@ -84,7 +83,7 @@ mock_task = combos(
 
 
 def reward_experiment(task: Sequence[Trial], *settings: Sequence[Trial]) -> list[Trial]:
-    """The best of four responses; the reward normalised before and after training."""
+    """Labels that pick the best of four; rewards are normalised before and after training."""
     return combos(
         bind_nested('task', task),
         bind('labels.type', 'best_of_4'),
@@ -104,7 +103,7 @@ def books_reward(labels: str) -> list[Trial]:
 
 
 def summarize_reward(task: Sequence[Trial], labels: str) -> list[Trial]:
-    """A reward model for summaries, from labels that were gathered while a policy trained."""
+    """A reward model for summaries, from labels that were collected while a policy trained."""
     return reward_experiment(
         task,
         bind_all('labels', source=f'{LABELS}/{labels}/online_45k.json', num_train=46_000),
@@ -146,8 +145,10 @@ def adaptive_kl_policy(
     kl_target: float = 6.0,
     **ppo: Any,
 ) -> list[Trial]:
-    """A policy that is held `kl_target` nats from the initial one, with a reward model of its own;
-    ppo: settings."""
+    """A policy kept `kl_target` nats from the initial one; its reward model is trained first.
+
+    ppo: settings of that group.
+    """
     return combos(
         bind_nested('task', task),
         bind_all('ppo', **ppo),
@@ -159,7 +160,7 @@ def adaptive_kl_policy(
 
 
 def summarize_policy(experiment: str, task: Sequence[Trial], kl_coef: float) -> list[Trial]:
-    """A policy whose KL costs the same all the time, with a reward model of its own."""
+    """A policy with a fixed KL coefficient; its reward model is trained first."""
     return combos(
         bind_nested('task', task),
         new_reward_model(experiment),
@@ -178,8 +179,7 @@ policy_experiments = {
     'tldr': summarize_policy('tldr', tldr_task, kl_coef=0.03),  # 0.01 is too low
     'test': adaptive_kl_policy('test', test_task, lr=1e-2, total_episodes=100 * 64, batch_size=64),
     'mock_sentiment': combos(
-        # The coefficient starts high: a policy that first strays far loses words that it does not
-        # find again.
+        # The coefficient starts high: a policy that strays far at first loses words for good.
         adaptive_kl_policy(
             'mock_sentiment',
             mock_task,
@@ -200,41 +200,47 @@ TRAININGS = {'train_policy': train_policy.HParams, 'train_reward': train_reward.
 
 
 def resume(settings: dict[str, Any], save_dir: str) -> None:
-    """Both kinds of run go on by this; one with both steps is known by what the second of them
-    writes."""
+    """Continue the run in `save_dir` with its own settings, except for the user's `settings`."""
     mpi = settings.pop('mpi', None)
-    directory = run_dir.fetch_run_dir(save_dir)
-    paths = {name: storage.join(directory, f'{name}_hparams.json') for name in TRAININGS}
-    name = next(filter(lambda name: storage.exists(paths[name]), paths), None)
-    if name is None:
-        raise UserError(
-            f'{save_dir} holds no run that could go on: it has no '
-            f'{" or ".join(map(os.path.basename, paths.values()))}'
-        )
-    hparams = TRAININGS[name]()
-    hparams.override_from_json_file(paths[name])
-    if unknown := settings.keys() - hyperparams.fields(TRAININGS[name]).keys():
-        raise UserError(f'--{min(unknown)} is no option of {name}')
+    command, path = recorded_settings(save_dir)
+    hparams = TRAININGS[command]()
+    hparams.override_from_json_file(path)
+    unknown = settings.keys() - hyperparams.fields(type(hparams)).keys()
+    if unknown:
+        raise UserError(f'--{min(unknown)} is no option of {command}')
     if isinstance(hparams, train_policy.HParams):
         settings = train_policy.complete(settings, hparams, None)
     launch.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
     run_dir.prepare_run_dir(launch.validated(hparams), overwrite=False, explicitly_set=settings)
-    launch.run(
-        f'lm_human_preferences.{name}:train',
-        {'hparams': hparams},
-        mpi or run_dir.ranks_of(hparams.run.directory),
+    if mpi is None:
+        mpi = run_dir.ranks_of(hparams.run.directory)
+    launch.start_job(f'lm_human_preferences.{command}:train', {'hparams': hparams}, mpi)
+
+
+def recorded_settings(save_dir: str) -> tuple[str, str]:
+    """The command that wrote the run in `save_dir`, and the path of the settings it recorded.
+
+    A policy's run that trained its reward model too has both files: train_policy comes first.
+    """
+    directory = run_dir.fetch_run_dir(save_dir)
+    names = {command: f'{command}_hparams.json' for command in TRAININGS}
+    for command, name in names.items():
+        path = storage.join(directory, name)
+        if storage.exists(path):
+            return command, path
+    raise UserError(
+        f'{save_dir} holds no run that could go on: it has no {" or ".join(names.values())}'
     )
 
 
 def figures(settings: dict[str, Any]) -> None:
-    """Both figures are of mock_sentiment, the experiment whose reward is known."""
-    settings = launch.validated(figure_options.HParams(**settings)).to_nested_dict()
+    """Draw both figures from runs of mock_sentiment, the experiment whose reward is known."""
+    options = launch.validated(figure_options.HParams(**settings)).to_nested_dict()
     binds, _ = launch.read_trial(*policy_experiments['mock_sentiment'])
     hparams = train_policy.HParams()
     hparams.override_from_dict(binds)
-    launch.run(
-        'lm_human_preferences.reproduction.figures:figures', {'hparams': hparams, **settings}, mpi=1
-    )
+    job = 'lm_human_preferences.reproduction.figures:figures'
+    launch.start_job(job, {'hparams': hparams, **options}, mpi=1)
 
 
 def ask(settings: dict[str, Any], exp: str, folder: str) -> None:
@@ -250,7 +256,7 @@ def ask(settings: dict[str, Any], exp: str, folder: str) -> None:
     hparams = train_reward.HParams()
     hparams.override_from_dict(binds)
     launch.override(hparams, settings)
-    launch.run(
+    launch.start_job(
         'lm_human_preferences.commands.ask:ask',
         {
             'reward_hparams': launch.validated(hparams),
@@ -270,7 +276,7 @@ ASK_FIELDS = {
     },
 }
 
-cli = launch.Program(
+cli = Program(
     help=__doc__,
     commands=[
         launch.experiment_command(
@@ -293,7 +299,7 @@ cli = launch.Program(
                 ' unless told not to.'
             ),
         ),
-        launch.Command(
+        Command(
             'resume',
             resume,
             {
@@ -339,7 +345,7 @@ cli = launch.Program(
                 ' train_policy.'
             ),
         ),
-        launch.Command(
+        Command(
             'ask',
             ask,
             ASK_FIELDS,
@@ -372,7 +378,7 @@ cli = launch.Program(
                 ' their labels.'
             ),
         ),
-        launch.Command(
+        Command(
             'figures',
             figures,
             hyperparams.fields(figure_options.HParams),

@@ -11,6 +11,7 @@ For example:
 from dataclasses import dataclass
 
 from lm_human_preferences.commands import sample_file
+from lm_human_preferences.commands.program import Program
 from lm_human_preferences.hparams.train_reward import PRECISIONS
 from lm_human_preferences.utils import launch
 from lm_human_preferences.utils.hyperparams import TEXTS, option
@@ -72,7 +73,7 @@ class SampleHParams(launch.RankHParams):
             sample_file.check(self.output)
 
 
-cli = launch.Program(
+cli = Program(
     help=__doc__,
     commands=[
         launch.job_command(

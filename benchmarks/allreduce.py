@@ -35,19 +35,19 @@ def parameters_of_124m():
 
 def engine_mean(name):
     """Function that averages all gradients once."""
-    return comm.init_comm(name).average_gradients(parameters_of_124m()).wait
+    return comm.init_comm(name).average_gradients(parameters_of_124m()).synchronize
 
 
 def plain_mean():
     """The same with nothing of ours but the rendezvous."""
     import torch.distributed
 
-    world = comm.init_comm('torch')
+    ranks = comm.init_comm('torch')
     flat = torch.zeros(sum(p.numel() for p in parameters_of_124m()))
 
     def mean():
         torch.distributed.all_reduce(flat)
-        flat.div_(world.size)
+        flat.div_(ranks.size)
 
     return mean
 

@@ -21,6 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -95,7 +96,7 @@ def main():
     weights = random_weights()
     with tempfile.TemporaryDirectory() as directory:
         prefix = checkpoints.save(directory, 'model.ckpt', weights)
-        checkpoints.write_json(
+        storage.write_json(
             os.path.join(directory, 'hparams.json'),
             dict(n_vocab=N_VOCAB, n_ctx=N_CTX, n_embd=N_EMBD, n_head=N_HEAD, n_layer=N_LAYER),
         )

@@ -27,7 +27,6 @@ from torch.profiler import profile
 from lm_human_preferences.distributed import comm
 
 EPISODES = 1_000_000
-WARM_UP, PROFILED = 3, 2  # updates
 OPERATORS = 5
 
 
@@ -38,17 +37,19 @@ def measure(args):
     run, clock = ppo_update.Ours(args.size, hparams, queries, comm.init_comm()), measuring.Clock()
     run.time_phases(clock)
     return {
-        **measuring.repeat(run.update, clock, args.updates, warm_up=WARM_UP),
-        'operators': costliest(run.update),
+        **measuring.repeat(run.update, clock, args.updates, warm_up=args.warm_up),
+        'operators': costliest(run.update, args.profiled),
         'flops': ppo_update.flops(args.size, queries, hparams.ppo.noptepochs),
     }
 
 
-def costliest(update):
-    """The operators that take most of the device, without those they call: [(name, seconds an
-    update, share)]."""
+def costliest(update, count):
+    """The operators that take most of the device in `count` updates, without those they call.
+
+    Returns [(name, seconds an update, share)].
+    """
     with profile() as profiler:
-        for _ in range(PROFILED):
+        for _ in range(count):
             update()
     own_time = operator.attrgetter(  # in microseconds
         'self_device_time_total' if torch.cuda.is_available() else 'self_cpu_time_total'
@@ -58,7 +59,7 @@ def costliest(update):
     found = [event for event in profiler.key_averages() if event.device_type == DeviceType.CPU]
     total = sum(map(own_time, found)) or 1  # where the profiler may not look into the GPU
     return [
-        (event.key, own_time(event) / 1e6 / PROFILED, own_time(event) / total)
+        (event.key, own_time(event) / 1e6 / count, own_time(event) / total)
         for event in sorted(found, key=own_time, reverse=True)[:OPERATORS]
     ]
 
@@ -68,7 +69,7 @@ def table(args):
     print(
         f'{measuring.machine()}, torch {torch.__version__}, {args.size}, batch {args.batch}, in'
         f' micro-batches of {args.micro_batch_size or args.batch}, {args.updates} updates after'
-        f' {WARM_UP}'
+        f' {args.warm_up}'
     )
     print(
         f'{"":4} {"s/update":>9} {"least":>7} {"most":>7} {"episodes/s":>11} {"min/million":>12}'
@@ -99,6 +100,8 @@ def main():
     parser.add_argument('--batch', type=int, default=512)
     parser.add_argument('--micro-batch-size', type=int)
     parser.add_argument('--updates', type=int, default=30)
+    parser.add_argument('--warm-up', type=int, default=3, help='updates that do not count')
+    parser.add_argument('--profiled', type=int, default=2, help='updates under the profiler')
     parser.add_argument('--precision', nargs='+', choices=precisions, default=precisions)
     parser.add_argument('--threads', type=int, default=2, help='of the CPU')
     parser.add_argument('--variant', help=argparse.SUPPRESS)

@@ -10,20 +10,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from lm_human_preferences.distributed import ranks
+from lm_human_preferences.distributed import launcher
 
 
 def start(size, *command):
     """Start `python COMMAND...` on `size` ranks, with one thread each unless OMP_NUM_THREADS says
     otherwise."""
-    mpiexec, is_open_mpi = ranks.find_mpiexec()
+    mpiexec, is_open_mpi = launcher.find_mpiexec()
     variables = {
         'OMP_NUM_THREADS': '1',
-        **ranks.environment(tempfile.gettempdir(), size, is_open_mpi),
+        **launcher.rank_environment(tempfile.gettempdir(), size, is_open_mpi),
     }
-    launcher = [mpiexec, *ranks.options(is_open_mpi, size, os.cpu_count())] if size > 1 else []
+    prefix = []
+    if size > 1:
+        prefix = [mpiexec, *launcher.mpiexec_options(is_open_mpi, size, os.cpu_count())]
     return subprocess.Popen(
-        [*launcher, sys.executable, *map(str, command)],
+        [*prefix, sys.executable, *map(str, command)],
         env=variables,
         stdout=subprocess.PIPE,
         text=True,

@@ -56,7 +56,7 @@ class Ours:
         scorer.score = scorer.get_rewards
         self.trainer = train_policy.PPOTrainer(
             policy=Policy(trained_model, temperature=TEMPERATURE),
-            score_model=scorer,
+            reward_model=scorer,
             hparams=hparams,
             comm=world,
             ref_policy=Policy(trained_model, scope='ref_policy', temperature=TEMPERATURE),

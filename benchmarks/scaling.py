@@ -56,7 +56,11 @@ def variations(args):
     }
     if size in LARGER:
         found[f'model {LARGER[size]}'] = LARGER[size], batch, length, 1
-    return {**found, f'{args.ranks} ranks': (size, batch, length, args.ranks)}
+    found[f'{args.ranks} ranks'] = size, batch, length, args.ranks
+    skipped = args.skip.split(',') if args.skip else []
+    return {
+        what: sizes for what, sizes in found.items() if not any(word in what for word in skipped)
+    }
 
 
 def main():
@@ -67,6 +71,9 @@ def main():
     parser.add_argument('--batch', type=int, default=8)
     parser.add_argument('--ranks', type=int, default=2)
     parser.add_argument('--repeats', type=int, default=1)
+    parser.add_argument(
+        '--skip', default='', metavar='WORD,...', help='leave out lines that name one of these'
+    )
     parser.add_argument('--measure', type=int, metavar='RESPONSE_LENGTH', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:

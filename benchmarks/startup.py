@@ -53,12 +53,12 @@ def write_model(folder, size, is_reward_model=False):
     """A model of random weights as it was released, or as train_reward saves one."""
     import workload
 
-    from lm_human_preferences import rewards, train_reward
+    from lm_human_preferences import rewards, storage, train_reward
     from lm_human_preferences.checkpointing import checkpoints
 
     model = workload.RandomModel(size)
     network = rewards.RewardModel(model) if is_reward_model else model.build(scope='model')
-    checkpoints.write_json(str(folder / 'hparams.json'), model.hparams().to_nested_dict())
+    storage.write_json(str(folder / 'hparams.json'), model.hparams().to_nested_dict())
     checkpoints.save(str(folder), 'model.ckpt', train_reward.in_tf_shapes(network.tf_parameters()))
 
 
@@ -211,7 +211,7 @@ def tell_phases(words):
         (label_files, 'load_labels', 'labels'),
         (lm_tasks.QuerySampler, '__call__', 'queries'),
         (reward, 'sampled_mean_std', 'normalising'),
-        (ppo, 'sample', 'step'),
+        (ppo, 'generate', 'step'),
         (ppo, 'train', 'step'),
         (reward, 'train_batch', 'step'),
     ):
@@ -222,8 +222,11 @@ def tell_phases(words):
     launch.cli(words)
 
 
-def commands(folder, batch):
-    """{what is measured: (words after `python`, start of the line to wait for)}."""
+def commands(folder, batch, skipped):
+    """{what is measured: (words after `python`, start of the line to wait for)}.
+
+    skipped: words; what has one of them in its name is left out.
+    """
     launch, data = str(ROOT / 'launch.py'), next(map(str, folder.glob('cache/**/*.data*')))
     found = {
         'import torch': ['-c', 'import torch'],
@@ -244,12 +247,15 @@ def commands(folder, batch):
         'an unknown option': [launch, 'train_policy', 'test', 'first', '--ppo.bach_size', '8'],
         'a wrong value': [launch, 'train_policy', 'test', 'first', '--ppo.batch_size', 'many'],
     }
+    to_the_end = {name: (words, None) for name, words in found.items()}
+    to_the_first_step = {
+        f'{name}, first step': ([launch, *training(name, folder, batch)], until)
+        for name, until in TRAININGS.items()
+    }
     return {
-        **{name: (words, None) for name, words in found.items()},
-        **{
-            f'{name}, first step': ([launch, *training(name, folder, batch)], until)
-            for name, until in TRAININGS.items()
-        },
+        name: command
+        for name, command in {**to_the_end, **to_the_first_step}.items()
+        if not any(word in name for word in skipped)
     }
 
 
@@ -261,6 +267,9 @@ def main():
     parser.add_argument('--batch', type=int, default=8)
     parser.add_argument('--repeats', type=int, default=3)
     parser.add_argument('--threads', type=int, default=2)
+    parser.add_argument(
+        '--skip', default='', metavar='WORD,...', help='leave out lines that name one of these'
+    )
     parser.add_argument('--phases', nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.phases:
@@ -275,10 +284,11 @@ def main():
             'OMP_NUM_THREADS': str(args.threads),
         }
         variables.pop('LMHP_GPT2_ENCODINGS', None)
+        skipped = args.skip.split(',') if args.skip else []
         print(
             f'{args.size}, batch {args.batch}, {args.threads} threads   seconds  processor seconds'
         )
-        for what, (words, until) in commands(folder, args.batch).items():
+        for what, (words, until) in commands(folder, args.batch, skipped).items():
             seconds, used = map(
                 statistics.median, zip(*(run(words, variables, until) for _ in range(args.repeats)))
             )

@@ -1,5 +1,8 @@
-"""What a task asks of a language model: its queries, and which responses are valid (the original's
-lm_tasks.py)."""
+"""What a task asks of a language model: where it starts, its queries, and which responses are
+valid.
+
+The original's lm_tasks.py.
+"""
 
 import itertools
 import os
@@ -8,11 +11,14 @@ from typing import Any
 
 import torch
 
+from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task import PolicyHParams, TaskHParams
 from lm_human_preferences.language import datasets
 from lm_human_preferences.language.encodings import Encoder, Encoding
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.synthetic import language_model
 
 __all__ = [
     'PolicyHParams',
@@ -20,10 +26,21 @@ __all__ = [
     'check_lengths',
     'check_task',
     'filter_fn_from_hparams',
+    'initial_model',
     'make_query_sampler',
     'postprocess_fn_from_hparams',
     'query_formatter',
 ]
+
+
+def initial_model(name: str) -> TrainedModel:
+    """The model that `--task.policy.initial_model` names, from which policy and reward model start.
+
+    `reviews`, our model of film reviews, is trained first where the cache does not have it.
+    """
+    if name == language_model.NAME:
+        return TrainedModel(name, savedir=language_model.directory())
+    return TrainedModel(name)
 
 
 def postprocess_fn_from_hparams(
@@ -32,16 +49,17 @@ def postprocess_fn_from_hparams(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Function of responses (batch, response_length), applied before they are scored.
 
-    It pads what follows the first truncate token at or after position `truncate_after`.
+    It turns what follows the first truncate token at or after position `truncate_after` into
+    padding.
     """
 
     def truncate(responses: torch.Tensor) -> torch.Tensor:
-        """`responses`, or a copy of them in which what follows is padding."""
+        """`responses` themselves where no token truncates, else a truncated copy."""
         if hparams.truncate_token is None:
             return responses
-        found = (responses == hparams.truncate_token).long()
-        found[:, : hparams.truncate_after] = 0
-        after_first = found.cumsum(1) - found > 0
+        ends = (responses == hparams.truncate_token).long()
+        ends[:, : hparams.truncate_after] = 0
+        after_first = ends.cumsum(1) - ends > 0
         return responses.masked_fill(after_first, padding_token)
 
     return truncate
@@ -50,8 +68,10 @@ def postprocess_fn_from_hparams(
 def filter_fn_from_hparams(
     hparams: TaskHParams,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Function of responses (batch, response_length) -> bool (batch,): is there a truncate token
-    where one counts?"""
+    """Function of responses (batch, response_length) -> bool (batch,), whether each is valid.
+
+    A valid response has a truncate token at or after position `truncate_after`.
+    """
 
     def is_valid(responses: torch.Tensor) -> torch.Tensor:
         if hparams.truncate_token is None:
@@ -65,20 +85,17 @@ def query_formatter(
     hparams: TaskHParams,
     encoder: Encoder,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Function of queries (batch, query_length) -> contexts (batch, context_length): prefix and
-    suffix put around."""
-    prefix, suffix = (
-        torch.tensor(encoder.encode(text), dtype=torch.int64)
-        for text in (hparams.query_prefix, hparams.query_suffix)
-    )
+    """Function of queries (batch, query_length) -> contexts (batch, context_length).
+
+    It puts the task's prefix and suffix around each query.
+    """
+    prefix = torch.tensor(encoder.encode(hparams.query_prefix), dtype=torch.int64)
+    suffix = torch.tensor(encoder.encode(hparams.query_suffix), dtype=torch.int64)
 
     def embed_queries(queries: torch.Tensor) -> torch.Tensor:
-        parts = (
-            prefix.to(queries).expand(len(queries), -1),
-            queries,
-            suffix.to(queries).expand(len(queries), -1),
-        )
-        return torch.cat(parts, dim=1)
+        prefixes = prefix.to(queries).expand(len(queries), -1)
+        suffixes = suffix.to(queries).expand(len(queries), -1)
+        return torch.cat([prefixes, queries, suffixes], dim=1)
 
     return embed_queries
 
@@ -112,7 +129,8 @@ def check_lengths(hparams: TaskHParams, encoder: Encoder, n_ctx: int) -> None:
 
 
 def _single_token(encoder: Encoder, option: str, text: str | None) -> int | None:
-    """The one token of `text`, None for no text."""
+    """The token of `text`; None where there is no text, UserError where it is not a single
+    token."""
     if not text:
         return None
     tokens = encoder.encode(text)
@@ -122,12 +140,12 @@ def _single_token(encoder: Encoder, option: str, text: str | None) -> int | None
 
 
 class QuerySampler:
-    """Called, gives the next {'tokens': queries (batch_size, query_length)}; see
+    """A call returns the next {'tokens': queries (batch_size, query_length)}; see
     make_query_sampler.
 
-    position: where in the stream of queries all ranks are, as rank 0 tells it, who is the first to
-    take one of the next: (texts of the epoch that it has read, sequences after them that the other
-    ranks take).
+    position: where all ranks together are in the stream of queries: (texts of the epoch that rank 0
+    has read, sequences after them that the other ranks take). Only rank 0's is right, because it
+    takes the first of every `comm.size` sequences.
     """
 
     def __init__(
@@ -139,12 +157,15 @@ class QuerySampler:
         **options: Any,
     ) -> None:
         """options: of Dataset.sequences."""
-        self.hparams, self.batch_size, self.dataset = hparams, batch_size, dataset
-        self.options, self.taken_by_others = {**options, 'comm': comm}, comm.size - 1 if comm else 0
+        self.hparams = hparams
+        self.batch_size = batch_size
+        self.dataset = dataset
+        self.options = {**options, 'comm': comm}
+        self.taken_by_others = comm.size - 1 if comm else 0
         self.seek((0, 0))
 
     def __call__(self) -> dict[str, torch.Tensor]:
-        """The next batch; UserError where the data set has nothing that makes a query."""
+        """The next batch; UserError where no text of the data set makes a query."""
         batch = list(itertools.islice(self.sequences, self.batch_size))
         if len(batch) < self.batch_size:
             task = self.hparams
@@ -156,8 +177,8 @@ class QuerySampler:
         return {'tokens': torch.tensor(batch, dtype=torch.int64)}
 
     def seek(self, position: tuple[int, int]) -> None:
-        """Go on where rank 0 of as many ranks, or of another number, was; texts before it are not
-        encoded again."""
+        """Continue from the `position` of rank 0, even of another number of ranks; texts before it
+        are not encoded again."""
         self.position = position
         self.sequences = self.dataset.sequences(**self.options, skip=position)
 
@@ -171,17 +192,18 @@ def make_query_sampler(
     comm: Comm | None = None,
     labels: str | None = None,
 ) -> QuerySampler:
-    """Function without arguments giving the next {'tokens': queries (batch_size, query_length)}, a
-    QuerySampler.
+    """A function without arguments that returns the next {'tokens': queries (batch_size,
+    query_length)}.
 
     mode: 'train', 'valid' or 'test', the part of the data set. With `comm`, each rank gets its own
-    share. labels: source of the labels, whose queries stand in where the `books` passages cannot be
-    had.
+    share. labels: source of the labels, whose queries may stand in for the data set (see
+    datasets.registry).
     """
     seed = 0  # as in the original, files are read in the same order in every run
-    if hparams.query_dataset == 'test':
-        drawn = torch.randint(2**31, ()).item()
-        seed = comm.all_gather_object(drawn)[0] if comm else drawn  # ranks take turns in one stream
+    if registry.info(hparams.query_dataset).seed_per_run:
+        seed = torch.randint(2**31, ()).item()
+        if comm:  # all ranks share one stream
+            seed = comm.all_gather_object(seed)[0]
     # What is made up, or collected in a folder, is no file of queries.
     no_file = labels is None or labels == 'test' or os.path.isdir(labels)
     stand_in = None if no_file else labels
@@ -196,7 +218,6 @@ def make_query_sampler(
         seed=seed,
         start_token=_single_token(encoder, 'start_text', hparams.start_text),
         end_token=_single_token(encoder, 'end_text', hparams.end_text),
-        # A model cannot continue nothing, which is what an empty text without start_text and
-        # end_text gives.
+        # An empty query without prefix and suffix leaves the model nothing to continue.
         allow_empty=bool(hparams.query_prefix or hparams.query_suffix),
     )

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lm_human_preferences.language.model import KVCache
+from lm_human_preferences.language.attention import KVCache
 from lm_human_preferences.language.sample import sample_sequence
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.training import precision

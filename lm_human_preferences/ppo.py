@@ -1,10 +1,52 @@
 """Proximal policy optimisation as pure functions on tensors (the original's PPOTrainer.loss; paper,
 section 2.2)."""
 
+from dataclasses import dataclass
+
 import torch
 
 from lm_human_preferences.hparams.train_policy import PpoHParams
+from lm_human_preferences.training.micro_batches import TensorBatch
 from lm_human_preferences.utils.core import whiten
+
+
+@dataclass
+class Rollout(TensorBatch):
+    """The episodes of a step: each row is a query x, its response y and what is known of both.
+
+    queries: (batch, query_length), token ids
+    responses: (batch, response_length), token ids that the policy pi sampled
+    logprobs: (batch, response_length), log pi of each token when it was sampled
+    values: (batch, response_length), the policy's estimate of the return before each token
+    ref_logprobs: (batch, response_length), log rho, of the initial policy
+    scores: (batch,), the reward model's r(x, y)
+    scored_responses: (batch, response_length), what the reward model saw: truncated responses
+    rewards: (batch, response_length), see compute_rewards; None until they are computed
+    """
+
+    queries: torch.Tensor
+    responses: torch.Tensor
+    logprobs: torch.Tensor
+    values: torch.Tensor
+    ref_logprobs: torch.Tensor
+    scores: torch.Tensor
+    scored_responses: torch.Tensor
+    rewards: torch.Tensor | None = None
+
+
+@dataclass
+class Minibatch(TensorBatch):
+    """What one update learns from: some episodes of a Rollout, with advantages and returns.
+
+    advantages, whitened, and returns are (batch, response_length); for the others see Rollout.
+    """
+
+    queries: torch.Tensor
+    responses: torch.Tensor
+    logprobs: torch.Tensor
+    values: torch.Tensor
+    advantages: torch.Tensor
+    returns: torch.Tensor
 
 
 def compute_rewards(
@@ -15,6 +57,7 @@ def compute_rewards(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rewards per token: the KL penalty everywhere, plus the score at the last token.
 
+    Summed over a response this is the paper's equation 2, R = r - beta log(pi / rho).
     scores (batch,); logprobs, ref_logprobs (batch, response_length).
     Returns (rewards, the penalty alone), both (batch, response_length).
     """
@@ -31,8 +74,10 @@ def advantages_and_returns(
     gamma: float,
     lam: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generalised advantage estimation; `values`, `rewards` and both results are (batch,
-    response_length)."""
+    """Generalised advantage estimation.
+
+    `values`, `rewards` and both results are (batch, response_length).
+    """
     length = rewards.shape[1]
     advantage, advantages = 0.0, []
     for t in reversed(range(length)):
@@ -44,56 +89,57 @@ def advantages_and_returns(
     return advantages, advantages + values
 
 
-def add_advantages(
-    rollouts: dict[str, torch.Tensor],
-    hparams: PpoHParams,
-) -> dict[str, torch.Tensor]:
-    """A minibatch together with what it is trained towards: 'advantages', whitened, and 'returns'.
+def add_advantages(rollout: Rollout, hparams: PpoHParams) -> Minibatch:
+    """The minibatch of the episodes in `rollout`, which has rewards: whitened advantages, returns.
 
-    rollouts: 'values' and 'rewards', (batch, response_length) like the results, and more that is
-    kept. Whitening is over this rank's whole minibatch. hparams: PpoHParams.
+    Rewards are whitened and advantages estimated here, for each minibatch of a rank, because the
+    original does it there: doing it once for all episodes of a step would give other numbers.
     """
-    values, rewards = rollouts['values'], rollouts['rewards']
+    rewards = rollout.rewards
+    assert rewards is not None, 'see compute_rewards'
     if hparams.whiten_rewards:
         rewards = whiten(rewards, shift_mean=False)
     advantages, returns = advantages_and_returns(
-        values, rewards, gamma=hparams.gamma, lam=hparams.lam
+        rollout.values, rewards, gamma=hparams.gamma, lam=hparams.lam
     )
-    return {**rollouts, 'advantages': whiten(advantages), 'returns': returns}
+    return Minibatch(
+        queries=rollout.queries,
+        responses=rollout.responses,
+        logprobs=rollout.logprobs,
+        values=rollout.values,
+        advantages=whiten(advantages),
+        returns=returns,
+    )
 
 
-def return_stats(rollouts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Moments of the 'returns' and old 'values' of a whole minibatch: {name: scalar}."""
+def return_stats(minibatch: Minibatch) -> dict[str, torch.Tensor]:
+    """Moments of the returns and of the old values of a whole minibatch: {name: scalar}."""
     stats = {}
-    for name, values in (('returns', rollouts['returns']), ('val', rollouts['values'])):
+    for name, values in (('returns', minibatch.returns), ('val', minibatch.values)):
         stats[f'{name}/var'], stats[f'{name}/mean'] = torch.var_mean(values, correction=0)
     return stats
 
 
 def loss(
-    rollouts: dict[str, torch.Tensor],
+    minibatch: Minibatch,
     outputs: dict[str, torch.Tensor],
     hparams: PpoHParams,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The clipped loss of a minibatch, and statistics; all are means, so parts of a minibatch can
-    be averaged.
+    """The clipped loss of a minibatch, and statistics; all are means, so parts can be averaged.
 
-    rollouts: 'logprobs' and 'values' when the responses were sampled, 'advantages', 'returns';
-    outputs: 'logprobs', 'values' and 'entropies' now; each (batch, response_length). hparams:
-    PpoHParams. Returns (scalar, {name: scalar}).
+    outputs: 'logprobs', 'values' and 'entropies' of the policy as it is now, each (batch,
+    response_length). Returns (scalar, {name: scalar}).
     """
-    advantages, returns = rollouts['advantages'], rollouts['returns']
-    old_values, values = rollouts['values'], outputs['values']
+    advantages, returns = minibatch.advantages, minibatch.returns
+    values = outputs['values']
     values_clipped = values.clamp(
-        old_values - hparams.cliprange_value, old_values + hparams.cliprange_value
+        minibatch.values - hparams.cliprange_value, minibatch.values + hparams.cliprange_value
     )
-    value_losses, value_losses_clipped = (
-        (values - returns).square(),
-        (values_clipped - returns).square(),
-    )
+    value_losses = (values - returns).square()
+    value_losses_clipped = (values_clipped - returns).square()
     value_loss = 0.5 * torch.maximum(value_losses, value_losses_clipped).mean()
 
-    log_ratio = outputs['logprobs'] - rollouts['logprobs']
+    log_ratio = outputs['logprobs'] - minibatch.logprobs
     ratio = log_ratio.exp()
     policy_losses = -advantages * ratio
     policy_losses_clipped = -advantages * ratio.clamp(1 - hparams.cliprange, 1 + hparams.cliprange)

@@ -10,6 +10,7 @@ from torch import nn
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.hparams.train_policy import HParams
@@ -218,13 +219,13 @@ def make_score_fn(
 
 
 def label_source(hparams: HParams) -> str | None:
-    """Source of the labels that stand in for the data set `books`; None if they are not needed or
-    not known.
+    """Source of the labels whose queries may stand in for the data set; None if they are not needed
+    or not known.
 
     hparams: train_policy's. Those of a trained reward model are told by what its training left
     beside it.
     """
-    if hparams.task.query_dataset != 'books':
+    if not registry.info(hparams.task.query_dataset).labels_stand_in:
         return None
     if hparams.rewards.train_new_model is not None:
         return hparams.rewards.train_new_model.labels.source

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 
 from lm_human_preferences import label_types, lm_tasks, ppo, storage, train_reward
-from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.checkpointing.checkpoints import COUNT
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation import evaluate
+from lm_human_preferences.evaluation import evaluate, measure
 from lm_human_preferences.hparams.model import HParams as Sizes
 from lm_human_preferences.hparams.train_policy import (
     AdaptiveKLParams,
@@ -25,8 +24,9 @@ from lm_human_preferences.hparams.train_policy import (
     RewardHParams,
 )
 from lm_human_preferences.language import trained_models
-from lm_human_preferences.language.model import in_tf_shapes
+from lm_human_preferences.language.parameters import in_tf_shapes
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.ppo import Minibatch, Rollout
 from lm_human_preferences.rewards import (
     ScoreFn,
     TrainedRewardModel,
@@ -34,9 +34,10 @@ from lm_human_preferences.rewards import (
     label_source,
     make_score_fn,
 )
-from lm_human_preferences.runs import run_dir
+from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.synthetic.known_reward import MockRewardModel
 from lm_human_preferences.training import console, health, memory, precision
+from lm_human_preferences.training.micro_batches import map_micro_batches, micro_batches
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.training.time_left import TimeLeft, as_text
 from lm_human_preferences.utils import hyperparams
@@ -63,7 +64,6 @@ __all__ = [
     'train',
 ]
 
-SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
 UNKNOWN_LABELS = 5000  # for the time left, where all labels of a file are trained on
 STATE = {
     'step': COUNT,
@@ -103,10 +103,11 @@ class AdaptiveKLController:
 
 
 class PPOTrainer:
-    """Takes PPO steps: sample, score, reward, learn, log.
+    """Trains a policy by PPO: `step` samples episodes, rewards them and learns from them.
 
-    query_sampler: see lm_tasks.make_query_sampler; score_fn: see make_score_fn; hparams: HParams of
-    this module. score_model: what is saved with the policy.
+    policy learns; ref_policy, rho in the paper, stays what the policy was at the beginning.
+    query_sampler: see lm_tasks.make_query_sampler. score_fn: see rewards.make_score_fn.
+    reward_model: what score_fn asks; it is saved with the policy.
     """
 
     def __init__(
@@ -118,258 +119,203 @@ class PPOTrainer:
         score_fn: ScoreFn,
         hparams: HParams,
         comm: Comm,
-        score_model: MockRewardModel | TrainedRewardModel | None = None,
+        reward_model: MockRewardModel | TrainedRewardModel | None = None,
     ) -> None:
-        self.policy, self.ref_policy, self.score_model = policy, ref_policy, score_model
-        self.query_sampler, self.score_fn = query_sampler, score_fn
-        self.hparams, self.comm, self.global_step = hparams, comm, 0
+        self.policy = policy
+        self.ref_policy = ref_policy
+        self.reward_model = reward_model
+        self.query_sampler = query_sampler
+        self.score_fn = score_fn
+        self.hparams = hparams
+        self.comm = comm
+        self.global_step = 0
         # Share of the last step's responses, see penalized_share; nothing before the first step.
         self.penalized: float | None = None
         self.start_time = self.last_time = time.time()
-        kl_coef, adaptive = hparams.rewards.kl_coef, hparams.rewards.adaptive_kl
-        self.kl_ctl = (
-            FixedKLController(kl_coef)
-            if adaptive is None
-            else AdaptiveKLController(kl_coef, adaptive)
-        )
+        self.kl_ctl: FixedKLController | AdaptiveKLController
+        if hparams.rewards.adaptive_kl is None:
+            self.kl_ctl = FixedKLController(hparams.rewards.kl_coef)
+        else:
+            self.kl_ctl = AdaptiveKLController(hparams.rewards.kl_coef, hparams.rewards.adaptive_kl)
         self.optimizer = Adam(policy.tf_parameters(), comm=comm)
         self.logger = Logger(
             hparams.run.directory, 'ppo', log_interval=hparams.run.log_interval, comm=comm
         )
 
     def step(self) -> dict[str, float]:
-        """One step of Algorithm 1's inner loop on ppo.batch_size episodes; returns the logged
-        statistics."""
+        """Sample ppo.batch_size episodes and learn from them; returns the logged statistics."""
         started = time.time()
+        # x ~ D
         queries = self.query_sampler()['tokens'].to(self.policy.device)
-        parts = [
-            self.sample(part)
-            for part in queries.split(self.hparams.ppo.micro_batch_size or len(queries))
-        ]
-        rollouts, sampled, score_stats = (
-            {name: torch.cat([part[name] for part in kind]) for name in kind[0]}
-            for kind in zip(*parts)
+        # y ~ pi(.|x), with log pi, V, log rho and r(x, y)
+        rollout = self.generate(queries)
+        # Equation 2: R = r - beta log(pi / rho)
+        kl_coef = self.kl_ctl.value
+        rollout.rewards, non_score_reward = ppo.compute_rewards(
+            rollout.scores, rollout.logprobs, rollout.ref_logprobs, kl_coef
         )
-        logprobs, ref_logprobs, scores = (
-            rollouts['logprobs'],
-            sampled['ref_logprobs'],
-            sampled['scores'],
-        )
-        rewards, non_score_reward, kl_coef = self.compute_rewards(scores, logprobs, ref_logprobs)
-
-        train_stats = self.train({**rollouts, 'rewards': rewards})
+        # Epochs of minibatches: whitening, GAE, clipped loss
+        train_stats = self.train(rollout)
 
         stats = self.record_step_stats(
-            kl_coef=kl_coef,
-            logprobs=logprobs,
-            ref_logprobs=ref_logprobs,
-            scores=scores,
-            non_score_reward=non_score_reward,
-            score_stats=score_stats,
-            train_stats=train_stats,
+            rollout, kl_coef=kl_coef, non_score_reward=non_score_reward, train_stats=train_stats
         )
+        # Section 2.2: an adaptive beta holds the KL divergence near its target
         self.kl_ctl.update(stats['objective/kl'], self.hparams.ppo.batch_size)
-        self.penalized = self.penalized_share(rollouts['responses'])
-        self.print_samples(
-            queries, sampled['postprocessed'], scores, logprobs - ref_logprobs, kl_coef
-        )
-        if self.comm.rank == 0:
-            step_time = time.time() - started
-            say_as_recorded(
-                f'[ppo_step {self.global_step}] step_time={step_time:.2f}s, '
-                f'eps/s={self.hparams.ppo.batch_size / step_time:.2f}'
-            )
+        self.penalized = self.penalized_share(rollout.responses)
+        self._print_step(rollout, kl_coef, seconds=time.time() - started)
         self.global_step += 1
         return stats
 
-    def sample(
-        self,
-        queries: torch.Tensor,
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Answers to `queries (batch, query_length)` and what is thought of them.
-
-        Returns three dicts of tensors of `batch` rows: the rollouts but for their rewards;
-        log-probabilities of the reference, scores and what was scored; what the score function
-        wants logged.
-        """
-        rollouts = self.policy.respond(queries, length=self.hparams.task.response_length)
-        ref_logprobs = self.ref_policy.analyze_responses(queries, rollouts['responses'])['logprobs']
-        scores, postprocessed, score_stats = self.score_fn(queries, rollouts['responses'])
-        return (
-            {**rollouts, 'queries': queries},
-            {'ref_logprobs': ref_logprobs, 'scores': scores, 'postprocessed': postprocessed},
-            score_stats,
+    def generate(self, queries: torch.Tensor) -> Rollout:
+        """Responses to `queries (batch, query_length)`, and all of the Rollout but its rewards."""
+        return map_micro_batches(
+            self._generate_micro_batch, self.hparams.ppo.micro_batch_size, queries
         )
 
-    def compute_rewards(
-        self,
-        scores: torch.Tensor,
-        logprobs: torch.Tensor,
-        ref_logprobs: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """(rewards, KL penalty, coefficient used), see ppo.compute_rewards."""
-        return (
-            *ppo.compute_rewards(scores, logprobs, ref_logprobs, self.kl_ctl.value),
-            self.kl_ctl.value,
+    def _generate_micro_batch(self, queries: torch.Tensor) -> Rollout:
+        sampled = self.policy.respond(queries, length=self.hparams.task.response_length)
+        responses = sampled['responses']
+        reference = self.ref_policy.analyze_responses(queries, responses)
+        scores, scored_responses, _ = self.score_fn(queries, responses)
+        return Rollout(
+            queries=queries,
+            responses=responses,
+            logprobs=sampled['logprobs'],
+            values=sampled['values'],
+            ref_logprobs=reference['logprobs'],
+            scores=scores,
+            scored_responses=scored_responses,
         )
 
-    def train(self, rollouts: dict[str, torch.Tensor]) -> dict[str, list[torch.Tensor]]:
-        """`noptepochs` passes over this rank's rollouts in minibatches, freshly shuffled each time.
+    def train(self, rollout: Rollout) -> dict[str, list[torch.Tensor]]:
+        """`noptepochs` passes over this rank's episodes in minibatches, shuffled anew each time.
 
-        rollouts: queries (batch, query_length), responses, values, logprobs, rewards (batch,
-        response_length). Returns {statistic: [one scalar tensor per minibatch]}.
+        Returns {statistic: [one scalar tensor per minibatch]}.
         """
-        batch = len(rollouts['queries'])
+        stats: dict[str, list[torch.Tensor]] = {}
+        batch = len(rollout)
         minibatch = exact_div(batch, self.hparams.ppo.nminibatches)
-        stats = []
         for _ in range(self.hparams.ppo.noptepochs):
             order = torch.from_numpy(np.random.permutation(batch))
             for rows in order.split(minibatch):
-                stats.append(
-                    self.train_minibatch({name: values[rows] for name, values in rollouts.items()})
-                )
-        return {name: [s[name] for s in stats] for name in stats[0]}
-
-    def train_minibatch(self, rollouts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """One update of the policy; returns the statistics before it. Micro-batches only save
-        memory."""
-        rollouts = ppo.add_advantages(rollouts, self.hparams.ppo)
-        stats, batch = ppo.return_stats(rollouts), len(rollouts['queries'])
-        parts = torch.arange(batch).split(self.hparams.ppo.micro_batch_size or batch)
-        self.optimizer.gradients.zero_grad()
-        for rows in parts:
-            share = len(rows) / batch
-            loss, part_stats = self._loss_towards_targets(
-                {name: values[rows] for name, values in rollouts.items()}
-            )
-            self.optimizer.backward(share * loss, last=rows is parts[-1])
-            for name, value in part_stats.items():
-                stats[name] = stats.get(name, 0) + share * value
-        self.optimizer.update(
-            lr=self.hparams.ppo.lr * (1 - self.global_step / nupdates(self.hparams))
-        )
+                for name, value in self.train_minibatch(rollout[rows]).items():
+                    stats.setdefault(name, []).append(value)
         return stats
 
-    def loss(
-        self,
-        rollouts: dict[str, torch.Tensor],
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """(differentiable PPO loss, statistics) of a minibatch of `rollouts`, see ppo.loss."""
-        rollouts = ppo.add_advantages(rollouts, self.hparams.ppo)
-        loss, stats = self._loss_towards_targets(rollouts)
-        return loss, {**stats, **ppo.return_stats(rollouts)}
+    def train_minibatch(self, rollout: Rollout) -> dict[str, torch.Tensor]:
+        """One update of the policy on the episodes in `rollout`; returns the statistics before it.
 
-    def _loss_towards_targets(
-        self,
-        rollouts: dict[str, torch.Tensor],
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        outputs = self.policy.analyze_responses_op(rollouts['queries'], rollouts['responses'])
-        return ppo.loss(rollouts, outputs, self.hparams.ppo)
+        Micro-batches share the whitened advantages of all of them, so they only save memory.
+        """
+        minibatch = ppo.add_advantages(rollout, self.hparams.ppo)
+        stats = ppo.return_stats(minibatch)
+        parts = micro_batches(minibatch, self.hparams.ppo.micro_batch_size)
+        self.optimizer.gradients.zero_grad()
+        for part in parts:
+            share = len(part) / len(minibatch)
+            loss, part_stats = self.loss(part)
+            self.optimizer.backward(share * loss, last=part is parts[-1])
+            for name, value in part_stats.items():
+                stats[name] = stats.get(name, 0) + share * value
+        share_done = self.global_step / self.total_steps
+        self.optimizer.update(lr=self.hparams.ppo.lr * (1 - share_done))
+        return stats
+
+    def loss(self, minibatch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """(differentiable PPO loss of the policy as it is now, statistics), see ppo.loss."""
+        outputs = self.policy.analyze_responses_op(minibatch.queries, minibatch.responses)
+        return ppo.loss(minibatch, outputs, self.hparams.ppo)
 
     def record_step_stats(
         self,
+        rollout: Rollout,
         *,
         kl_coef: float,
-        logprobs: torch.Tensor,
-        ref_logprobs: torch.Tensor,
-        scores: torch.Tensor,
         non_score_reward: torch.Tensor,
-        score_stats: dict[str, torch.Tensor],
         train_stats: dict[str, list[torch.Tensor]],
     ) -> dict[str, float]:
-        """Log what this step did, averaged over ranks, under the original's names; returns it."""
+        """Log what this step did, averaged over ranks, under the original's names; returns it.
+
+        non_score_reward: the KL penalty, (batch, response_length). train_stats: see `train`.
+        """
+        logprobs = rollout.logprobs
+        score = rollout.scores.mean()
         stats = {
-            'objective/kl': (logprobs - ref_logprobs).sum(1).mean(),
+            'objective/kl': (logprobs - rollout.ref_logprobs).sum(1).mean(),
             'objective/kl_coef': torch.tensor(kl_coef),
             'objective/entropy': -logprobs.sum(1).mean(),
+            'objective/score': score,
+            'objective/score_total': score + non_score_reward.sum(1).mean(),
         }
-        stats.update(
-            {
-                f'ppo/{name}': torch.stack(tuple(values)).mean()
-                for name, values in train_stats.items()
-            }
-        )
-        for name, values in score_stats.items():
-            stats[f'objective/{name}'] = values.mean()
-            stats[f'objective/{name}_total'] = values.mean() + non_score_reward.sum(1).mean()
+        for name, values in train_stats.items():
+            stats[f'ppo/{name}'] = torch.stack(values).mean()
         names = sorted(stats)
-        values = torch.stack(
-            [stats[name].to(logprobs.device) for name in names]
-        ).tolist()  # one wait for the device
-        stats = self.comm.all_reduce_mean(dict(zip(names, values, strict=True)))
-        stats['ppo/val/var_explained'] = 1 - stats['ppo/val/error'] / stats['ppo/returns/var']
-        stats.update(self._progress())
-        self.logger.log(stats, self.global_step)
-        return stats
+        on_device = torch.stack([stats[name].to(logprobs.device) for name in names])
+        numbers = on_device.tolist()  # one wait for the device instead of one for each number
+        means = self.comm.all_reduce_mean(dict(zip(names, numbers, strict=True)))
+        means['ppo/val/var_explained'] = 1 - means['ppo/val/error'] / means['ppo/returns/var']
+        means.update(self._elapsed())
+        self.logger.log(means, self.global_step)
+        return means
 
-    def _progress(self) -> dict[str, float]:
+    def _elapsed(self) -> dict[str, float]:
         """How far the run is and how fast, in the original's units."""
-        length, batch_size, steps = (
-            self.hparams.task.response_length,
-            self.hparams.ppo.batch_size,
-            self.global_step + 1,
-        )
+        length = self.hparams.task.response_length
+        batch_size = self.hparams.ppo.batch_size
+        steps = self.global_step + 1
         now = time.time()
-        delta, self.last_time = max(now - self.last_time, 1e-9), now
+        seconds = max(now - self.last_time, 1e-9)
+        self.last_time = now
         return {
             'elapsed/updates': steps,
             'elapsed/steps/serial': steps * length,
             'elapsed/steps/total': steps * batch_size * length,
             'elapsed/episodes': steps * batch_size,
-            'elapsed/fps': int(batch_size * length / delta),
+            'elapsed/fps': int(batch_size * length / seconds),
             'elapsed/time': now - self.start_time,
         }
 
     def penalized_share(self, responses: torch.Tensor) -> float:
         """Share over all ranks of `responses (batch, response_length)` that score the penalty."""
-        valid = lm_tasks.filter_fn_from_hparams(self.hparams.task)(responses).float().mean().item()
+        is_valid = lm_tasks.filter_fn_from_hparams(self.hparams.task)
+        valid = is_valid(responses).float().mean().item()
         return 1 - self.comm.all_reduce_mean({'valid': valid})['valid']
 
-    def print_samples(
-        self,
-        queries: torch.Tensor,
-        responses: torch.Tensor,
-        scores: torch.Tensor,
-        kl: torch.Tensor,
-        kl_coef: float,
-    ) -> None:
-        """Show the first few episodes; in the summary, those of the first step and of the last.
+    def _print_step(self, rollout: Rollout, kl_coef: float, seconds: float) -> None:
+        """Show the first few episodes of a step that took `seconds`, and its speed."""
+        if self.logger.active:
+            kl = (rollout.logprobs - rollout.ref_logprobs).sum(1)
+            console.show_samples(
+                self.policy.encoder,
+                (rollout.queries, rollout.scored_responses, rollout.scores, kl),
+                step=self.global_step,
+                total_steps=self.total_steps,
+                is_logged=self.logger.is_due(self.global_step),
+                kl_coef=kl_coef,
+            )
+            episodes_per_second = self.hparams.ppo.batch_size / seconds
+            say_as_recorded(
+                f'[ppo_step {self.global_step}] step_time={seconds:.2f}s, '
+                f'eps/s={episodes_per_second:.2f}'
+            )
 
-        queries: (batch, query_length); responses, kl per token: (batch, response_length); scores:
-        (batch,); kl_coef: the one that was in force.
-        """
-        first_or_last = self.global_step in (0, nupdates(self.hparams) - 1)
-        in_summary = self.logger.active and first_or_last and console_is('summary')
-        as_recorded = self.logger.is_due(self.global_step) and console_is('original')
-        if not (in_summary or as_recorded):
-            return
-        if in_summary:
-            announce(f'samples of step {self.global_step + 1}:')
-        count = SAMPLES_IN_SUMMARY if in_summary else SAMPLES_SHOWN
-        shown = [values[:count].tolist() for values in (queries, responses, scores, kl.sum(1))]
-        for query, response, score, sample_kl in zip(*shown, strict=True):
-            texts = [
-                self.policy.encoder.decode(tokens).replace('\n', '⏎')
-                for tokens in (query, response)
-            ]
-            if in_summary:
-                announce(f'  {" | ".join(texts)}   (score {score:.2f}, KL {sample_kl:.2f})')
-            else:
-                announce(
-                    *texts,
-                    f'  score = {score:+.2f}',
-                    f'  kl = {sample_kl:+.2f}',
-                    f'  total = {score - kl_coef * sample_kl:+.2f}',
-                )
+    @property
+    def steps_done(self) -> int:
+        return self.global_step
+
+    @property
+    def total_steps(self) -> int:
+        return nupdates(self.hparams)
 
     def tf_variables(self) -> dict[str, torch.Tensor]:
         """Everything that the original's checkpoint of this run holds, tensors by variable name."""
-        assert self.score_model is not None
+        assert self.reward_model is not None
         return in_tf_shapes(
             {
                 **self.policy.tf_parameters(),
                 **self.ref_policy.tf_parameters(),
-                **self.score_model.tf_parameters(),
+                **self.reward_model.tf_parameters(),
                 **self.optimizer.tf_slots('ppo_opt'),
                 'global_step': torch.tensor(self.global_step),
                 'start_time': torch.tensor(self.start_time, dtype=torch.float64),
@@ -378,7 +324,7 @@ class PPOTrainer:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What else has to be kept to go on from here, as JSON."""
+        """What a resumed run needs besides the variables, as JSON."""
         return {
             'step': self.global_step,
             'kl_coef': self.kl_ctl.value,
@@ -389,10 +335,10 @@ class PPOTrainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned; the variables are filled in afterwards.
+        """Continue from what `state_dict` returned; the caller then fills in the variables.
 
-        The KL coefficient goes on from where it was, unless the settings name another one than the
-        run began with.
+        The KL coefficient continues from its last value, unless the settings now name another
+        initial one.
         """
         self.global_step = state['step']
         if self.hparams.rewards.kl_coef == state['initial_kl_coef']:
@@ -421,8 +367,8 @@ def train_reward_model(hparams: HParams, comm: Comm, directory: str, clock: Time
         storage.join(directory, 'reward_model'),
     )
     records = {
-        'train_policy_hparams.json': run_dir.to_record(hparams),
-        'train_reward_hparams.json': run_dir.to_record(new_model),
+        'train_policy_hparams.json': run_settings.to_record(hparams),
+        'train_reward_hparams.json': run_settings.to_record(new_model),
     }
     train_reward.train_in_run(new_model, comm, hparams.run, records, clock)
     comm.barrier()
@@ -447,8 +393,8 @@ def build_trainer(
     is_ours = hparams.rewards.train_new_model is not None
     place = storage.staging_dir(name) if is_ours else name
     assert place is not None
-    score_model = get_reward_model(place, trained_model.encoding)
-    comm.broadcast_(score_model.get_params() + ref_policy.get_params() + policy.get_params())
+    reward_model = get_reward_model(place, trained_model.encoding)
+    comm.broadcast_(reward_model.get_params() + ref_policy.get_params() + policy.get_params())
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,
         encoder=encoder,
@@ -462,8 +408,8 @@ def build_trainer(
         query_sampler=query_sampler,
         hparams=hparams,
         comm=comm,
-        score_model=score_model,
-        score_fn=make_score_fn(hparams.task, score_model),
+        reward_model=reward_model,
+        score_fn=make_score_fn(hparams.task, reward_model),
     )
 
 
@@ -510,7 +456,7 @@ def _train_both(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> Non
     check(hparams, comm)
     if comm.rank == 0:
         console.show_start('train_policy', hparams, comm)
-    n_vocab = trained_models.TrainedModel(hparams.task.policy.initial_model).hparams().n_vocab
+    n_vocab = lm_tasks.initial_model(hparams.task.policy.initial_model).hparams().n_vocab
     clock = TimeLeft(work_left(hparams, n_vocab))
     with tempfile.TemporaryDirectory() as scratch:
         if hparams.rewards.train_new_model is not None:  # in scratch for a run that is not saved
@@ -526,7 +472,7 @@ def check(hparams: HParams, comm: Comm) -> None:
     model."""
     device = default_device()
     precision.check(hparams.run.precision, device)
-    trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
+    trained_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     sizes = trained_model.hparams()
     lm_tasks.check_task(hparams.task, trained_model.encoding, sizes.n_ctx)
     memory.check(memory_plan(hparams, sizes, comm.size), comm, device)
@@ -550,7 +496,7 @@ def work_left(hparams: HParams, n_vocab: int) -> dict[str, float]:
     )  # the policy's sampling, the reference, the reward; the epochs
     phases['policy'] = passes * tokens * nupdates(hparams) * hparams.ppo.batch_size
     if hparams.run.evaluate and hparams.run.save_dir:
-        phases['evaluation'] = evaluate.tokens_to_compute(task, n_vocab)
+        phases['evaluation'] = measure.tokens_to_compute(task, n_vocab)
     return phases
 
 
@@ -577,7 +523,7 @@ def start(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> PPOTraine
         hyperparams.dump(hparams)
     precision.configure(hparams.run.precision, default_device())
     checkpointer.set_seed(hparams.run.seed)
-    trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
+    trained_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     if console_is('original'):
         hyperparams.dump(trained_model.hparams(), name='model_hparams')
     trainer = build_trainer(hparams, trained_model, comm)
@@ -586,8 +532,8 @@ def start(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> PPOTraine
     directory = hparams.run.directory
     if directory and comm.rank == 0:
         say_as_recorded(f'Will save to {hparams.run.save_dir}')
-        checkpoints.write_json(
-            storage.join(directory, 'train_policy_hparams.json'), run_dir.to_record(hparams)
+        storage.write_json(
+            storage.join(directory, 'train_policy_hparams.json'), run_settings.to_record(hparams)
         )
         trained_model.write_files(storage.join(directory, 'policy'))
     return trainer
@@ -636,7 +582,7 @@ def training_loop(
         desc='policy',
         unit='episode',
     )
-    health_monitor = health.HealthMonitor(hparams.run.andon, comm)
+    health_monitor = health.HealthMonitor(hparams.run.on_anomaly, comm)
     try:
         with checkpointer.defer_signals():
             while trainer.global_step < steps:

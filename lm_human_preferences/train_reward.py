@@ -1,9 +1,9 @@
 """Training a reward model from human labels (the original's train_reward.py; paper, section
 2.1)."""
 
+import functools
 import shlex
 import shutil
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,13 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.model import HParams as Sizes
 from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
 from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import trained_models
-from lm_human_preferences.language.model import in_tf_shapes
+from lm_human_preferences.language.parameters import in_tf_shapes
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.runs import run_dir
-from lm_human_preferences.synthetic import known_reward
+from lm_human_preferences.runs import run_dir, run_files, run_settings
 from lm_human_preferences.training import console, health, memory, precision
+from lm_human_preferences.training.micro_batches import map_micro_batches
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.training.time_left import TimeLeft, as_text
 from lm_human_preferences.utils import hyperparams
@@ -50,21 +51,6 @@ def mean_and_std(values: np.ndarray | torch.Tensor) -> tuple[float, float]:
     no digits."""
     values = np.asarray(values, np.float64)
     return float(values.mean()), float(values.std())
-
-
-def micro_batched(
-    get_rewards: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    size: int | None,
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """`get_rewards` that holds only `size` rows in memory at a time (None: all), by going through
-    each twice."""
-
-    def get_in_parts(queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-        assert size is not None
-        parts = zip(queries.split(size), responses.split(size), strict=True)
-        return torch.cat([checkpoint(get_rewards, *part, use_reentrant=False) for part in parts])
-
-    return get_in_parts if size else get_rewards
 
 
 class RewardModelTrainer:
@@ -107,7 +93,7 @@ class RewardModelTrainer:
     ) -> None:
         """Normalise, train on every label once, normalise again; or what is left of that.
 
-        mode: of --run.andon. clock: of the whole command, which has a phase 'reward model'.
+        mode: of --run.on_anomaly. clock: of the whole command, which has a phase 'reward model'.
         """
         if self.order is None:
             self._warn_of_idle_normalization()
@@ -186,12 +172,11 @@ class RewardModelTrainer:
         """One update on the labels at `indices` (batch / ranks,); returns and logs the statistics
         before it."""
         batch = {field: values[torch.as_tensor(indices)] for field, values in self.labels.items()}
-        get_rewards = micro_batched(self.reward_model.get_rewards_op, self.hparams.micro_batch_size)
         responses = torch.stack([batch[sample] for sample in self.label_type.samples], dim=1)
-        found = get_rewards(batch['query'], responses)
-        stats = self.label_type.loss_of(found, batch)
+        rewards = self._differentiable_rewards(batch['query'], responses)
+        stats = self.label_type.loss_of(rewards, batch)
         self.optimizer.minimize(stats['loss'], lr)
-        agreement = self.label_type.agreement(found.detach().cpu(), batch)
+        agreement = self.label_type.agreement(rewards.detach().cpu(), batch)
         stats = self.comm.all_reduce_mean(
             {name: stat.item() for name, stat in sorted({**stats, 'agreement': agreement}.items())}
         )
@@ -200,6 +185,20 @@ class RewardModelTrainer:
         self.logger.log(stats, self.train_step)
         self.train_step += 1
         return stats
+
+    def _differentiable_rewards(
+        self, queries: torch.Tensor, responses: torch.Tensor
+    ) -> torch.Tensor:
+        """Rewards (batch, n) of n responses to each query, with gradients.
+
+        Micro-batches save memory by forgetting what the gradient needs: it is computed again then.
+        """
+        get_rewards = self.reward_model.get_rewards_op
+        size = self.hparams.micro_batch_size
+        if size is None:
+            return get_rewards(queries, responses)
+        get_and_forget = functools.partial(checkpoint, get_rewards, use_reentrant=False)
+        return map_micro_batches(get_and_forget, size, queries, responses)
 
     def _warn_of_idle_normalization(self) -> None:
         asked = [
@@ -252,17 +251,13 @@ class RewardModelTrainer:
         )
 
     def sampled_rewards(self) -> torch.Tensor:
-        """Rewards (batch,) of responses of the initial policy, rollout_batch_size / ranks of
-        them."""
-        queries, length = self.query_sampler()['tokens'], self.hparams.task.response_length
-        return torch.cat(
-            [
-                self.reward_model.get_rewards(
-                    part, self.policy.respond(part, length=length)['responses']
-                )
-                for part in queries.split(self.hparams.micro_batch_size or len(queries))
-            ]
-        )
+        """Rewards of rollout_batch_size / ranks responses of the initial policy: (responses,)."""
+        queries = self.query_sampler()['tokens']
+        return map_micro_batches(self._sample_and_score, self.hparams.micro_batch_size, queries)
+
+    def _sample_and_score(self, queries: torch.Tensor) -> torch.Tensor:
+        sampled = self.policy.respond(queries, length=self.hparams.task.response_length)
+        return self.reward_model.get_rewards(queries, sampled['responses'])
 
     def tf_variables(self) -> dict[str, torch.Tensor]:
         """Everything that the original's checkpoint of this run holds, tensors by variable name."""
@@ -305,7 +300,7 @@ def train(hparams: HParams, comm: Comm | None = None) -> None:
     configure_console(hparams.run.console)
     hparams.check_ranks(comm.size)
     with run_dir.lock_run_dir(hparams, comm):
-        records = {'train_reward_hparams.json': run_dir.to_record(hparams)}
+        records = {'train_reward_hparams.json': run_settings.to_record(hparams)}
         train_in_run(hparams, comm, hparams.run, records, TimeLeft({'reward model': 1}))
     if comm.rank == 0:
         _announce_end(hparams.run.save_dir)
@@ -344,7 +339,8 @@ def train_in_run(
     run_directory = hparams.run.directory
     directory = storage.join(run_directory, 'reward_model') if run_directory else None
     saved, unfinished = (
-        directory and storage.join(directory, name) for name in ('checkpoints', run_dir.UNFINISHED)
+        directory and storage.join(directory, name)
+        for name in ('checkpoints', run_files.UNFINISHED)
     )
     if comm.all_gather_object(run.resume and saved and checkpoints.latest(saved))[0]:
         if comm.rank == 0:
@@ -366,7 +362,7 @@ def train_in_run(
     ):
         precision.configure(hparams.run.precision, default_device())
         checkpointer.set_seed(hparams.run.seed)
-        trained_model = trained_models.TrainedModel(hparams.task.policy.initial_model)
+        trained_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
         if console_is('original'):
             hyperparams.dump(trained_model.hparams(), name='model_hparams')
         sizes = trained_model.hparams()
@@ -381,12 +377,12 @@ def train_in_run(
                 assert run_directory is not None
                 say_as_recorded(f'Will save to {hparams.run.save_dir}')
                 for name, record in records.items():
-                    checkpoints.write_json(storage.join(run_directory, name), record)
+                    storage.write_json(storage.join(run_directory, name), record)
                 trained_model.write_files(directory)
             if is_whole_run:
                 console.show_start('train_reward', hparams, comm)
             log_line(*notes)
-        trainer.train(checkpointer, run.andon, clock)
+        trainer.train(checkpointer, run.on_anomaly, clock)
     if comm.rank == 0 and directory:
         assert saved is not None and unfinished is not None
         checkpoints.save(saved, 'model.ckpt', trainer.tf_variables())
@@ -439,7 +435,7 @@ def build_trainer(
     reward_model.model.gradient_checkpointing = hparams.run.gradient_checkpointing
     comm.broadcast_(ref_policy.get_params() + reward_model.get_params())
     if is_mock:
-        labels = known_reward.simulated_labels(hparams, ref_policy, comm)
+        labels = simulated.simulated_labels(hparams, ref_policy, comm)
     assert labels is not None
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,

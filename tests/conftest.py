@@ -12,9 +12,9 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 import hypothesis
 import pytest
 import torch
-from golden_data import bpe_directory
+from golden_data import bpe_directory, why_no_cases
 
-pytest_plugins = ['limits']
+pytest_plugins = ['limits', 'blobserver.fixtures']
 
 torch.set_num_threads(1)
 hypothesis.settings.load_profile(
@@ -38,8 +38,14 @@ for _number in signal.SIGINT, signal.SIGHUP:
 
 def pytest_collection_modifyitems(items):
     """Slow tests first, so that none is begun last, when one of two workers has nothing else to
-    do."""
+    do; and tests without a case say which recording they miss."""
     items.sort(key=lambda item: item.get_closest_marker('slow') is None)
+    for item in items:
+        skip = item.get_closest_marker('skip')
+        if skip and skip.kwargs.get('reason', '').startswith('got empty parameter set'):
+            reason = why_no_cases(item.module.__name__)
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason), append=False)
 
 
 _forks = []

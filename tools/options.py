@@ -10,6 +10,7 @@ sys.path.insert(0, str(ROOT))
 
 import launch  # noqa: E402
 import sample  # noqa: E402
+from lm_human_preferences.datasets import registry  # noqa: E402
 from lm_human_preferences.hparams import labelling  # noqa: E402
 from lm_human_preferences.utils import hyperparams, option_help  # noqa: E402
 
@@ -96,6 +97,8 @@ def page() -> str:
     parts = [INTRODUCTION, contents + '\n']
     for heading, fields in tables().items():
         note = f'{NOTES[heading]}\n\n' if heading in NOTES else ''
+        if heading == 'Task':
+            note += f'{_datasets()}\n\n'
         rows = '\n'.join(_row(name, field) for name, field in fields.items())
         parts.append(
             f'## {heading}\n\n{note}| option | default | what it is |\n|---|---|---|\n{rows}\n'
@@ -103,10 +106,21 @@ def page() -> str:
     return '\n'.join(parts)
 
 
+def _datasets() -> str:
+    """The data sets of `--task.query_dataset` as a table, from their registry."""
+    rows = ['| data set | texts | where they come from |', '|---|---|---|']
+    for info in registry.DATASETS.values():
+        origin = 'downloaded when first used' if info.downloaded else 'made up by the program'
+        if info.labels_stand_in:
+            origin += '; where that fails, the queries of the label file stand in'
+        rows.append(f'| `{info.name}` | {info.summary} | {origin} |')
+    return '\n'.join(rows)
+
+
 def _row(name, field):
     default = option_help.default_text(field)
     shown = 'required' if default is None else f'`{default}`'
-    text = field.metadata['help'].replace('|', r'\|')
+    text = option_help.help_text(field).replace('|', r'\|')
     return f'| `--{name}` | {shown} | {text} |'
 
 

@@ -1,5 +1,11 @@
 """Checkpoints in the format of TensorFlow: saving them in the background, resuming from them.
 
-The only room that knows files of TensorFlow. Knows tensors by name; knows neither networks nor
-algorithms.
+The only room that knows TensorFlow's checkpoint files. Knows tensors by name; knows neither
+networks nor algorithms.
+
+    names.py         the files of a checkpoint directory by name (loads no numpy)
+    tf_table.py      the table that a checkpoint's index is
+    tf_bundle.py     tensors in a checkpoint's files
+    checkpoints.py   saving, keeping the last twenty, verifying
+    checkpointer.py  what a training calls: saving while it goes on, resuming
 """

@@ -1,8 +1,8 @@
-"""Keeping a training: checkpoints written in the background, from which it goes on as if nothing
-had happened.
+"""Checkpoints of a training, written while it goes on, and from which it resumes.
 
-TensorFlow's variables are in the checkpoint itself, exactly. The rest is the state beside it: the
-trainer's counts, the seed, and the random generators of every rank.
+A run that was interrupted and resumed gives the same result as one that was not. TensorFlow's
+variables are in the checkpoint itself, exactly. The rest is the state beside it: the trainer's
+counts, the seed, and the random generators of every rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.distributed.ranks import ENDING, STEP
+from lm_human_preferences.distributed.env import STEP_GRACE_SECONDS, STOPPING
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import Logger, log_line
@@ -32,14 +32,12 @@ if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
 
 SEEDS = range(-(2**63), 2**63)
-RANDOM = {
-    'numpy': (str, range(625), range(2), float),
-    'torch': str,
-}  # numpy does not check the position itself
+# numpy's own check leaves out the position, range(625).
+RANDOM_STATE = {'numpy': (str, range(625), range(2), float), 'torch': str}
 
 
 class Trainer(Protocol):
-    """What a Checkpointer saves, and puts where its checkpoint was taken."""
+    """What a Checkpointer saves, and restores to where its checkpoint was taken."""
 
     logger: Logger
 
@@ -57,13 +55,13 @@ class Trainer(Protocol):
 
 
 class Checkpointer(contextlib.AbstractContextManager):
-    """Saves a trainer to a local `directory` (None: nowhere), and puts it where its newest
-    checkpoint was taken.
+    """Saves a trainer to a local `directory` (None: nowhere), and restores it from there.
 
-    Every rank has one; rank 0 writes. resume: whether to go on from what is there. frozen_scopes:
-    the scopes of variables that do not change. A trainer has `logger`, `tf_variables()`, `state()`
-    (what else it needs, its `step` among it, as JSON, of the schema `schema`) and `restore(state)`.
-    Closing it waits for what is being written.
+    Every rank has one, and rank 0 writes. Leaving the context waits for what is being written.
+
+    resume: whether to go on from the last checkpoint in `directory` that can be resumed.
+    schema: what the trainer's `state_dict` looks like, see `checkpoints.matches_schema`.
+    frozen_scopes: scopes of variables that never change, which saving need not copy.
     """
 
     def __init__(
@@ -76,26 +74,26 @@ class Checkpointer(contextlib.AbstractContextManager):
         frozen_scopes: Iterable[str] = (),
         max_to_keep: int = 20,
     ) -> None:
-        self.directory, self.comm, self.resume = directory, comm, resume
-        self.frozen_scopes, self.max_to_keep = (
-            tuple(f'{scope}/' for scope in frozen_scopes),
-            max_to_keep,
-        )
-        found = (
-            checkpoints.latest_resumable(
-                directory, {'trainer': schema, 'seed': SEEDS, 'random': [RANDOM]}
-            )
-            if (resume and directory and comm.rank == 0)
-            else None
-        )
-        self.prefix: str | None
-        self.state: dict[str, Any]
-        self.prefix, self.state = comm.all_gather_object(found)[0] or (None, {})
+        self.directory = directory
+        self.comm = comm
+        self.resume = resume
+        self.frozen_scopes = tuple(f'{scope}/' for scope in frozen_scopes)
+        self.max_to_keep = max_to_keep
+        checkpoint = None
+        if resume and directory and comm.rank == 0:
+            state_schema = {'trainer': schema, 'seed': SEEDS, 'random': [RANDOM_STATE]}
+            checkpoint = checkpoints.latest_resumable(directory, state_schema)
+        checkpoint = comm.all_gather_object(checkpoint)[0]
+        self.prefix: str | None = None  # of the checkpoint to resume from
+        self.state: dict[str, Any] = {}
+        if checkpoint:
+            self.prefix, self.state = checkpoint
         self.seed: int | None = None
         self.saved_step: int | None = None
         self.writing: concurrent.futures.Future[str] | None = None
         self.host_buffers: dict[str, torch.Tensor] = {}
-        self.failed, self.stop_requested = False, False
+        self.failed = False
+        self.stop_requested = False
         self.thread = concurrent.futures.ThreadPoolExecutor(1)
 
     def __exit__(self, *error: object) -> None:
@@ -103,16 +101,18 @@ class Checkpointer(contextlib.AbstractContextManager):
             self.wait()
 
     def set_seed(self, seed: int | None) -> None:
-        """Seed this rank as the run that goes on was seeded; a new one by `seed`, None: by
-        chance."""
+        """Seed this rank. None: as the run that is resumed was seeded; a new run, by chance."""
         if seed is None:
-            seed = self.state.get('seed', self.comm.all_gather_object(secrets.randbits(31))[0])
+            drawn = self.comm.all_gather_object(secrets.randbits(31))[0]
+            seed = self.state.get('seed', drawn)
         self.seed = seed
         set_seed(seed, self.comm.rank)
 
     def restore(self, trainer: Trainer, saves: int) -> None:
-        """Put a new `trainer` where the checkpoint was taken, if one was; UserError if `saves` in
-        all have no room."""
+        """Put a new `trainer` where the checkpoint was taken, if there is one.
+
+        UserError if the disk has no room for `saves` checkpoints.
+        """
         if self.resume:
             trainer.logger.purge_from(self.state['trainer']['step'] if self.prefix else 0)
         if self.prefix:
@@ -130,50 +130,47 @@ class Checkpointer(contextlib.AbstractContextManager):
             )
 
     def make_latest(self) -> None:
-        """List the checkpoint that was found as the newest: a kill may have come between its files
-        and the list."""
+        """List the resumed checkpoint as the latest: a kill may have come before that."""
         if self.directory and self.prefix and self.comm.rank == 0:
             checkpoints.discard_after(self.directory, os.path.basename(self.prefix))
 
     def _restore_random_state(self, states: Sequence[dict[str, Any]], size: int) -> None:
+        """Give this rank its own of the `states`; other streams if the seed or the ranks differ."""
         assert self.seed is not None and self.saved_step is not None
-        if self.seed != self.state['seed']:  # the user has named another one
-            set_seed((self.seed + self.saved_step) % 2**31, self.comm.rank)
+        other_seed = (self.seed + self.saved_step) % 2**31
+        if self.seed != self.state['seed']:  # the user has given another one
+            set_seed(other_seed, self.comm.rank)
             return
-        before, now = (
-            f'{n} rank(s) on {["CPU", "GPU"][has_gpu]}'
-            for n, has_gpu in (
-                (len(states), 'cuda' in states[0]),
-                (size, torch.cuda.is_available()),
-            )
-        )
-        if before == now:
-            try:
-                set_random_state(states[self.comm.rank])
-            except (IndexError, RuntimeError, TypeError, ValueError) as e:
-                raise UserError(
-                    f'{self.prefix} holds no state of random generators ({e}): go on from the'
-                    ' checkpoint before by deleting its files'
-                ) from e
+        before = _describe_ranks(len(states), 'cuda' in states[0])
+        now = _describe_ranks(size, torch.cuda.is_available())
+        if before != now:
+            set_seed(other_seed, self.comm.rank)
+            if self.comm.rank == 0:
+                log_line(
+                    f'note: {now}, before {before}: responses and minibatches are drawn from other'
+                    ' random streams and sums are rounded otherwise, so this is not bit for bit the'
+                    ' run that it would have been'
+                )
             return
-        set_seed((self.seed + self.saved_step) % 2**31, self.comm.rank)
-        if self.comm.rank == 0:
-            log_line(
-                f'note: {now}, before {before}: responses and minibatches are drawn from other'
-                ' random streams and sums are rounded otherwise, so this is not bit for bit the'
-                ' run that it would have been'
-            )
+        try:
+            set_random_state(states[self.comm.rank])
+        except (IndexError, RuntimeError, TypeError, ValueError) as e:
+            raise UserError(
+                f'{self.prefix} holds no state of random generators ({e}): go on from the'
+                ' checkpoint before by deleting its files'
+            ) from e
 
     def save(self, trainer: Trainer, *, resumable: bool = True) -> None:
-        """Save `trainer` in the background, from a copy, as soon as the checkpoint before is
-        written.
+        """Save a copy of `trainer` in the background, after the previous checkpoint is written.
 
-        resumable: it is between two steps, on all ranks, which all are here; else only rank 0
-        counts. Raises what went wrong with the checkpoint before.
+        resumable: the trainer is between two steps, and all ranks call this; else only rank 0's
+        call counts, and nothing resumes from the checkpoint. Raises what went wrong with the
+        previous checkpoint.
         """
         if not self.directory:
             return
-        state, step = None, trainer.state_dict()['step']
+        step = trainer.state_dict()['step']
+        state = None
         if resumable:
             state = {
                 'trainer': trainer.state_dict(),
@@ -194,35 +191,37 @@ class Checkpointer(contextlib.AbstractContextManager):
             self.saved_step = step
 
     def save_on_error(self, trainer: Trainer) -> None:
-        """Save `trainer`, which may be in the midst of a step, unless that has been done or cannot
-        be."""
-        if (
-            self.directory
-            and self.comm.rank == 0
-            and self.saved_step != trainer.state_dict()['step']
-            and not self.failed
-        ):
+        """Save `trainer`, which may be in the midst of a step, unless this step is saved already.
+
+        Nothing is saved after a checkpoint has failed.
+        """
+        if not self.directory or self.comm.rank != 0 or self.failed:
+            return
+        if self.saved_step != trainer.state_dict()['step']:
             self.save(trainer, resumable=False)
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """{name: tensor in host memory}, which is used for every checkpoint; what is fixed is not
-        copied."""
-        copied = {
-            name: tensor
-            for name, tensor in tensors.items()
-            if not name.startswith(self.frozen_scopes)
-        }
-        for name, tensor in copied.items():
-            self.host_buffers.setdefault(name, torch.empty_like(tensor, device='cpu')).copy_(tensor)
+        """`tensors` with copies in host memory, but for those of `frozen_scopes`.
+
+        The same buffers serve every checkpoint.
+        """
+        for name, tensor in tensors.items():
+            if name.startswith(self.frozen_scopes):
+                continue
+            if name not in self.host_buffers:
+                self.host_buffers[name] = torch.empty_like(tensor, device='cpu')
+            self.host_buffers[name].copy_(tensor)
         return {**tensors, **self.host_buffers}
 
     @contextlib.contextmanager
     def defer_signals(self) -> Iterator[None]:
-        """Within the block, the first SIGINT or SIGTERM waits until `after_step`, but no longer
-        than STEP seconds."""
-        in_main = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM) if in_main else ()
-        before = {number: signal.signal(number, self._ask) for number in numbers}
+        """Within the block, the first SIGINT or SIGTERM waits until `after_step`.
+
+        It waits for STEP_GRACE_SECONDS at most.
+        """
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM) if in_main_thread else ()
+        before = {number: signal.signal(number, self._request_stop) for number in numbers}
         try:
             yield
         finally:
@@ -230,17 +229,18 @@ class Checkpointer(contextlib.AbstractContextManager):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: the first one is remembered, the second or the alarm interrupts."""
         if self.stop_requested or number == signal.SIGALRM:
             raise KeyboardInterrupt
         self.stop_requested = True
-        signal.alarm(STEP)
+        signal.alarm(STEP_GRACE_SECONDS)
         if self.comm.rank == 0:
-            os.write(2, f'\n{ENDING}\n'.encode())  # this may be in the midst of a print
+            # Not print(), which the signal may have interrupted.
+            os.write(2, f'\n{STOPPING}\n'.encode())
 
     def after_step(self, trainer: Trainer) -> None:
-        """Raise what went wrong in the background; or, if a rank was asked to end, save `trainer`
-        and do so."""
+        """Raise what went wrong in the background; if any rank was asked to stop, save and stop."""
         if self.writing and self.writing.done():
             self.wait()
         if any(self.comm.all_gather_object(self.stop_requested)):
@@ -253,19 +253,26 @@ class Checkpointer(contextlib.AbstractContextManager):
     def wait(self) -> None:
         """Return when nothing is being written; raises what went wrong."""
         if self.writing:
-            self.failed = (
-                self.writing.exception() is not None
-            )  # this may be interrupted: the copy is still in use then
-            writing, self.writing = self.writing, None
+            # Interrupted here, `writing` stays: the thread still reads the copy.
+            self.failed = self.writing.exception() is not None
+            writing = self.writing
+            self.writing = None
             writing.result()
 
 
+def _describe_ranks(size: int, has_gpu: bool) -> str:
+    return f'{size} rank(s) on {"GPU" if has_gpu else "CPU"}'
+
+
 def load(prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy the values of the checkpoint `prefix` into `tensors`, {variable name: tensor}; UserError
-    if one differs."""
+    """Copy the values of the checkpoint `prefix` into `tensors`, {variable name: tensor}.
+
+    UserError if one is missing or has another type or shape.
+    """
     bundle = Bundle(prefix)
     for name, tensor in tensors.items():
-        value = torch.from_numpy(np.array(bundle.get(name, 0j)))  # no variable is complex
+        missing = 0j  # no variable is complex, so that this differs from any
+        value = torch.from_numpy(np.array(bundle.get(name, missing)))
         if (value.dtype, value.shape) != (tensor.dtype, tensor.shape):
             raise UserError(
                 f'{prefix} has no {name} of {tensor.dtype} {tuple(tensor.shape)}: it is of another'
@@ -278,29 +285,29 @@ def random_state() -> dict[str, Any]:
     """The states of numpy's and torch's generators of this process, as JSON."""
     _, keys, *rest = np.random.get_state()
     state = {
-        'numpy': [pack(keys), *rest],  # pyright: ignore[reportArgumentType]
-        'torch': pack(torch.get_rng_state().numpy()),
+        'numpy': [_encode(keys), *rest],  # pyright: ignore[reportArgumentType]
+        'torch': _encode(torch.get_rng_state().numpy()),
     }
     if torch.cuda.is_available():
-        state['cuda'] = pack(torch.cuda.get_rng_state().numpy())
+        state['cuda'] = _encode(torch.cuda.get_rng_state().numpy())
     return state
 
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Restore what `random_state` returned."""
     keys, *rest = state['numpy']
-    np.random.set_state(('MT19937', unpack(keys, np.uint32), *rest))
-    torch.set_rng_state(torch.from_numpy(unpack(state['torch'], np.uint8)))
+    np.random.set_state(('MT19937', _decode(keys, np.uint32), *rest))
+    torch.set_rng_state(torch.from_numpy(_decode(state['torch'], np.uint8)))
     if 'cuda' in state:
-        torch.cuda.set_rng_state(torch.from_numpy(unpack(state['cuda'], np.uint8)))
+        torch.cuda.set_rng_state(torch.from_numpy(_decode(state['cuda'], np.uint8)))
 
 
-def pack(array: np.ndarray) -> str:
+def _encode(array: np.ndarray) -> str:
     """The bytes of an array as text."""
     values = np.ascontiguousarray(array)
     return base64.b64encode(values).decode()  # pyright: ignore[reportArgumentType]
 
 
-def unpack(text: str, dtype: type[np.generic]) -> np.ndarray:
-    """The array that `pack` got."""
+def _decode(text: str, dtype: type[np.generic]) -> np.ndarray:
+    """The array, of one dimension, that `_encode` got."""
     return np.frombuffer(base64.b64decode(text), dtype).copy()

@@ -1,17 +1,22 @@
-"""Checkpoints of a training run in the original's format, written so that a crash at any moment
-loses none of them.
+"""Checkpoints in the original's format, written so that a crash at any moment loses none of them.
 
-    checkpoint                         the newest and all that are kept; replaced last: the commit
+    checkpoint                         the list of those that are kept; replaced last: the commit
     model.ckpt-N.data-00000-of-00001   values of the variables, under the original's names
     model.ckpt-N.index                 their names, shapes and checksums
     model.ckpt-N.resume.json           the manifest: what TensorFlow does not keep, sizes, checksums
 
 The original program reads these directories as its own, and nothing in them can execute.
+
+Which checkpoint is the last one depends on who asks. `latest` is what the list says, as TensorFlow
+reads it: sampling, evaluation and another training start from there. `latest_resumable` is the last
+one with a manifest whose every byte is verified: a training that was interrupted goes on from
+there. They differ where a checkpoint was saved in the midst of a step (it has no manifest), where a
+kill came between a checkpoint and the list (it is not in the list yet), and where the last one is
+damaged.
 """
 
 from __future__ import annotations
 
-import collections
 import errno
 import hashlib
 import json
@@ -23,49 +28,38 @@ from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import tf_bundle
+from lm_human_preferences.checkpointing.names import (
+    DATA,
+    FILE,
+    INDEX,
+    LEFTOVER,
+    LIST,
+    NAME,
+    RESUME,
+    format_checkpoint_file,
+    parse_checkpoint_file,
+    resumable,
+    step_of,
+)
 from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-NAME = r'model\.ckpt(?:-\d+)?'
-RESUME, DATA, INDEX = '.resume.json', '.data-00000-of-00001', '.index'
-SUFFIX = r'\.(?:index|meta|resume\.json|data-\d{5}-of-\d{5})'
-FILE = re.compile(f'({NAME})({SUFFIX})')
 COUNT = range(2**63)
 MANIFEST = {'index_sha256': str, 'sizes': {INDEX: COUNT, DATA: COUNT}, 'state': object}
-LEFTOVER = re.compile(rf'(?:checkpoint|{NAME}{SUFFIX})\.\d+\.part')
-LISTED = re.compile(
-    r'^[ \t]*(model_checkpoint_path|all_model_checkpoint_paths)[ \t]*:[ \t]*'
-    r'"(?:[^"\n]*[/\\])?([\w+=@-][\w.+=@ -]{0,200})"[ \t\r]*$',
-    re.M | re.A,
-)
-
-
-def parse_checkpoint_file(text: str) -> list[str]:
-    """Names of the checkpoints that the text of a `checkpoint` file (CheckpointState) lists, the
-    one in force last.
-
-    Of a path, such as a training machine's, only the base name counts: a checkpoint is always
-    beside the file.
-    """
-    listed = LISTED.findall(text)
-    newest = [name for field, name in listed if field == 'model_checkpoint_path'][:1]
-    return [
-        name for name in dict.fromkeys(name for _, name in listed) if name not in newest
-    ] + newest
 
 
 def latest(directory: str) -> str | None:
-    """The prefix of the newest checkpoint in a local directory, None where there is none."""
-    kept = _kept(directory)
-    return os.path.join(directory, kept[-1]) if kept else None
+    """The prefix of the checkpoint that a local directory lists last, None where there is none."""
+    names = _listed(directory)
+    return os.path.join(directory, names[-1]) if names else None
 
 
-def _kept(directory: str) -> list[str]:
-    """Names of the checkpoints that `directory` lists and has, the newest last."""
-    path = os.path.join(directory, 'checkpoint')
+def _listed(directory: str) -> list[str]:
+    """Names of the checkpoints that `directory` lists and has, the latest last."""
+    path = os.path.join(directory, LIST)
     try:
         with open(storage.cached_path(path), encoding='utf-8', errors='replace') as f:
             names = parse_checkpoint_file(f.read())
@@ -73,7 +67,7 @@ def _kept(directory: str) -> list[str]:
         return []
     except OSError as e:
         raise UserError(f'{path} cannot be read: {e.strerror}') from e
-    return [name for name in names if os.path.exists(os.path.join(directory, f'{name}.index'))]
+    return [name for name in names if os.path.exists(os.path.join(directory, f'{name}{INDEX}'))]
 
 
 def check_disk_space(
@@ -83,14 +77,17 @@ def check_disk_space(
     *,
     max_to_keep: int = 20,
 ) -> None:
-    """UserError unless the disk has room for those checkpoints of `tensors` that are kept at a
-    time, of `saves`."""
-    count = min(saves, max_to_keep + 1) - len(
-        _kept(directory)
-    )  # the newest is written before the oldest goes
+    """UserError unless the disk has room for the checkpoints of `tensors` that are kept at a time.
+
+    saves: how many will be saved in all.
+    """
+    # The new one is written before the oldest is deleted.
+    at_a_time = min(saves, max_to_keep + 1)
+    count = at_a_time - len(_listed(directory))
     while not os.path.exists(directory):
         directory = os.path.dirname(directory) or '.'
-    need, free = count * _size(tensors), shutil.disk_usage(directory).free
+    need = count * _size(tensors)
+    free = shutil.disk_usage(directory).free
     if free < need:
         raise UserError(
             f'--save_dir: {directory} has {free >> 20} MiB free, but {count} checkpoints will take '
@@ -99,6 +96,7 @@ def check_disk_space(
 
 
 def _size(tensors: Mapping[str, np.ndarray | torch.Tensor]) -> int:
+    """Bytes that a checkpoint of `tensors` takes; 1 MiB is more than the other files do."""
     return sum(getattr(tensor, 'nbytes', 8) for tensor in tensors.values()) + (1 << 20)
 
 
@@ -110,32 +108,34 @@ def save(
     state: Any = None,
     max_to_keep: int = 20,
 ) -> str:
-    """Save a checkpoint, make it the newest and delete the oldest beyond `max_to_keep`; returns its
-    prefix.
+    """Save a checkpoint, list it as the latest, delete the oldest beyond `max_to_keep`.
 
-    name: 'model.ckpt', or 'model.ckpt-N' for step N. tensors: {variable name: array or torch
-    tensor}, converted and written one at a time. state: what else to keep, as JSON, for
-    `restore_state`. Raises UserError where the directory cannot be written or the disk is full;
-    what was there is then as it was.
+    Returns its prefix. name: 'model.ckpt', or 'model.ckpt-N' for step N. tensors: {variable name:
+    array or torch tensor}, converted and written one at a time. state: what else to keep, as JSON,
+    for `restore_state`. UserError if the directory cannot be written or the disk is full; what was
+    there is then as it was.
     """
     assert re.fullmatch(NAME, name), name
-    prefix, need, free = os.path.join(directory, name), _size(tensors), 'free space unknown'
+    prefix = os.path.join(directory, name)
+    need = _size(tensors)
+    free = 'free space unknown'
     try:
         os.makedirs(directory, exist_ok=True)
-        room = shutil.disk_usage(directory).free
-        free = f'{room >> 20} MiB are free'
-        if room < need:
+        free_bytes = shutil.disk_usage(directory).free
+        free = f'{free_bytes >> 20} MiB are free'
+        if free_bytes < need:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        kept = _kept(directory)
-        keep = ([other for other in kept if other != name] + [name])[-max_to_keep:]
+        before = _listed(directory)
+        others = [other for other in before if other != name]
+        keep = [*others, name][-max_to_keep:]
         try:
             write_bundle(prefix, tensors, state)
             _commit(directory, keep)
         except BaseException:
-            _delete(directory, {name} - set(kept))
+            _delete(directory, {name} - set(before))
             raise
-        # Only we write resume.json, so that one that is not listed is a killed run's.
-        _delete(directory, {*resumable(directory), *kept} - set(keep))
+        # Only this program writes resume.json: one that is not listed is a killed run's.
+        _delete(directory, {*resumable(directory), *before} - set(keep))
     except OSError as e:
         raise UserError(
             f'cannot save {name} in {directory}: {e.strerror}; it needs {need >> 20} MiB, {free}'
@@ -148,102 +148,70 @@ def write_bundle(
     tensors: Mapping[str, np.ndarray | torch.Tensor],
     state: Any = None,
 ) -> None:
-    """Write the checkpoint `prefix` byte for byte as tf.train.Saver does, and `state` beside it;
-    all of it, or nothing.
+    """Write the checkpoint `prefix` byte for byte as tf.train.Saver does: all of it, or nothing.
 
-    The resume.json has the sizes of both files and the digest of the index, which holds the
-    checksum of every tensor.
+    With a `state`, the manifest is written beside it: the state, the sizes of both files and the
+    digest of the index, which holds the checksum of every tensor.
     """
-    paths = [f'{prefix}{RESUME}'] if state is not None else []
-    with storage.atomic_write(*paths, f'{prefix}{DATA}', f'{prefix}{INDEX}') as (
-        *resume,
-        data,
-        index,
-    ):
+    manifests = [f'{prefix}{RESUME}'] if state is not None else []
+    targets = [*manifests, f'{prefix}{DATA}', f'{prefix}{INDEX}']
+    with storage.atomic_write(*targets) as (*manifest_files, data, index):
         table = tf_bundle.write_values(data, tensors)
         index.write(table)
-        manifest = {
-            'index_sha256': hashlib.sha256(table).hexdigest(),
-            'sizes': {INDEX: len(table), DATA: data.tell()},
-        }
-        for file in resume:
-            file.write(_signed({**manifest, 'state': state}))
+        for file in manifest_files:
+            manifest = {
+                'index_sha256': hashlib.sha256(table).hexdigest(),
+                'sizes': {INDEX: len(table), DATA: data.tell()},
+                'state': state,
+            }
+            file.write(_sign(manifest))
 
 
-def _signed(value: dict[str, Any]) -> bytes:
-    """`value`, a dict, as JSON that begins with the digest of what follows it: no byte can change
-    unnoticed."""
+def _sign(value: dict[str, Any]) -> bytes:
+    """JSON of `value` that begins with the digest of the rest: no byte can change unnoticed."""
     rest = json.dumps(value)[1:].encode()
     return b'{"sha256": "%s", ' % hashlib.sha256(rest).hexdigest().encode() + rest
 
 
+def _parse_signed(text: bytes) -> dict[str, Any]:
+    """The value that `_sign` got; {} or another value if `text` is not what it returned."""
+    try:
+        signed = json.loads(text)
+        return {name: value for name, value in signed.items() if name != 'sha256'}
+    except (ValueError, AttributeError, RecursionError):
+        return {}
+
+
 def _commit(directory: str, keep: Sequence[str]) -> None:
-    with storage.atomic_write(os.path.join(directory, 'checkpoint')) as (file,):
-        file.write(state_text(keep))
-
-
-def state_text(names: Sequence[str]) -> bytes:
-    """The `checkpoint` file that lists `names`, the newest last, as tf.train.Saver's
-    save_relative_paths writes it."""
-    lines = [
-        f'model_checkpoint_path: "{names[-1]}"\n',
-        *(f'all_model_checkpoint_paths: "{name}"\n' for name in names),
-    ]
-    return ''.join(lines).encode()
+    """Replace the list of checkpoints."""
+    with storage.atomic_write(os.path.join(directory, LIST)) as (file,):
+        file.write(format_checkpoint_file(keep))
 
 
 def _delete(directory: str, names: Collection[str]) -> None:
     """Delete the files of the checkpoints `names`, and what killed runs left half written."""
-    for file in sorted(
-        os.listdir(directory)
-    ):  # resume.json last: until then the rest is found again
+    # Sorted, the resume.json comes last: if a kill interrupts this, it leads here again.
+    for file in sorted(os.listdir(directory)):
         match = FILE.fullmatch(file)
         if LEFTOVER.fullmatch(file) or (match and match[1] in names):
             os.remove(os.path.join(directory, file))
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
-    """What `_signed` made the JSON of; of anything else, something else."""
-    try:
-        return {name: value for name, value in json.loads(text).items() if name != 'sha256'}
-    except (ValueError, AttributeError, RecursionError):
-        return {}
-
-
-def resumable(directory: str) -> list[str]:
-    """Names of the checkpoints in a local directory that have a state, whole or not, the newest
-    first."""
-    files = os.listdir(directory) if os.path.isdir(directory) else []
-    return sorted(
-        (m[1] for m in map(FILE.fullmatch, files) if m and m[0].endswith(RESUME)),
-        key=step_of,
-        reverse=True,
-    )
-
-
-def step_of(name: str) -> int:
-    """The step that a checkpoint's name tells: 5 for model.ckpt-5."""
-    return int((re.search(r'-(\d+)$', name) or [0, 0])[1])
-
-
 def latest_resumable(directory: str, schema: Any = dict) -> tuple[str, Any] | None:
-    """(prefix, state) of the newest checkpoint in a local directory that a run can go on from, None
-    if there never was.
+    """(prefix, state) of the last checkpoint in a local directory that a run can go on from.
 
-    Every byte is verified, and that the state has `schema`, see `matches_schema`. Others are named,
-    and passed over; UserError where none is left.
+    Every byte is verified, and that the state has `schema`, see `matches_schema`. One that fails is
+    passed over with a warning. None if there is no checkpoint; UserError if none is whole.
     """
-    prefixes = [os.path.join(directory, name) for name in resumable(directory)]
-    prefixes = [
-        prefix for prefix in prefixes if os.path.exists(prefix + INDEX)
-    ]  # which is the last one to appear
+    # The index is the last of its files to appear.
+    prefixes = []
+    for name in resumable(directory):
+        prefix = os.path.join(directory, name)
+        if os.path.exists(prefix + INDEX):
+            prefixes.append(prefix)
     for prefix in prefixes:
         try:
-            state = restore_state(prefix)
-            if not matches_schema(state, schema):
-                raise UserError(f'{prefix}{RESUME} does not hold the state of such a run')
-            collections.deque(tf_bundle.Bundle(prefix).values(), maxlen=0)
-            return prefix, state
+            return prefix, _verify(prefix, schema)
         except UserError as e:
             print(f'WARNING: {prefix} is passed over: {e}')
     if prefixes:
@@ -251,85 +219,81 @@ def latest_resumable(directory: str, schema: Any = dict) -> tuple[str, Any] | No
     return None
 
 
+def _verify(prefix: str, schema: Any) -> Any:
+    """The state of the checkpoint `prefix`; UserError unless all of its files are whole."""
+    state = restore_state(prefix)
+    if not matches_schema(state, schema):
+        raise UserError(f'{prefix}{RESUME} does not hold the state of such a run')
+    bundle = tf_bundle.Bundle(prefix)
+    for name in bundle:
+        _ = bundle[name]  # checks its CRC
+    return state
+
+
 def discard_after(directory: str, name: str) -> None:
-    """Make `name` the newest checkpoint in `directory`, and delete those of later steps."""
-    kept = _kept(directory)
-    keep = [other for other in kept if other != name and step_of(other) < step_of(name)] + [name]
-    if keep != kept:
+    """List `name` as the latest checkpoint in `directory`, and delete those of later steps."""
+    before = _listed(directory)
+    keep = []
+    for other in before:
+        if other != name and step_of(other) < step_of(name):
+            keep.append(other)
+    keep.append(name)
+    if keep != before:
         _commit(directory, keep)
-        _delete(directory, {*resumable(directory), *kept} - set(keep))
+        _delete(directory, {*resumable(directory), *before} - set(keep))
 
 
 def restore_state(prefix: str) -> Any:
     """The `state` saved with the checkpoint `prefix`, None where there is none.
 
-    BundleError where it, the index or the size of the data is not what was saved. Values are not
-    looked at.
+    BundleError if it, the index or the size of the data is not what was saved. Values are not read.
     """
     path = prefix + RESUME
     if not os.path.exists(path):
         return None
     with (
-        tf_bundle.open_file(path) as state,
+        tf_bundle.open_file(path) as manifest_file,
         tf_bundle.open_file(prefix + INDEX) as index,
         tf_bundle.open_file(prefix + DATA) as data,
     ):
-        text, digest, size = (
-            state.read(),
-            hashlib.sha256(index.read()).hexdigest(),
-            os.fstat(data.fileno()).st_size,
-        )
-    if text != _signed(saved := _parsed(text)):
+        text = manifest_file.read()
+        digest = hashlib.sha256(index.read()).hexdigest()
+        size = os.fstat(data.fileno()).st_size
+    manifest = _parse_signed(text)
+    if text != _sign(manifest):
         raise tf_bundle.BundleError(f'{path} is damaged: its checksum does not match')
-    if not matches_schema(saved, MANIFEST):
+    if not matches_schema(manifest, MANIFEST):
         raise tf_bundle.BundleError(f'{path} is no manifest of a checkpoint')
-    if saved['index_sha256'] != digest:
+    if manifest['index_sha256'] != digest:
         raise tf_bundle.BundleError(
             f'{path} does not belong to {prefix}{INDEX}: one of them is damaged'
         )
-    if saved['sizes'][DATA] != size:
-        raise tf_bundle.BundleError(
-            f'{prefix}{DATA} is damaged: it has {size} of {saved["sizes"][DATA]} bytes'
-        )
-    return saved['state']
+    expected = manifest['sizes'][DATA]
+    if size != expected:
+        raise tf_bundle.BundleError(f'{prefix}{DATA} is damaged: it has {size} of {expected} bytes')
+    return manifest['state']
 
 
 def matches_schema(value: object, schema: Any) -> bool:
-    """Whether a JSON `value` has `schema`, which is made of types, and of `range` for whole
-    numbers.
+    """Whether a JSON `value` has `schema`, which is made of types, and of `range` for integers.
 
-    A dict wants these names and values of their forms, a list at least one value and all of its
-    schema, a tuple one value of each of its forms.
+    A dict requires its names, with values that match; a list at least one value, and that all match
+    its only schema; a tuple as many values, each of which matches its own schema.
     """
     if isinstance(schema, dict):
-        return isinstance(value, dict) and all(
-            name in value and matches_schema(value[name], schema[name]) for name in schema
+        if not isinstance(value, dict):
+            return False
+        return all(
+            name in value and matches_schema(value[name], part) for name, part in schema.items()
         )
     if isinstance(schema, list):
-        return (
-            isinstance(value, list)
-            and value != []
-            and all(matches_schema(part, schema[0]) for part in value)
-        )
+        if not isinstance(value, list) or not value:
+            return False
+        return all(matches_schema(part, schema[0]) for part in value)
     if isinstance(schema, tuple):
-        return (
-            isinstance(value, list)
-            and len(value) == len(schema)
-            and all(map(matches_schema, value, schema))
-        )
-    return (
-        type(value) is int and value in schema
-        if isinstance(schema, range)
-        else isinstance(value, schema)
-    )
-
-
-def write_json(path: str, value: Any) -> None:
-    """Write `value` to a local file, indented as the original did; all of it appears, or
-    nothing."""
-    try:
-        os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-        with storage.atomic_write(path) as (file,):
-            file.write(json.dumps(value, indent=2).encode())
-    except OSError as e:
-        raise UserError(f'cannot write {path}: {e.strerror}') from e
+        if not isinstance(value, list) or len(value) != len(schema):
+            return False
+        return all(map(matches_schema, value, schema))
+    if isinstance(schema, range):
+        return type(value) is int and value in schema  # True is no integer here
+    return isinstance(value, schema)

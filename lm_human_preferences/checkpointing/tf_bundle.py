@@ -23,37 +23,34 @@ from lm_human_preferences.checkpointing.tf_table import (
     MAX_SIZE,
     Table,
     encode_table,
-    masked_crc,
     read_varint,
     varint,
 )
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.utils.crc import masked_crc
 
 if TYPE_CHECKING:
     import torch
 
-# types.proto; what is missing (strings, bfloat16, quantized types) numpy cannot map
+# types.proto; numpy cannot map the types that are missing: strings, bfloat16, quantized ones
 DTYPES = {
-    number: np.dtype(code).newbyteorder('<')
-    for number, code in {
-        1: 'f4',
-        2: 'f8',
-        3: 'i4',
-        4: 'u1',
-        5: 'i2',
-        6: 'i1',
-        8: 'c8',
-        9: 'i8',
-        10: '?',
-        17: 'u2',
-        18: 'c16',
-        19: 'f2',
-        22: 'u4',
-        23: 'u8',
-    }.items()
+    1: np.dtype('<f4'),
+    2: np.dtype('<f8'),
+    3: np.dtype('<i4'),
+    4: np.dtype('u1'),
+    5: np.dtype('<i2'),
+    6: np.dtype('i1'),
+    8: np.dtype('<c8'),
+    9: np.dtype('<i8'),
+    10: np.dtype('?'),
+    17: np.dtype('<u2'),
+    18: np.dtype('<c16'),
+    19: np.dtype('<f2'),
+    22: np.dtype('<u4'),
+    23: np.dtype('<u8'),
 }
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
-MAX_RANK = 64  # of numpy
+MAX_RANK = 64  # dimensions that numpy supports at most
 VARINT, BYTES, FIXED32 = 0, 2, 5  # wire types of protocol buffers; these messages have no others
 
 # `sliced` is true of a partitioned variable, which is kept in pieces under other keys
@@ -61,53 +58,69 @@ _Entry = collections.namedtuple('_Entry', 'dtype shape shard offset size crc sli
 
 
 class BundleError(UserError):
-    """A checkpoint that is missing, damaged or of a kind that is not supported; names the file and
-    the tensor."""
+    """A checkpoint is missing, damaged or not supported; the message names file and tensor."""
 
 
 def _fields(message: bytes) -> Iterator[tuple[tuple[int, int], Any]]:
-    """Yield ((field number, wire type), number or bytes) of a serialized message; fields beyond the
-    7th are skipped."""
+    """Yield ((field number, wire type), number or bytes) of each field of a serialized message.
+
+    Field numbers beyond 7 are skipped. ValueError where the message is damaged.
+    """
     position = 0
     while position < len(message):
         tag, position = read_varint(message, position)
-        kind = tag & 7
-        if kind not in (VARINT, BYTES, FIXED32):
+        number = tag >> 3
+        wire_type = tag & 7
+        if wire_type == VARINT:
+            value, position = read_varint(message, position)
+        elif wire_type in (BYTES, FIXED32):
+            size = 4
+            if wire_type == BYTES:
+                size, position = read_varint(message, position)
+            value = message[position : position + size]
+            position += size
+        else:
             raise ValueError('a field is of no known kind')
-        value, position = read_varint(message, position) if kind != FIXED32 else (4, position)
-        if kind != VARINT:
-            value, position = message[position : position + value], position + value
         if position > len(message):
             raise ValueError('a field is truncated')
-        if tag >> 3 <= 7:
-            yield (tag >> 3, kind), value
+        if number <= 7:
+            yield (number, wire_type), value
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """A field with a number, left out if 0, or with bytes."""
+    """A serialized field; a number that is 0 is left out."""
     if isinstance(value, bytes):
         return varint(number << 3 | BYTES) + varint(len(value)) + value
-    return varint(number << 3) + varint(value) if value else b''
+    if value == 0:
+        return b''
+    return varint(number << 3) + varint(value)
 
 
 def _parse_entry(message: bytes) -> _Entry:
     """The _Entry of a BundleEntryProto."""
     fields = dict(_fields(message))
-    dimensions = [
-        dict(_fields(value))
-        for tag, value in itertools.islice(_fields(fields.get((2, BYTES), b'')), MAX_RANK + 1)
-        if tag == (2, BYTES)
-    ]
-    shape = tuple(dimension.get((1, VARINT), 0) for dimension in dimensions)
-    dtype, shard, offset, size = (fields.get((number, VARINT), 0) for number in (1, 3, 4, 5))
-    crc = int.from_bytes(fields.get((6, FIXED32), b''), 'little')
-    return _Entry(dtype, shape, shard, offset, size, crc, (7, BYTES) in fields)
+    # A TensorShapeProto. One dimension more than numpy supports is enough to refuse the tensor.
+    shape = []
+    for tag, dimension in itertools.islice(_fields(fields.get((2, BYTES), b'')), MAX_RANK + 1):
+        if tag == (2, BYTES):
+            shape.append(dict(_fields(dimension)).get((1, VARINT), 0))
+    return _Entry(
+        dtype=fields.get((1, VARINT), 0),
+        shape=tuple(shape),
+        shard=fields.get((3, VARINT), 0),
+        offset=fields.get((4, VARINT), 0),
+        size=fields.get((5, VARINT), 0),
+        crc=int.from_bytes(fields.get((6, FIXED32), b''), 'little'),
+        sliced=(7, BYTES) in fields,
+    )
 
 
 def open_file(path: str) -> BinaryIO:
-    """A regular file, for reading; BundleError says what is wrong with any other."""
-    if not os.path.isfile(path):  # to open a pipe would wait for ever
-        raise BundleError(f'{path} is not a file' if os.path.exists(path) else f'{path} is missing')
+    """Open a regular file for reading; BundleError says why that is not possible."""
+    if not os.path.exists(path):
+        raise BundleError(f'{path} is missing')
+    if not os.path.isfile(path):  # opening a pipe would block for ever
+        raise BundleError(f'{path} is not a file')
     try:
         return open(path, 'rb')
     except OSError as e:
@@ -117,17 +130,17 @@ def open_file(path: str) -> BinaryIO:
 def _mapped(path: str) -> bytes | mmap.mmap:
     """The contents of a file, mapped; the map goes away with the last array on it."""
     with open_file(path) as f:
-        empty = os.fstat(f.fileno()).st_size == 0  # which cannot be mapped
-        return b'' if empty else mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        if os.fstat(f.fileno()).st_size == 0:  # an empty file cannot be mapped
+            return b''
+        return mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 class Bundle(collections.abc.Mapping[str, np.ndarray]):
-    """The tensors of the checkpoint `prefix`: {name: read-only array that maps the file}; nothing
-    is copied.
+    """The tensors of the checkpoint `prefix`, {name: read-only array that maps the file}.
 
-    The index is read and verified at once, a shard opened when a tensor in it is asked for, the CRC
-    of a tensor checked whenever it is taken. Raises BundleError; KeyError for a name that is not
-    there.
+    The index is read and verified at once, a shard is opened when one of its tensors is looked up,
+    and the CRC of a tensor is checked at every lookup; nothing is copied. Raises BundleError;
+    KeyError for a name that is not there.
     """
 
     def __init__(self, prefix: str | os.PathLike[str]) -> None:
@@ -139,15 +152,12 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
             rows = dict(table.rows())
             if b'' not in rows:
                 raise ValueError('it has no header')
-            self._n_shards = dict(_fields(rows.pop(b''))).get(
-                (1, VARINT), 0
-            )  # of a BundleHeaderProto
-            # the keys of pieces of partitioned variables begin with a zero
-            self._entries = {
-                key.decode(): _parse_entry(row)
-                for key, row in rows.items()
-                if not key.startswith(b'\0')
-            }
+            header = dict(_fields(rows.pop(b'')))  # a BundleHeaderProto
+            self._n_shards = header.get((1, VARINT), 0)
+            self._entries: dict[str, _Entry] = {}
+            for key, row in rows.items():
+                if not key.startswith(b'\0'):  # else a piece of a partitioned variable
+                    self._entries[key.decode()] = _parse_entry(row)
         except ValueError as e:
             raise BundleError(f'{self._index} is damaged or no checkpoint: {e}') from e
 
@@ -162,15 +172,15 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
 
     def shard_names(self) -> list[str]:
         """Base names of the data files that hold the tensors."""
-        shards = sorted({entry.shard for entry in self._entries.values()})
-        return [os.path.basename(self._shard_path(shard)) for shard in shards]
+        return [os.path.basename(path) for path in self._shard_paths()]
 
     def nbytes(self) -> int:
         """Size of the data files that hold the tensors."""
-        return sum(
-            len(_mapped(self._shard_path(shard)))
-            for shard in {entry.shard for entry in self._entries.values()}
-        )
+        return sum(len(_mapped(path)) for path in self._shard_paths())
+
+    def _shard_paths(self) -> list[str]:
+        shards = {entry.shard for entry in self._entries.values()}
+        return [self._shard_path(shard) for shard in sorted(shards)]
 
     def _shard_path(self, shard: int) -> str:
         if shard >= self._n_shards:
@@ -190,12 +200,10 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
                 f'{self._index}: {name!r} is neither numbers nor booleans (type {entry.dtype} of '
                 'types.proto), which is not supported'
             )
-        path, end, dtype = (
-            self._shard_path(entry.shard),
-            entry.offset + entry.size,
-            DTYPES[entry.dtype],
-        )
+        dtype = DTYPES[entry.dtype]
+        path = self._shard_path(entry.shard)
         data = _mapped(path)
+        end = entry.offset + entry.size
         if end > len(data):
             raise BundleError(
                 f'{path} is truncated: {name!r} ends at byte {end}, the file at {len(data)}'
@@ -214,23 +222,16 @@ class Bundle(collections.abc.Mapping[str, np.ndarray]):
 
 
 def write_values(file: BinaryIO, tensors: Mapping[str, np.ndarray | torch.Tensor]) -> bytes:
-    """Write the values of {name: array or torch tensor} to `file`, one after the other; returns the
-    bytes of the index.
+    """Write the values of {name: array or torch tensor} to `file`; returns the index's bytes.
 
     `tensors` may be any mapping: each name is looked up once, in the order of the file. Raises
     BundleError for a name or a type that a checkpoint cannot hold.
     """
-    rows, offset = (
-        [(b'', _field(1, 1) + _field(3, _field(1, 1)))],
-        0,
-    )  # the header: one shard, version 1
-    for name in sorted(tensors):  # as their bytes in UTF-8 are
-        tensor = tensors[name]
-        array = np.asarray(
-            tensor.detach().cpu()  # pyright: ignore[reportAttributeAccessIssue]
-            if hasattr(tensor, 'detach')
-            else tensor
-        )
+    header = _field(1, 1) + _field(3, _field(1, 1))  # one shard, version 1
+    rows = [(b'', header)]
+    offset = 0
+    for name in sorted(tensors):  # code points have the order of their bytes in UTF-8
+        array = _as_array(tensors[name])
         dtype = array.dtype.newbyteorder('<')
         if dtype not in DTYPE_NUMBERS or not name or name.startswith('\0'):
             raise BundleError(f'{name!r} of type {array.dtype} cannot be written to {file.name}')
@@ -238,15 +239,15 @@ def write_values(file: BinaryIO, tensors: Mapping[str, np.ndarray | torch.Tensor
         file.write(values)  # pyright: ignore[reportArgumentType, reportCallIssue]
         shape = b''.join(_field(2, _field(1, size)) for size in array.shape)
         crc = varint(6 << 3 | FIXED32) + struct.pack('<I', masked_crc(values))
-        rows.append(
-            (
-                name.encode(),
-                _field(1, DTYPE_NUMBERS[dtype])
-                + _field(2, shape)
-                + _field(4, offset)
-                + _field(5, values.nbytes)
-                + crc,
-            )
-        )
+        entry = _field(1, DTYPE_NUMBERS[dtype]) + _field(2, shape)
+        entry += _field(4, offset) + _field(5, values.nbytes) + crc
+        rows.append((name.encode(), entry))
         offset += values.nbytes
     return encode_table(rows)
+
+
+def _as_array(tensor: Any) -> np.ndarray:
+    """A numpy array of an array, a torch tensor or a number."""
+    if hasattr(tensor, 'detach'):
+        tensor = tensor.detach().cpu()
+    return np.asarray(tensor)

@@ -1,35 +1,24 @@
-"""LevelDB tables as TensorFlow 1.13 keeps the index of a checkpoint in: sorted (key, value) pairs
-of bytes.
+"""LevelDB tables, the format of a checkpoint's index: sorted (key, value) pairs of bytes.
 
-The format is that of tensorflow/core/lib/io/{format,block,block_builder,table_builder}.cc. Nothing
-in a file is trusted: damage raises ValueError, and what reading can cost is bounded by MAX_SIZE.
+This is the part of the format that TensorFlow 1.13 uses, in tensorflow/core/lib/io/: format.cc,
+block.cc, block_builder.cc and table_builder.cc. Nothing in a file is trusted: damage raises
+ValueError, and what reading can cost is bounded by MAX_SIZE.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from google_crc32c import value as crc32c
+from lm_human_preferences.utils.crc import masked_crc
 
-if TYPE_CHECKING:
-    import numpy as np
-
-MAX_SIZE = (
-    1 << 23
-)  # bytes, of a file and of what its entries take; 1558M with its optimiser needs a fortieth
+# Bytes, of a file and of what its entries take; 1558M with its optimiser needs a fortieth.
+MAX_SIZE = 1 << 23
 TOO_LARGE = f'it takes more than {MAX_SIZE >> 20} MiB'
 MAGIC = bytes.fromhex('57fb808b247547db')
 FOOTER_SIZE = 48
-ENTRY_COST = 64  # what an entry takes of MAX_SIZE besides its key
+ENTRY_COST = 64  # bytes of MAX_SIZE that an entry takes, besides its key
 RESTART_INTERVAL = 16
-
-
-def masked_crc(data: bytes | bytearray | memoryview | np.ndarray) -> int:
-    """The CRC32C of a bytes-like object as TensorFlow stores it (lib/hash/crc32c.h)."""
-    crc = crc32c(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
@@ -61,24 +50,25 @@ class Table:
         if len(self._data) < FOOTER_SIZE or not self._data.endswith(MAGIC):
             raise ValueError('it does not end as the index of a TensorFlow checkpoint')
         footer = self._data[-FOOTER_SIZE:-8]
-        start = read_varint(footer, read_varint(footer, 0)[1])[
-            1
-        ]  # past the handle of the meta-index, which is empty
-        for _, handle in self._entries(footer[start:]):
+        # The handle of the meta-index, which is empty, comes first: two numbers.
+        _, position = read_varint(footer, 0)
+        _, position = read_varint(footer, position)
+        for _, handle in self._entries(footer[position:]):
             yield from self._entries(handle)
 
     def _block(self, handle: bytes) -> bytes:
-        """The contents of the block at `handle` (offset and size), which its kind of compression
-        and CRC follow."""
+        """The contents of the block at `handle` (offset and size).
+
+        In the file, its kind of compression and its CRC follow.
+        """
         offset, position = read_varint(handle, 0)
-        end = offset + read_varint(handle, position)[0]
+        size, _ = read_varint(handle, position)
+        end = offset + size
         if end + 5 > len(self._data):
             raise ValueError('a block is beyond the end')
-        self._budget -= end - offset
-        if (
-            masked_crc(self._data[offset : end + 1])
-            != struct.unpack_from('<I', self._data, end + 1)[0]
-        ):
+        self._budget -= size
+        (crc,) = struct.unpack_from('<I', self._data, end + 1)
+        if masked_crc(self._data[offset : end + 1]) != crc:
             raise ValueError('the checksum of a block does not match')
         if self._data[end]:
             raise ValueError(
@@ -88,13 +78,16 @@ class Table:
         return self._data[offset:end]
 
     def _entries(self, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) of the block at `handle`; of a key it holds what differs from the one
-        before."""
+        """Yield (key, value) of the block at `handle`.
+
+        Of a key, the block holds only what differs from the key before.
+        """
         block = self._block(handle)
         end = len(block) - 4 - 4 * int.from_bytes(block[-4:], 'little')
         if end < 0:
             raise ValueError('a block is too short')
-        position, key = 0, b''
+        position = 0
+        key = b''
         while position < end:
             shared, position = read_varint(block, position)
             rest, position = read_varint(block, position)
@@ -110,7 +103,7 @@ class Table:
 
 
 def _shared_length(first: bytes, second: bytes) -> int:
-    """How many bytes both begin with."""
+    """Length of the longest common prefix."""
     for i, (a, b) in enumerate(zip(first, second)):
         if a != b:
             return i
@@ -118,23 +111,26 @@ def _shared_length(first: bytes, second: bytes) -> int:
 
 
 def encode_block(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The contents of a block of (key, value) `rows`; every RESTART_INTERVAL-th key is written in
-    full."""
-    entries, restarts, last = bytearray(), [0], b''
+    """The contents of a block of (key, value) `rows`.
+
+    Every RESTART_INTERVAL-th key is written in full.
+    """
+    entries = bytearray()
+    restarts = [0]
+    last = b''
     for i, (key, value) in enumerate(rows):
         if i and i % RESTART_INTERVAL == 0:
             restarts.append(len(entries))
             last = b''
         shared = _shared_length(key, last)
-        entries += (
-            varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
-        )
+        entries += varint(shared) + varint(len(key) - shared) + varint(len(value))
+        entries += key[shared:] + value
         last = key
     return bytes(entries) + struct.pack(f'<{len(restarts) + 1}I', *restarts, len(restarts))
 
 
 def successor(key: bytes) -> bytes:
-    """A short key not before `key`, the one TensorFlow takes (FindShortSuccessor)."""
+    """A short key not before `key`: what TensorFlow's FindShortSuccessor returns."""
     for i, byte in enumerate(key):
         if byte < 0xFF:
             return key[:i] + bytes([byte + 1])
@@ -142,11 +138,10 @@ def successor(key: bytes) -> bytes:
 
 
 def encode_table(rows: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """The bytes of the table that TensorFlow 1.13 writes for a list of (key, value) `rows`, keys
-    ascending.
+    """The table that TensorFlow 1.13 writes for (key, value) `rows` with ascending keys.
 
-    It would begin another block after 256 KiB, four times what 1558M with its optimiser takes; here
-    there is one only.
+    TensorFlow would begin another block after 256 KiB, four times what 1558M with its optimiser
+    takes; here all is one block.
     """
     table = bytearray()
 
@@ -157,5 +152,8 @@ def encode_table(rows: Sequence[tuple[bytes, bytes]]) -> bytes:
         return handle
 
     handle = write(encode_block(rows))
-    footer = write(encode_block([])) + write(encode_block([(successor(rows[-1][0]), handle)]))
+    meta_index_handle = write(encode_block([]))
+    last_key, _ = rows[-1]
+    index_handle = write(encode_block([(successor(last_key), handle)]))
+    footer = meta_index_handle + index_handle
     return bytes(table) + footer.ljust(FOOTER_SIZE - 8, b'\0') + MAGIC

@@ -1,4 +1,5 @@
 """What a command does besides training: sample, export, check this machine, a dry run.
 
-The topmost room: uses all others, and none uses it.
+Uses all other rooms; only `utils.launch` and the scripts use it. `program` is the command line
+itself, in click's terms.
 """

@@ -1,7 +1,6 @@
-"""What a run needs and whether it is here: `./launch.py doctor`, a line for each, with the fix of
-what is wrong.
+"""`./launch.py doctor`: checks that this machine has what a training needs.
 
-A check returns what is well, and raises UserError with what is wrong.
+Each check returns what it found, or raises UserError with the problem and its fix.
 """
 
 import functools
@@ -16,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from lm_human_preferences import storage
-from lm_human_preferences.distributed import ranks
+from lm_human_preferences.distributed import env, launcher
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import ENGINES
 from lm_human_preferences.training import memory
@@ -37,16 +36,13 @@ PACKAGES = (
     'transformers',
     'urllib3',
 )
-OLDEST_PYTHON, NEWEST_PYTHON = (
-    (3, 11),
-    (3, 14),
-)  # those that Pipfile.lock has wheels for; so in tools/, too
+# Pipfile.lock has wheels for these and what is between; tools/ knows the same versions.
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
 SAVES = Path('/tmp/save')  # where runs are kept by default
-LEAST_DISK, LEAST_MEMORY = (
-    10,
-    6,
-)  # GiB that a 124M run takes, with two checkpoints and micro-batches of 8
-PATIENCE = 180  # seconds for a training step, most of which go into starting
+# GiB that a 124M run takes, with two checkpoints and micro-batches of 8.
+LEAST_DISK = 10
+LEAST_MEMORY = 6
+PATIENCE = 180  # seconds for a training step; most of them go into starting
 STEP = [
     'train_policy',
     'test',
@@ -136,18 +132,16 @@ def _store() -> str:
 
 
 def _mpi() -> str:
-    path, is_open_mpi = ranks.find_mpiexec()
-    horovod = (
-        'Horovod'
-        if importlib.util.find_spec('horovod')
-        else 'no Horovod, which `sh tools/horovod.sh` compiles'
-    )
+    path, is_open_mpi = launcher.find_mpiexec()
+    horovod = 'Horovod' if env.has_horovod() else 'no Horovod, which `sh tools/horovod.sh` compiles'
     return f'{path} of {"Open MPI" if is_open_mpi else "MPICH"}, with {horovod}'
 
 
 def step(*options: str) -> str:
-    """A check: a step of the experiment `test` with `options`; several ranks that would share a GPU
-    do without it."""
+    """A check: one training step of the experiment `test`, with `options`.
+
+    Several ranks do not use the GPU if there is only one.
+    """
     import torch
 
     gpus = {'CUDA_VISIBLE_DEVICES': ''} if torch.cuda.device_count() == 1 and options else {}
@@ -169,13 +163,13 @@ def step(*options: str) -> str:
         raise UserError(
             (done.stderr.strip() or f'ended with status {done.returncode}').splitlines()[-1]
         )
-    found = re.search('step_time=.*', done.stdout)
-    assert found is not None, 'the step printed no step_time'
-    return f'done, {found[0]}'
+    step_time = re.search('step_time=.*', done.stdout)
+    assert step_time is not None, 'the step printed no step_time'
+    return f'done, {step_time[0]}'
 
 
 def doctor() -> None:
-    """Print what every check finds; SystemExit 1 where not even one rank could train."""
+    """Print what every check finds; SystemExit 1 if not even one rank can train."""
     checks = {
         'Python': _python,
         'packages': _packages,
@@ -187,7 +181,7 @@ def doctor() -> None:
         'one rank': step,
     }
     for engine in ENGINES[1:]:
-        if engine != 'horovod' or importlib.util.find_spec('horovod'):
+        if engine != 'horovod' or env.has_horovod():
             checks[f'two by {engine}'] = functools.partial(
                 step, '--mpi=2', f'--run.allreduce={engine}'
             )

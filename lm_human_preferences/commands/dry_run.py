@@ -3,20 +3,20 @@ what would start."""
 
 from dataclasses import replace
 
-from lm_human_preferences import lm_tasks, rewards, storage, train_policy, train_reward
-from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.errors import UserError
+from lm_human_preferences import label_types, lm_tasks, rewards, storage, train_policy, train_reward
+from lm_human_preferences.datasets import registry
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.distributed.engines import expected_engine
 from lm_human_preferences.hparams.model import HParams as Sizes
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import datasets, encodings, trained_models
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.synthetic import known_reward, language_model
 from lm_human_preferences.training import memory, precision
 from lm_human_preferences.utils.core import default_device
-
-FETCHED_DATASETS = ('books', 'cnndm', 'tldr')  # downloaded when they are first used
 
 
 class DryRun:
@@ -62,7 +62,7 @@ class DryRun:
     def _find_model(self) -> tuple[Sizes, Encoding] | None:
         """Sizes and encoding of the initial model; None where they would have to be fetched."""
         name = self.hparams.task.policy.initial_model
-        if name == 'reviews':
+        if name == language_model.NAME:
             return Sizes(**language_model.SIZES), encodings.Reviews
         if name in trained_models.RELEASED and not storage.exists(name):
             return Sizes(**trained_models.RELEASED[name]), encodings.Main
@@ -92,12 +92,13 @@ class DryRun:
     def _free_memory(self) -> int:
         """Bytes that each rank may take."""
         if self.device.type == 'cuda':
-            return memory.free_on(self.device, comms.LocalComm())
+            return memory.free_on(self.device, LocalComm())
         return memory.on_host() // self.ranks
 
     def _check_dataset(self, task: TaskHParams, encoding: Encoding | None) -> None:
         name = task.query_dataset
-        if name in FETCHED_DATASETS or (storage.is_remote(name) and not storage.is_here(name)):
+        is_elsewhere = storage.is_remote(name) and not storage.is_here(name)
+        if registry.info(name).downloaded or is_elsewhere:
             self.unchecked.append(f'--task.query_dataset {name}')
             return
         datasets.get_dataset(name)
@@ -109,14 +110,10 @@ class DryRun:
 
     def _check_labels(self, hparams: train_reward.HParams, encoding: Encoding | None) -> None:
         source = hparams.labels.source
-        label_files.schemas_of(hparams)
+        label_types.schemas_of(hparams)
         if source == 'mock':
             self._check_known_reward(encoding)
-            if hparams.labels.num_train is None:
-                raise UserError(
-                    '--labels.source mock answers as many queries as it is asked: give'
-                    ' --labels.num_train'
-                )
+            simulated.check_num_train(hparams)
         elif not storage.is_here(source) and storage.is_remote(source):
             self.unchecked.append(f'--labels.source {source}')
         elif encoding is not None and _has_encoder(encoding):
@@ -140,7 +137,7 @@ class DryRun:
         device = 'GPU' if self.device.type == 'cuda' else 'CPU'
         lines = [f'would start 1 rank on a {device}, {run.precision}']
         if self.ranks > 1:
-            engine = comms.expected_engine(run.allreduce)
+            engine = expected_engine(run.allreduce)
             lines = [
                 f'would start {self.ranks} ranks on {device}s, {run.precision}, averaging gradients'
                 f' by {engine}'

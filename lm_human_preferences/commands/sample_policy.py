@@ -12,11 +12,11 @@ import torch
 
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.commands.sample_file import SampleFile
-from lm_human_preferences.datasets.books import read_jsonl
+from lm_human_preferences.datasets.jsonl import read_jsonl
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task import TaskHParams
-from lm_human_preferences.hparams.train_policy import HParams
+from lm_human_preferences.hparams.train_policy import HParams, load_run_hparams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.policy import Policy
@@ -26,18 +26,6 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import default_device, set_seed
 
 SHOWN = 60  # characters of a prompt in an error message
-
-
-def load_run_hparams(save_dir: str) -> HParams:
-    """The hyperparameters of the run that wrote `save_dir`, local or remote."""
-    hparams = HParams()
-    try:
-        hparams.override_from_json_file(storage.join(save_dir, 'train_policy_hparams.json'))
-    except storage.NotFound as e:
-        raise UserError(
-            f'--save_dir {save_dir} is no run of train_policy: it has no train_policy_hparams.json'
-        ) from e
-    return hparams
 
 
 def sample_policy(
@@ -53,7 +41,7 @@ def sample_policy(
     per_query: int = 1,
     output: str | None = None,
     console: str = 'summary',
-    comm: comms.LocalComm | None = None,
+    comm: comms.Comm | None = None,
 ) -> None:
     """Print `nsamples` (over all ranks) queries, each with a response of the policy.
 
@@ -107,7 +95,7 @@ def _rounds(
     encoder: Encoder,
     per_query: int,
     batch_size: int,
-    comm: comms.LocalComm,
+    comm: comms.Comm,
 ) -> Iterator[torch.Tensor]:
     """This rank's queries: those given, or else those of the run's data set, see endless_rounds."""
     if given is not None:
@@ -204,7 +192,7 @@ def _encoded(name: str, text: str, task: TaskHParams, encoder: Encoder) -> list[
 
 
 def rounds_of(
-    queries: torch.Tensor, per_query: int, batch_size: int, comm: comms.LocalComm
+    queries: torch.Tensor, per_query: int, batch_size: int, comm: comms.Comm
 ) -> Iterator[torch.Tensor]:
     """This rank's share of `queries (queries, query_length)`, at most `batch_size` rows at a time.
 
@@ -219,7 +207,7 @@ def endless_rounds(
     query_sampler: Callable[[], dict[str, torch.Tensor]],
     per_query: int,
     batch_size: int,
-    comm: comms.LocalComm,
+    comm: comms.Comm,
 ) -> Iterator[torch.Tensor]:
     """The same of queries without end: (batch_size, query_length) each.
 
@@ -241,7 +229,7 @@ def samples_of(
     policy: Policy,
     task: TaskHParams,
     judge: 'Judge | None',
-    comm: comms.LocalComm,
+    comm: comms.Comm,
 ) -> Iterator[dict[str, Any]]:
     """The samples of all ranks, on every rank, in the order of their queries.
 

@@ -1,5 +1,5 @@
-"""Articles of CNN and the Daily Mail (See et al., 2017, github.com/abisee/cnn-dailymail): the
-queries of `cnndm`."""
+"""Articles of CNN and the Daily Mail: the queries of `cnndm` (See et al., 2017,
+github.com/abisee/cnn-dailymail)."""
 
 import hashlib
 import random
@@ -12,31 +12,31 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 
 URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/datasets/cnndm'
-AHEAD = 128  # stories fetched at a time; a run needs a fraction of the 312,000
+PREFETCH = 128  # stories fetched at a time; a run needs a fraction of the 312,000
+DAILY_MAIL = ('dailymail.co.uk', 'mailonsunday.ie', 'lib.store.yahoo.net')
+CNN = ('cnn.com', 'cnn.hk')
 
 
 def cnndm_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
-    """Yield the articles, cleaned and without their highlights, of the part `mode`: train, valid or
-    test."""
+    """Yield the articles of the part `mode`: train, valid or test; without their highlights."""
     part = 'val' if mode == 'valid' else mode
     urls = storage.read_text(f'{URL}/url_lists/all_{part}.txt').strip().split('\n')
     if shuffle:
         random.Random(seed).shuffle(urls)
-    for start in range(0, len(urls), AHEAD):
-        stories = [
-            f'{URL}/cache_{part}/{get_path_of_url(url.strip())}'
-            for url in urls[start : start + AHEAD]
-        ]
+    for start in range(0, len(urls), PREFETCH):
+        batch = urls[start : start + PREFETCH]
+        stories = [f'{URL}/cache_{part}/{get_path_of_url(url.strip())}' for url in batch]
         for path in storage.cached_paths(stories):
-            text = re.sub(r'\n{3,}', '\n\n', ftfy.fix_text(clean_up_start(storage.read_text(path))))
+            text = ftfy.fix_text(clean_up_start(storage.read_text(path)))
+            text = re.sub(r'\n{3,}', '\n\n', text)
             yield text.split('@highlight')[0].strip()
 
 
 def get_path_of_url(url: str) -> str:
-    """Where the story of a web page is, below its part's folder."""
-    if any(site in url for site in ('dailymail.co.uk', 'mailonsunday.ie', 'lib.store.yahoo.net')):
+    """Where the story of a web page is, below the folder of its part."""
+    if any(domain in url for domain in DAILY_MAIL):
         site = 'dailymail'
-    elif any(site in url for site in ('cnn.com', 'cnn.hk')):
+    elif any(domain in url for domain in CNN):
         site = 'cnn'
     else:
         raise UserError(
@@ -46,13 +46,12 @@ def get_path_of_url(url: str) -> str:
 
 
 def clean_up_start(text: str) -> str:
-    """An article without by-line, '(CNN) --' and dates of updates, and with straight single
-    quotes."""
+    """The article without byline, '(CNN) --' and dates of updates, with straight quotes."""
     if text.startswith('By'):
         text = '\n'.join(text.split('\n')[2:])
     text = re.split(r'\(CNN\) +--', text)[-1]
     text = text[:100].split('(CNN)')[-1] + text[100:]
     text = re.sub(r'^and \w+\n', '', text)
-    # The original's list of years, [2011|2012|...], is this set of characters.
+    # The original means the years 2011, 2012, ... but writes [2011|2012|...]: a set of characters.
     text = re.split(r'.*UPDATED:\s+[0-9]{2}:[0-9]{2}.*[0-5|]', text)[-1]
     return text.replace('’', "'").replace('‘', "'").strip()

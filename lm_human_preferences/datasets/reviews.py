@@ -1,8 +1,7 @@
-"""Reviews of films from a small grammar of ours: what the experiment `mock_sentiment` reads, writes
-and judges.
+"""Film reviews from a small grammar: what the experiment `mock_sentiment` reads, writes and judges.
 
-A review is the start of a sentence, which is a query, and three words that say whether the film was
-liked. What they say is more than the sum of the words: `not very good` is bad, `long but funny`
+A review is the start of a sentence, which is the query, and three words that say whether the film
+was liked. They mean more than the sum of the words: `not very good` is bad, `long but funny` is
 better than `funny but long`.
 """
 
@@ -13,6 +12,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping
 
+# How likely a review with this subject is positive.
 SUBJECTS = {
     'film': 0.45,
     'story': 0.45,
@@ -23,15 +23,17 @@ SUBJECTS = {
     'music': 0.65,
     'cast': 0.55,
 }
+# Of a sentence; every query ends with `was`.
 STARTS = (
     'the {} was',
     'the whole {} was',
     'overall the {} was',
     'i thought the {} was',
-)  # queries end with `was`
-RESPONSE, READERS = 3, 10  # words of a response, readers of a labelled review
+)
+RESPONSE = 3  # words
+READERS = 10  # of each labelled review
 
-# How much a word says in favour of the film; of praise and blame, strong words are the rarer ones.
+# How much a word says in favour of the film. Of praise and blame, strong words are rarer.
 PRAISE = {
     'good': 1,
     'nice': 1,
@@ -54,21 +56,22 @@ BLAME = {
     'awful': -3,
     'terrible': -3,
 }
-PLAIN = {'long': -0.3, 'quiet': 0, 'simple': 0.2, 'loud': -0.2}
+NEUTRAL = {'long': -0.3, 'quiet': 0, 'simple': 0.2, 'loud': -0.2}
 ENDINGS = {'sadly': -0.7, 'luckily': 0.7, 'throughout': 0, 'today': 0, 'indeed': 0}
-VALUES = PRAISE | BLAME | PLAIN | ENDINGS
-# What these do to the value of the next adjective.
+VALUES = PRAISE | BLAME | NEUTRAL | ENDINGS
+# Factors of the value of the next adjective.
 DEGREES = {'very': 1.5, 'really': 1.5, 'truly': 1.7, 'quite': 0.8}
 NEGATIONS = {'not': -0.8, 'never': -0.9, 'hardly': -0.6}
 JOINS = ('and', 'but')
 
-# Of a response, and how often; `Opposite` is an adjective that says the reverse of what is meant.
+# Forms of a response and their weights; `Opposite` is an adjective that says the reverse of what is
+# meant.
 PATTERNS = {
     'Degree Degree Adjective': 10,
     'Degree Adjective Ending': 20,
     'Adjective and Adjective': 20,
-    'Plain and Adjective': 10,
-    'Plain but Adjective': 5,
+    'Neutral and Adjective': 10,
+    'Neutral but Adjective': 5,
     'Opposite but Adjective': 5,
     'Negation Degree Opposite': 15,
     'Degree not Opposite': 5,
@@ -88,75 +91,91 @@ WORDS = (
 
 
 def queries() -> list[str]:
-    """Every query there is, as texts; all are equally frequent."""
+    """Every query there is; all are equally frequent."""
     return [start.format(subject) for start in STARTS for subject in SUBJECTS]
 
 
 @functools.cache
 def responses(liked: bool) -> Mapping[str, float]:
-    """{response: its probability} of reviews that like, or do not like, the film; the words of a
-    response differ."""
-    found = collections.Counter()
+    """{response: its probability} in reviews that like the film, or in those that do not.
+
+    No word occurs twice in a response.
+    """
+    probabilities: dict[str, float] = collections.defaultdict(float)
     for pattern, weight in PATTERNS.items():
-        beginnings = {(): weight / sum(PATTERNS.values())}
+        prefixes = {(): weight / sum(PATTERNS.values())}
         for part in pattern.split():
-            beginnings = dict(_extended(beginnings, part, liked))
-        found.update({' '.join(words): probability for words, probability in beginnings.items()})
-    return found
+            prefixes = dict(_extended(prefixes, part, liked))
+        for words, probability in prefixes.items():
+            probabilities[' '.join(words)] += probability
+    return dict(probabilities)
 
 
 def _extended(
-    beginnings: dict[tuple[str, ...], float], part: str, liked: bool
+    prefixes: dict[tuple[str, ...], float], part: str, liked: bool
 ) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield (words, probability) for each of the `beginnings` with each word that may stand for
+    """Yield (words, probability) for each of the `prefixes` with each word that can stand for
     `part`."""
     pools = {
         'Degree': DEGREES,
         'Negation': NEGATIONS,
         'Ending': ENDINGS,
-        'Plain': PLAIN,
+        'Neutral': NEUTRAL,
         'Adjective': PRAISE if liked else BLAME,
         'Opposite': BLAME if liked else PRAISE,
     }
-    for words, probability in beginnings.items():
+    for words, probability in prefixes.items():
         pool = [word for word in pools.get(part, (part,)) if word not in words]
-        weights = [
-            1 / abs(VALUES[word]) if part in ('Adjective', 'Opposite') else 1 for word in pool
-        ]
+        weights = [_weight(word, part) for word in pool]
         for word, weight in zip(pool, weights, strict=True):
             yield (*words, word), probability * weight / sum(weights)
 
 
+def _weight(word: str, part: str) -> float:
+    """How often `word` stands for `part`, in proportion to the other words that can."""
+    return 1 / abs(VALUES[word]) if part in ('Adjective', 'Opposite') else 1
+
+
 def reviews_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
     """Yield reviews without end, always the same for a seed and part (train, valid or test)."""
-    rng, starts, subjects = random.Random(f'reviews {mode} {seed}'), list(STARTS), list(SUBJECTS)
-    said = {
-        liked: (list(responses(liked)), list(itertools.accumulate(responses(liked).values())))
-        for liked in (False, True)
-    }
+    rng = random.Random(f'reviews {mode} {seed}')
+    subjects = list(SUBJECTS)
+    texts = {}
+    cumulative = {}
+    for liked in (False, True):
+        texts[liked] = list(responses(liked))
+        cumulative[liked] = list(itertools.accumulate(responses(liked).values()))
     while True:
         subject = rng.choice(subjects)
-        texts, sums = said[rng.random() < SUBJECTS[subject]]
-        yield f'{rng.choice(starts).format(subject)} {rng.choices(texts, cum_weights=sums)[0]}'
+        liked = rng.random() < SUBJECTS[subject]
+        query = rng.choice(STARTS).format(subject)
+        response = rng.choices(texts[liked], cum_weights=cumulative[liked])[0]
+        yield f'{query} {response}'
 
 
 def labelled_reviews(mode: str, seed: int = 0) -> Iterator[tuple[str, float]]:
-    """Yield (review, share of its readers who took it for praise) without end; they differ where
-    little is said."""
+    """Yield (review, share of its readers who took it for praise) without end.
+
+    Readers disagree about reviews that say little.
+    """
     rng = random.Random(f'readers {mode} {seed}')
     for review in reviews_generator(mode, seed):
-        likely = 1 / (1 + math.exp(-sentiment(review.split()[-RESPONSE:])))
-        yield review, sum(rng.random() < likely for _ in range(READERS)) / READERS
+        log_odds = sentiment(review.split()[-RESPONSE:])
+        probability = 1 / (1 + math.exp(-log_odds))
+        positive = sum(rng.random() < probability for _ in range(READERS))
+        yield review, positive / READERS
 
 
 def sentiment(words: Iterable[str]) -> float:
-    """How much the words of a response say in favour of the film, about -5 to 5; negative for
-    disapproval."""
-    total, factor = 0, 1
+    """How much the words of a response say in favour of the film, about -5 to 5; below 0 against
+    it."""
+    total = 0
+    factor = 1  # of the next word that has a value
     for word in words:
         if word == 'but':
             total *= 0.5  # what follows counts more
         elif word in VALUES:
-            total, factor = total + factor * VALUES[word], 1
+            total += factor * VALUES[word]
+            factor = 1
         factor *= DEGREES.get(word, 1) * NEGATIONS.get(word, 1)
     return total

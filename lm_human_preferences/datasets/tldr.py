@@ -1,4 +1,4 @@
-"""Posts of Reddit whose authors added a summary: the queries of `tldr`."""
+"""Reddit posts whose authors added a summary: the queries of `tldr`."""
 
 import random
 import re
@@ -13,15 +13,17 @@ URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/tldr/{mod
 
 
 def tldr_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
-    """Yield the posts, cleaned, of the part `mode`: train or valid; there is no other part for
-    test."""
+    """Yield the posts of the part `mode` (train or valid; test is the same as valid), cleaned."""
     url = URL.format(mode='valid' if mode == 'test' else mode)
     posts = storage.read_json(url)
-    if not isinstance(posts, list) or not all(
-        isinstance(post, dict) and 'content' in post for post in posts
-    ):
+    if not isinstance(posts, list) or not all(_is_post(post) for post in posts):
         raise UserError(f'{url} is not a list of posts that each have a content')
     if shuffle:
         random.Random(seed).shuffle(posts)
     for post in posts:
-        yield re.sub(r'\n{3,}', '\n\n', ftfy.fix_text(str(post['content']))).strip()
+        text = ftfy.fix_text(str(post['content']))
+        yield re.sub(r'\n{3,}', '\n\n', text).strip()
+
+
+def _is_post(post: object) -> bool:
+    return isinstance(post, dict) and 'content' in post

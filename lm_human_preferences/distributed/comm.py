@@ -1,229 +1,138 @@
-"""What the ranks of a run say to each other: the only module that knows MPI, Horovod and
-torch.distributed.
+"""What the ranks of a run say to each other.
 
-MPI starts the ranks, carries small objects and broadcasts. Tensors are summed by one of three
-engines, `--run.allreduce`:
-
-    horovod     Horovod over MPI; NCCL for tensors on GPUs where it was built with it
-    torch       torch.distributed: NCCL on GPUs, Gloo on CPUs; the ranks find each other through MPI
-    mpi         mpi4py on host memory: slow with GPUs, works wherever MPI does
+`Comm` is the interface: one implementation for a single process, one for the ranks that MPI
+started. There, MPI carries small objects and broadcasts, and an engine sums tensors, see `engines`.
 """
 
-from __future__ import annotations
-
-import atexit
+import abc
 import functools
-import importlib.util
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
-from lm_human_preferences.distributed import network
-from lm_human_preferences.distributed.gradients import Engine, Gradients, OverlappedGradients
-from lm_human_preferences.distributed.ranks import launched_size
+from lm_human_preferences.distributed.engines import Engine, create_engine
+from lm_human_preferences.distributed.env import launched_size
+from lm_human_preferences.distributed.gradients import Gradients, OverlappedGradients
 from lm_human_preferences.errors import UserError
 
 T = TypeVar('T')
 
 
-class LocalComm:
-    """A world of one rank: everything it would say to others is already known."""
+class Comm(abc.ABC):
+    """The ranks of a run, as one of them sees them.
 
-    rank = local_rank = 0
-    size = local_size = 1
+    Every method is collective: all ranks have to call it, in the same order.
+    """
 
+    rank: int  # this one, from 0
+    size: int
+    local_rank: int  # this one among those on its host, from 0
+    local_size: int
+
+    @abc.abstractmethod
     def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite `tensors` on all ranks with those of rank 0."""
 
+    @abc.abstractmethod
     def all_reduce_mean_(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite `tensors` with their mean over ranks."""
 
+    @abc.abstractmethod
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
         """A `Gradients` for `parameters`, which averages what backward passes leave in them."""
-        return Gradients(parameters)
 
-    def all_reduce_mean(self, stats: Mapping[str, float]) -> dict[str, float]:
-        """The mean over ranks of each of `stats`, a dict of numbers."""
-        every = self.all_gather_object(stats)
-        return {name: sum(s[name] for s in every) / self.size for name in stats}
-
+    @abc.abstractmethod
     def all_gather_object(self, value: T) -> list[T]:
-        """`value` of every rank, as a list, on all ranks."""
-        return [value]
+        """`value` of every rank, in the order of ranks."""
 
+    @abc.abstractmethod
     def barrier(self) -> None:
         """Wait until every rank is here."""
 
-
-Comm = LocalComm  # the type of what functions take: the ranks of MPI have the same methods
-
-
-class _HorovodEngine:
-    def __init__(self, world: _MpiWorld) -> None:
-        self.hvd: Any = _horovod()
-        if self.hvd is None:
-            raise UserError(
-                '--run.allreduce horovod: Horovod is not installed; compile it by `sh'
-                ' tools/horovod.sh`, or take auto'
-            )
-        os.environ.setdefault(
-            'HOROVOD_FUSION_THRESHOLD', '0'
-        )  # tensors come in large buckets already
-        if not torch.cuda.is_available():
-            # Every millisecond its thread would wait for the others', on a processor that has
-            # better things to do.
-            os.environ.setdefault('HOROVOD_CYCLE_TIME', '10')
-        self.hvd.init()
-        self.name = (
-            'horovod (NCCL)'
-            if torch.cuda.is_available() and self.hvd.nccl_built()
-            else 'horovod (MPI)'
-        )
-
-    def all_reduce_async_(self, tensor: torch.Tensor) -> Any:
-        return self.hvd.allreduce_async_(tensor, op=self.hvd.Sum)
-
-    def synchronize(self, handle: Any) -> None:
-        self.hvd.synchronize(handle)
+    def all_reduce_mean(self, stats: Mapping[str, float]) -> dict[str, float]:
+        """The mean over ranks of each number in `stats`."""
+        stats_of_ranks = self.all_gather_object(stats)
+        means = {}
+        for name in stats:
+            means[name] = sum(each[name] for each in stats_of_ranks) / self.size
+        return means
 
 
-class _TorchEngine:
-    def __init__(self, world: _MpiWorld) -> None:
-        import torch.distributed
+class LocalComm(Comm):
+    """A single rank, which knows already what it would hear from others."""
 
-        self.dist = torch.distributed
-        backend = 'nccl' if torch.cuda.is_available() else 'gloo'
-        self.name = f'torch ({backend})'
-        self.dist.init_process_group(
-            backend,
-            store=self._rendezvous(world),
-            rank=world.rank,
-            world_size=world.size,
-            device_id=(
-                torch.device('cuda', torch.cuda.current_device()) if backend == 'nccl' else None
-            ),
-        )
-        atexit.register(self.dist.destroy_process_group)
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
 
-    def _rendezvous(self, world: _MpiWorld) -> Any:
-        """A store on rank 0 that all ranks are connected to; Gloo is told the interface of that
-        connection."""
-        theirs = ours = '127.0.0.1'
-        store = world.rank == 0 and self.dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            theirs, 0, is_master=True, wait_for_workers=False
-        )
-        port, addresses = world.comm.bcast(store and (store.port, list(network.interfaces())))
-        if world.local_size < world.size:
-            is_first_host = world.node.bcast(world.rank) == 0
-            found = world.comm.allgather(None if is_first_host else network.route(addresses, port))
-            theirs, ours = found[world.rank] or (theirs, next(pair[0] for pair in found if pair))
-        interface = network.interfaces().get(ours)
-        if interface:  # else it goes by the name of the host
-            os.environ.setdefault('GLOO_SOCKET_IFNAME', interface)
-        return store or self.dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            theirs, port, wait_for_workers=False
-        )
+    def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
+        pass
 
-    def all_reduce_async_(self, tensor: torch.Tensor) -> Any:
-        return self.dist.all_reduce(tensor, async_op=True)
+    def all_reduce_mean_(self, tensors: Iterable[torch.Tensor]) -> None:
+        pass
 
-    def synchronize(self, handle: Any) -> None:
-        handle.wait()
+    def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
+        return Gradients(parameters)
+
+    def all_gather_object(self, value: T) -> list[T]:
+        return [value]
+
+    def barrier(self) -> None:
+        pass
 
 
-class _MpiEngine:
-    name = 'mpi'
-
-    def __init__(self, world: _MpiWorld) -> None:
-        from mpi4py import MPI
-
-        self.comm, self.in_place = world.comm, MPI.IN_PLACE
-
-    def all_reduce_async_(self, tensor: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor]:
-        host = tensor.cpu()
-        return self.comm.Iallreduce(self.in_place, host.numpy()), host, tensor
-
-    def synchronize(self, handle: tuple[Any, torch.Tensor, torch.Tensor]) -> None:
-        request, host, tensor = handle
-        request.Wait()
-        tensor.copy_(host)  # nothing happens where they are one
-
-
-class _MpiWorld(LocalComm):
-    """Several ranks started by MPI, whose tensors go through the engine called `allreduce`."""
+class MpiComm(Comm):
+    """Several ranks that MPI started; the engine that `allreduce` names sums their tensors."""
 
     def __init__(self, allreduce: str) -> None:
         from mpi4py import MPI
 
-        self.comm = MPI.COMM_WORLD
-        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        self.world = MPI.COMM_WORLD
+        self.rank = self.world.Get_rank()
+        self.size = self.world.Get_size()
         self.barrier()
-        _forget_shared_memory()
+        _unlink_shared_memory()
         if self.size != launched_size():
             raise UserError(
                 f'{launched_size()} ranks were started, but each sees a world of {self.size}: they'
                 ' were started by the mpiexec of another MPI; put the one of this environment'
                 ' first on PATH'
             )
-        self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self.local_rank, self.local_size = self.node.Get_rank(), self.node.Get_size()
-        if any(self.node.allgather(torch.cuda.device_count())):
-            torch.cuda.set_device(self._gpu())
-        elif 'OMP_NUM_THREADS' not in os.environ:
-            torch.set_num_threads(self._threads())
-        if allreduce == 'auto':
-            hvd = _horovod()
-            suits = hvd is not None and (not torch.cuda.is_available() or hvd.nccl_built())
-            allreduce = 'horovod' if all(self.comm.allgather(bool(suits))) else 'torch'
-        engines = {'horovod': _HorovodEngine, 'torch': _TorchEngine, 'mpi': _MpiEngine}
-        self.engine: Engine = engines[allreduce](self)
+        self.node = self.world.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_rank = self.node.Get_rank()
+        self.local_size = self.node.Get_size()
+        self._share_host()
+        self.engine: Engine = create_engine(allreduce, self)
         if self.rank == 0:
             print(f'{self.size} ranks, averaging by {self.engine.name}')
 
-    def _gpu(self) -> int:
-        """Number of the first visible GPU that no rank before this one on this host takes;
-        UserError if there is none.
-
-        So local rank r takes visible GPU r, or the one GPU that it alone sees, which is how Slurm
-        may deal them out.
-        """
-        visible = [
-            str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())
-        ]
-        taken = []
-        for gpus in self.node.allgather(visible):
-            taken.append(next((gpu for gpu in gpus if gpu not in taken), None))
-        if None in taken:
-            raise UserError(
-                f'{self.local_size} ranks on {socket.gethostname()}, which has {len(visible)}'
-                f' visible GPU(s): take --mpi {len(visible)}, or make more visible by'
-                ' CUDA_VISIBLE_DEVICES'
-            )
-        return visible.index(taken[self.local_rank])
-
-    def _threads(self) -> int:
-        """This rank's share of the processors that it may use, of which MPI may have bound it to
-        some."""
-        processors = os.sched_getaffinity(0)
-        return max(1, torch.get_num_threads() // self.node.allgather(processors).count(processors))
+    def _share_host(self) -> None:
+        """Take a GPU of this rank's own; where no rank sees one, a share of the processors."""
+        gpus = self.node.allgather(_visible_gpus())
+        if any(gpus):
+            torch.cuda.set_device(choose_gpu(gpus, self.local_rank))
+        elif 'OMP_NUM_THREADS' not in os.environ:
+            affinities = self.node.allgather(os.sched_getaffinity(0))
+            torch.set_num_threads(share_threads(affinities, self.local_rank))
 
     def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite `tensors` on all ranks with those of rank 0, one after another."""
-        for tensor in tensors:  # by MPI, which waits as long as it takes another rank to get here
+        # By MPI, as engines have timeouts: MPI waits for as long as another rank takes to get here.
+        for tensor in tensors:
             host = tensor.detach().cpu().contiguous()
-            self.comm.Bcast(host.numpy())
+            self.world.Bcast(host.numpy())
             tensor.detach().copy_(host)
 
     def all_reduce_mean_(self, tensors: Iterable[torch.Tensor]) -> None:
-        for tensor, handle in [
-            (tensor, self.engine.all_reduce_async_(tensor)) for tensor in tensors
-        ]:
+        """Overwrite `tensors` with their mean over ranks; all sums start before the first wait."""
+        started = [(tensor, self.engine.all_reduce_async_(tensor)) for tensor in tensors]
+        for tensor, handle in started:
             self.engine.synchronize(handle)
             tensor.div_(self.size)
 
@@ -231,51 +140,67 @@ class _MpiWorld(LocalComm):
         return OverlappedGradients(parameters, self.size, self.engine)
 
     def all_gather_object(self, value: T) -> list[T]:
-        return self.comm.allgather(value)
+        return self.world.allgather(value)
 
     def barrier(self) -> None:
-        self.comm.Barrier()
-
-
-def _forget_shared_memory() -> None:
-    """Take away the names of the files through which MPICH's ranks, all of which have them open
-    now, share memory.
-
-    So there is nothing that killed ranks could leave behind.
-    """
-    for path in set(
-        re.findall(r'/dev/shm/mpich_\S+$', Path('/proc/self/maps').read_text(), re.MULTILINE)
-    ):
-        Path(path).unlink(missing_ok=True)
-
-
-def _horovod() -> ModuleType | None:
-    """The module, None where Horovod was not built for this environment."""
-    try:
-        import horovod.torch
-
-        return horovod.torch
-    except ImportError:
-        return None
-
-
-def expected_engine(allreduce: str) -> str:
-    """The engine that --run.allreduce `allreduce` comes to on this machine, in words; nothing is
-    started."""
-    if allreduce != 'auto':
-        return allreduce
-    return 'horovod' if importlib.util.find_spec('horovod') else 'torch'
+        self.world.Barrier()
 
 
 @functools.cache
 def init_comm(allreduce: str = 'auto') -> Comm:
-    """The ranks that this process belongs to: those MPI started, or it alone. UserError where that
-    cannot work."""
-    return LocalComm() if launched_size() == 1 else _MpiWorld(allreduce)
+    """The ranks that this process belongs to: those that MPI started, or it alone.
+
+    allreduce: see `engines`. UserError where the ranks cannot work together.
+    """
+    return LocalComm() if launched_size() == 1 else MpiComm(allreduce)
 
 
 def abort(status: int) -> None:
-    """End all ranks, wherever they are and whatever they wait for; mpiexec returns `status`."""
+    """End all ranks, whatever they are waiting for; mpiexec returns `status`."""
     from mpi4py import MPI
 
     MPI.COMM_WORLD.Abort(status)
+
+
+def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
+    """Number of the first GPU visible to `local_rank` that no rank before it on its host takes.
+
+    visible: what each rank of this host sees. So rank r takes GPU r of those that all see, or the
+    only one that it sees, as Slurm may deal them out. UserError if GPUs do not suffice for every
+    rank.
+    """
+    taken = []
+    for gpus in visible:
+        taken.append(next((gpu for gpu in gpus if gpu not in taken), None))
+    own = visible[local_rank]
+    if None in taken:
+        raise UserError(
+            f'{len(visible)} ranks on {socket.gethostname()}, which has {len(own)}'
+            f' visible GPU(s): take --mpi {len(own)}, or make more visible by'
+            ' CUDA_VISIBLE_DEVICES'
+        )
+    return own.index(taken[local_rank])
+
+
+def share_threads(affinities: Sequence[set[int]], local_rank: int) -> int:
+    """How many threads `local_rank` takes: its share of the processors that it may use.
+
+    affinities: the processors that each rank of this host may use; MPI may bind ranks to some.
+    """
+    sharing = affinities.count(affinities[local_rank])
+    return max(1, torch.get_num_threads() // sharing)
+
+
+def _visible_gpus() -> list[str]:
+    count = torch.cuda.device_count()
+    return [str(torch.cuda.get_device_properties(i).uuid) for i in range(count)]
+
+
+def _unlink_shared_memory() -> None:
+    """Unlink the files through which MPICH's ranks share memory: all have them open by now.
+
+    So ranks that are killed leave none behind.
+    """
+    maps = Path('/proc/self/maps').read_text()
+    for path in set(re.findall(r'/dev/shm/mpich_\S+$', maps, re.MULTILINE)):
+        Path(path).unlink(missing_ok=True)

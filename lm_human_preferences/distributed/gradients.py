@@ -2,114 +2,120 @@
 
 import weakref
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-BUCKET_BYTES = (
-    64 << 20
-)  # small enough to overlap, large enough that sending one is not mostly waiting
+from lm_human_preferences.distributed.engines import Engine
 
-
-class Engine(Protocol):
-    """What sums tensors over ranks, see `comm`."""
-
-    name: str  # what the console calls it
-
-    def all_reduce_async_(self, tensor: torch.Tensor) -> Any:
-        """Begin to overwrite `tensor` with its sum over ranks; returns the handle for `wait`."""
-
-    def synchronize(self, handle: Any) -> None:
-        """Return when the sum that `handle` stands for is there."""
+# Small enough that buckets overlap with the backward pass, large enough that sending one is not
+# mostly latency.
+BUCKET_BYTES = 64 << 20
 
 
 class Gradients:
-    """The gradients of the only rank, which has nobody to average them with."""
+    """The gradients of a single rank, which has nobody to average them with."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self.parameters = list(parameters)
 
     def zero_grad(self) -> None:
-        """Forget the gradients, before the first backward pass of an update."""
+        """Drop the gradients, before the first backward pass of an update."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def require_sync(self) -> None:
-        """Say that nothing is added after the next backward pass: averaging may overlap with it."""
+        """Announce the last backward pass of an update: averaging may overlap with it."""
 
     def synchronize(self) -> None:
         """Return when every gradient is the mean over ranks."""
 
 
 class OverlappedGradients(Gradients):
-    """Averages gradients in a few large buckets, each sent as soon as the last backward pass has
-    filled it.
+    """Averages gradients in a few large buckets while the last backward pass still runs.
 
-    A gradient is divided by the number of ranks on its way into its bucket, of which the
-    parameter's `grad` is then a view; what the loss does not reach has gradient 0. Buckets are
-    filled, and sent on every rank, in the order in which a backward pass reaches the parameters:
-    the last ones first. size: number of ranks; engine: has all_reduce_async_(tensor) -> handle and
-    wait(handle).
+    A bucket is sent as soon as that pass has filled it. Buckets are filled, and on every rank sent,
+    in the order in which a backward pass reaches the parameters: the last ones first. A gradient is
+    divided by the number of ranks on its way into its bucket; the parameter's `grad` is then a view
+    of the bucket. Parameters that the loss does not reach have gradient 0.
+
+    size: number of ranks.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor], size: int, engine: Engine) -> None:
         super().__init__(parameters)
-        self.size, self.engine = size, engine
-        self.buckets: list[torch.Tensor] = []  # the vector of each bucket
-        # parameter -> its bucket's number, its part of it
+        self.size = size
+        self.engine = engine
+        self.buckets: list[torch.Tensor] = []  # each is a vector
+        # parameter -> number of its bucket, and the view of its own part
         self.bucket_views: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
-        # how many gradients each bucket waits for, in the last pass
+        # How many gradients each bucket still waits for; None before the last backward pass.
         self.pending: list[int] | None = None
-        self.handles: list[Any] = []  # those sent
-        # A parameter that held its own gradients would never be freed.
-        arrived: Any = weakref.WeakMethod(self._arrived)
-        for members in _buckets(self.parameters[::-1]):
-            sizes = [parameter.numel() for parameter in members]
-            flat = torch.zeros(sum(sizes), dtype=members[0].dtype, device=members[0].device)
-            for parameter, part in zip(members, flat.split(sizes)):
-                self.bucket_views[parameter] = len(self.buckets), part.view(parameter.shape)
-                parameter.register_post_accumulate_grad_hook(lambda parameter: arrived()(parameter))
-            self.buckets.append(flat)
+        self.handles: list[Any] = []  # of the buckets sent, which are the first ones
+        for members in _split_into_buckets(self.parameters[::-1]):
+            self._add_bucket(members)
+
+    def _add_bucket(self, members: list[torch.Tensor]) -> None:
+        # A weak reference: parameters whose hooks held this object, which holds the parameters,
+        # would never be freed.
+        on_gradient: Any = weakref.WeakMethod(self._on_gradient)
+        sizes = [parameter.numel() for parameter in members]
+        bucket = torch.zeros(sum(sizes), dtype=members[0].dtype, device=members[0].device)
+        for parameter, part in zip(members, bucket.split(sizes)):
+            self.bucket_views[parameter] = len(self.buckets), part.view(parameter.shape)
+            parameter.register_post_accumulate_grad_hook(lambda parameter: on_gradient()(parameter))
+        self.buckets.append(bucket)
 
     def require_sync(self) -> None:
-        buckets = [bucket for bucket, _ in self.bucket_views.values()]
-        self.pending = [buckets.count(bucket) for bucket in range(len(self.buckets))]
+        self.pending = [0] * len(self.buckets)
+        for bucket, _ in self.bucket_views.values():
+            self.pending[bucket] += 1
 
-    def _arrived(self, parameter: torch.Tensor) -> None:
-        if self.pending:
-            self._fill(parameter)
-            self.pending[self.bucket_views[parameter][0]] -= 1
-            while len(self.handles) < len(self.buckets) and not self.pending[len(self.handles)]:
-                self.handles.append(self.engine.all_reduce_async_(self.buckets[len(self.handles)]))
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        """In the last backward pass, fill the parameter's bucket, and send those that are full."""
+        if not self.pending:
+            return
+        self._fill(parameter)
+        bucket, _ = self.bucket_views[parameter]
+        self.pending[bucket] -= 1
+        while len(self.handles) < len(self.buckets) and not self.pending[len(self.handles)]:
+            self._send_next()
 
     def _fill(self, parameter: torch.Tensor) -> None:
-        _, part = self.bucket_views[parameter]
-        parameter.grad = (
-            part.zero_()
-            if parameter.grad is None
-            else torch.div(parameter.grad, self.size, out=part)
-        )
+        _, view = self.bucket_views[parameter]
+        if parameter.grad is None:
+            view.zero_()
+        else:
+            torch.div(parameter.grad, self.size, out=view)
+        parameter.grad = view
+
+    def _send_next(self) -> None:
+        bucket = self.buckets[len(self.handles)]
+        self.handles.append(self.engine.all_reduce_async_(bucket))
 
     def synchronize(self) -> None:
-        """Send what the last backward pass did not fill, and return when every gradient is the mean
-        over ranks."""
-        for parameter, (_, part) in self.bucket_views.items():
-            if parameter.grad is not part:
+        """Send what the last backward pass did not fill, and wait until all is averaged."""
+        for parameter, (_, view) in self.bucket_views.items():
+            if parameter.grad is not view:
                 self._fill(parameter)
-        self.handles += map(self.engine.all_reduce_async_, self.buckets[len(self.handles) :])
+        while len(self.handles) < len(self.buckets):
+            self._send_next()
         for handle in self.handles:
             self.engine.synchronize(handle)
-        self.pending, self.handles = None, []
+        self.pending = None
+        self.handles = []
 
 
-def _buckets(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+def _split_into_buckets(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Split a list of tensors into runs of about BUCKET_BYTES, of one type and on one device."""
-    found: list[list[torch.Tensor]] = []
-    room = 0
+    buckets: list[list[torch.Tensor]] = []
+    kind = None
+    bytes_left = 0
     for tensor in tensors:
-        if room <= 0 or (tensor.dtype, tensor.device) != (found[-1][0].dtype, found[-1][0].device):
-            found.append([])
-            room = BUCKET_BYTES
-        found[-1].append(tensor)
-        room -= tensor.nbytes
-    return found
+        if bytes_left <= 0 or (tensor.dtype, tensor.device) != kind:
+            buckets.append([])
+            kind = tensor.dtype, tensor.device
+            bytes_left = BUCKET_BYTES
+        buckets[-1].append(tensor)
+        bytes_left -= tensor.nbytes
+    return buckets

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
+# Tokens that a cache of keys and values has room for beyond those it holds.
+CACHE_HEADROOM = 64
+
 
 @dataclass
 class HParams(hyperparams.HParams):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from lm_human_preferences.datasets import registry
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
@@ -26,7 +27,7 @@ class TaskHParams(hyperparams.HParams):
     )
     query_dataset: str = option(
         None,
-        'where queries come from: books, cnndm, tldr, test, reviews, or a .jsonl file of strings',
+        f'where queries come from: {registry.choices()}, or a .jsonl file of strings',
     )
     query_prefix: str = option('', 'text put before every query')
     query_suffix: str = option('', 'text put after every query')

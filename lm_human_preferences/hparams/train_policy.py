@@ -151,6 +151,18 @@ class HParams(hyperparams.HParams):
         return None
 
 
+def load_run_hparams(save_dir: str) -> HParams:
+    """The hyperparameters of the run of train_policy in `save_dir`, local or remote."""
+    hparams = HParams()
+    try:
+        hparams.override_from_json_file(storage.join(save_dir, 'train_policy_hparams.json'))
+    except storage.NotFound as e:
+        raise UserError(
+            f'--save_dir {save_dir} is no run of train_policy: it has no train_policy_hparams.json'
+        ) from e
+    return hparams
+
+
 def complete(
     settings: dict[str, Any],
     hparams: HParams,

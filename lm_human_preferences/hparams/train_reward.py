@@ -10,7 +10,7 @@ from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
 ENGINES = ('auto', 'horovod', 'torch', 'mpi')
-ANDON = ('off', 'warn', 'stop')
+ON_ANOMALY = ('off', 'warn', 'stop')
 CONSOLES = ('summary', 'original', 'quiet')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
 
@@ -81,11 +81,12 @@ class RunHParams(hyperparams.HParams):
     allreduce: str = option(
         'auto', 'what averages over ranks: auto, horovod, torch or mpi', one_of=ENGINES, ours=True
     )
-    andon: str = option(
+    on_anomaly: str = option(
         'warn',
         'when training goes wrong: off, warn, or stop, with a checkpoint of the moment',
-        one_of=ANDON,
+        one_of=ON_ANOMALY,
         ours=True,
+        formerly='andon',
     )
     precision: str = option(
         'fp32',

@@ -1,4 +1,4 @@
-"""Human labels: files that are read and checked, and folders that collect what people answer.
+"""Labels for reward training: read and checked, simulated, or collected from people in folders.
 
-Knows label types and tasks; knows no reward model and trains nothing.
+Knows label types and tasks; knows no reward model but the known one, and trains nothing.
 """

@@ -1,30 +1,26 @@
-"""Data sets of texts, and the stream of token sequences that a task takes its queries from."""
+"""Data sets by name, and the stream of token sequences that a task takes its queries from."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from lm_human_preferences import storage
-from lm_human_preferences.datasets.books import books_generator, read_jsonl
-from lm_human_preferences.datasets.cnndm import cnndm_generator
-from lm_human_preferences.datasets.reviews import reviews_generator
-from lm_human_preferences.datasets.tldr import tldr_generator
+from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language.encodings import LETTERS, Encoder
+from lm_human_preferences.language.encodings import Encoder
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
 
 
 class Dataset:
-    """Texts by name. generator(mode, seed=0, shuffle=False) yields those of the part `mode`: train,
-    valid or test.
+    """The texts of one data set.
 
-    texts_read: how many of the present epoch the last of `sequences` has read.
+    generator(mode, seed=0, shuffle=False) yields those of the part `mode`: train, valid or test.
+    texts_read: how many texts of the current epoch the last iterator of `sequences` has read.
     """
 
     def __init__(
@@ -49,42 +45,55 @@ class Dataset:
         allow_empty: bool = True,
         skip: tuple[int, int] = (0, 0),
     ) -> Iterator[list[int]]:
-        """Iterator of lists of `sequence_length` token ids (the original's tf_dataset), padded on
-        the right.
+        """Iterator of lists of `sequence_length` token ids, padded on the right (the original's
+        tf_dataset).
 
         A text is cut after its first start token, at `sequence_length`, and after its last end
-        token; without one of them it is left out, unless `allow_empty` also where nothing remains.
-        Each of `repeat_count` epochs (None: no end, unless an epoch is empty) has the same order.
-        Rank r of n takes every n-th sequence from the r-th on. skip: how many texts of the first
-        epoch, and of the sequences after them, are left out before that.
-        """
-        known = encoder.padding_token if encoder.eot_token is None else encoder.eot_token + 1
+        token. A text that lacks one of these tokens is left out, and so is one of which nothing
+        remains, unless `allow_empty`. Each of `repeat_count` epochs (None: no end, unless an epoch
+        is empty) has the same order. Rank r of n takes every n-th sequence, starting at the r-th.
 
-        def epoch(begin: int) -> Iterator[list[int]]:
-            """Yield the sequences of all texts from number `begin` on."""
-            texts = itertools.islice(self.generator(mode, seed=seed, shuffle=shuffle), begin, None)
-            for self.texts_read, text in enumerate(texts, start=begin + 1):
+        skip: (texts of the first epoch, sequences after them) to leave out before that, so that an
+        interrupted run can go on where it was.
+        """
+
+        def epoch(first: int) -> Iterator[list[int]]:
+            """Yield the sequences of one epoch, from text number `first` on."""
+            texts = self.generator(mode, seed=seed, shuffle=shuffle)
+            texts = itertools.islice(texts, first, None)
+            for self.texts_read, text in enumerate(texts, start=first + 1):
                 if isinstance(text, str):
                     tokens = _cut(encoder.encode(text), sequence_length, start_token, end_token)
-                else:  # a query of a label file, which has its start behind it
-                    query = [token for token in text if token != encoder.padding_token]
-                    if not all(0 <= token < known for token in query):
-                        raise UserError(
-                            'a query of the label file holds token ids that are not in 0 to'
-                            f' {known - 1}'
-                        )
+                else:
+                    # A query of a label file was already cut after its start token.
+                    query = _label_query(text, encoder)
                     tokens = _cut(query, sequence_length, None, end_token)
                 if tokens or (allow_empty and tokens is not None):
                     yield tokens + [encoder.padding_token] * (sequence_length - len(tokens))
 
-        rank, size = (comm.rank, comm.size) if comm else (0, 1)
-        return itertools.islice(_repeated(epoch, repeat_count, skip[0]), skip[1] + rank, None, size)
+        texts_to_skip, sequences_to_skip = skip
+        rank = comm.rank if comm else 0
+        size = comm.size if comm else 1
+        everything = _repeated(epoch, repeat_count, texts_to_skip)
+        return itertools.islice(everything, sequences_to_skip + rank, None, size)
+
+
+def _label_query(tokens: list[int], encoder: Encoder) -> list[int]:
+    """The query of a label without its padding; UserError for an id that is no token."""
+    n_tokens = encoder.padding_token if encoder.eot_token is None else encoder.eot_token + 1
+    query = [token for token in tokens if token != encoder.padding_token]
+    if not all(0 <= token < n_tokens for token in query):
+        raise UserError(
+            f'a query of the label file holds token ids that are not in 0 to {n_tokens - 1}'
+        )
+    return query
 
 
 def _cut(
     tokens: list[int], length: int, start_token: int | None, end_token: int | None
 ) -> list[int] | None:
-    """What of a text's tokens makes a sequence, None if one of the two tokens is missing."""
+    """The part of a text's tokens that makes a sequence; None where the start or end token is
+    missing."""
     if start_token is not None:
         if start_token not in tokens:
             return None
@@ -99,57 +108,41 @@ def _cut(
 
 
 def _repeated(
-    epoch: Callable[[int], Iterable[list[int]]], count: int | None, begin: int
+    epoch: Callable[[int], Iterable[list[int]]], count: int | None, first: int
 ) -> Iterator[list[int]]:
-    """The elements of `count` epochs, or any number (None) until one is empty; the first begins at
-    text `begin`."""
+    """The elements of `count` epochs, or of epochs until one is empty (None).
+
+    The first epoch begins at text `first`, so it may have nothing left without being empty.
+    """
     for _ in itertools.count() if count is None else range(count):
-        empty = not begin
-        for element in epoch(begin):
-            empty = False
+        is_empty = first == 0
+        for element in epoch(first):
+            is_empty = False
             yield element
-        if empty:
+        if is_empty:
             return
-        begin = 0
-
-
-def _letters_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
-    """Yield texts of 40 random letters without end, always the same for a seed and part."""
-    rng = random.Random(f'{mode} {seed}')
-    while True:
-        yield ''.join(rng.choices(LETTERS, k=40))
-
-
-def _file_generator(path: str, mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
-    """Yield the texts of a .jsonl file, the same for each part."""
-    texts = read_jsonl(path)
-    if shuffle:
-        random.Random(seed).shuffle(texts)
-    yield from texts
+        first = 0
 
 
 def get_dataset(name: str, labels: str | None = None) -> Dataset:
-    """The data set `name`: books, cnndm, tldr, test, reviews, or the path or URL of a .jsonl file
-    of strings.
+    """The data set `name`: one of datasets.registry, or the path or URL of a .jsonl file of
+    strings.
 
-    labels: label file whose queries stand in for `books` where that cannot be had. Raises UserError
-    for another name.
+    labels: the label file whose queries stand in for a data set that cannot be had, where its entry
+    allows that. Raises UserError for an unknown name or a missing file.
     """
-    generators = {
-        'books': functools.partial(books_generator, labels=labels),
-        'cnndm': cnndm_generator,
-        'tldr': tldr_generator,
-        'test': _letters_generator,
-        'reviews': reviews_generator,
-    }
-    if name in generators:
-        return Dataset(name, generators[name])
+    info = registry.info(name)
+    generator = info.load_generator()
+    if name in registry.DATASETS:
+        if info.labels_stand_in:
+            generator = functools.partial(generator, labels=labels)
+        return Dataset(name, generator)
     if not str(name).endswith('.jsonl'):
         raise UserError(
-            f'--task.query_dataset {name}: choose {", ".join(generators)} or a .jsonl file of texts'
+            f'--task.query_dataset {name}: choose {registry.choices()} or a .jsonl file of texts'
         )
     try:
         storage.cached_path(name)
     except storage.NotFound as e:
         raise UserError(f'--task.query_dataset {e}') from e
-    return Dataset(name, functools.partial(_file_generator, name))
+    return Dataset(name, functools.partial(generator, name))

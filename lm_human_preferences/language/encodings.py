@@ -1,5 +1,7 @@
-"""Text to token ids and back: `main` is GPT-2's byte pair encoding, `test` has letters, `reviews`
-whole words."""
+"""Text to token ids and back.
+
+The encoding `main` is GPT-2's byte pair encoding, `test` has letters, `reviews` whole words.
+"""
 
 import dataclasses
 import functools
@@ -10,18 +12,18 @@ from typing import Protocol, SupportsInt
 import tiktoken
 
 from lm_human_preferences import storage
+from lm_human_preferences.datasets.letters import LETTERS
 from lm_human_preferences.datasets.reviews import WORDS as REVIEW_WORDS
 from lm_human_preferences.errors import UserError
 
-# Words, numbers, punctuation and white space: GPT-2's pattern (section 2.2 of its paper; encoder.py
-# of its release).
+# GPT-2's pattern of words, numbers, punctuation and white space (section 2.2 of its paper;
+# encoder.py of its release).
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 END_OF_TEXT = '<|endoftext|>'
-LETTERS = 'abcdefghijklmnopqrstuvwxyz.'
 
 
 class Encoder(Protocol):
-    """What turns text into token ids and back: what all encoders of this module have."""
+    """What all encoders of this module can do: turn text into token ids and back."""
 
     @property
     def padding_token(self) -> int:
@@ -30,7 +32,7 @@ class Encoder(Protocol):
 
     @property
     def eot_token(self) -> int | None:
-        """The token id that ends a text, None where the encoding has none."""
+        """The token id that ends a text; None where the encoding has none."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -45,8 +47,8 @@ class Encoder(Protocol):
 class BytePairEncoder:
     """GPT-2's encoding (the original's ReversibleEncoder).
 
-    pieces: the bytes of every token, in the order in which pairs merge, but for the last token, the
-    end of a text.
+    pieces: the bytes of every token in the order in which pairs merge, without the last token,
+    which ends a text.
     """
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
@@ -67,19 +69,17 @@ class BytePairEncoder:
         return self._bpe.encode_ordinary(text)
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Text of token ids (list, numpy array or tensor); bytes that are not UTF-8 become U+FFFD,
-        padding nothing.
+        """Text of token ids (list, numpy array or tensor), without padding.
 
-        Raises KeyError for an id that is neither token nor padding.
+        Bytes that are not UTF-8 become U+FFFD. Raises KeyError for an id that is neither a token
+        nor padding.
         """
-        return b''.join(self._bytes[int(token)] for token in tokens).decode(
-            'utf-8', errors='replace'
-        )
+        text = b''.join(self._bytes[int(token)] for token in tokens)
+        return text.decode('utf-8', errors='replace')
 
 
 class LetterEncoder:
-    """A token for each of a to z and for the full stop, which also stands for all other
-    characters."""
+    """A token for each of a to z, and one for the full stop and all other characters."""
 
     eot_token = None
     padding_token = len(LETTERS)
@@ -89,8 +89,8 @@ class LetterEncoder:
         return [LETTERS.find(letter) if letter in LETTERS else len(LETTERS) - 1 for letter in text]
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Text of token ids; as in the original, padding and most unknown ids give <unk>, one gives
-        nothing."""
+        """Text of token ids; as in the original, padding and most unknown ids give <unk>, and one
+        gives nothing."""
         texts = {**dict(enumerate(LETTERS)), len(LETTERS) + 2: ''}
         return ''.join(texts.get(int(token), '<unk>') for token in tokens)
 
@@ -112,10 +112,9 @@ class WordEncoder:
             ) from e
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Text of token ids, padding left out; IndexError for an id that is neither."""
-        return ' '.join(
-            REVIEW_WORDS[token] for token in map(int, tokens) if token != self.padding_token
-        )
+        """Text of token ids, without padding; IndexError for an id that is neither."""
+        words = [int(token) for token in tokens if int(token) != self.padding_token]
+        return ' '.join(REVIEW_WORDS[word] for word in words)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +141,11 @@ class Encoding:
 
 @functools.lru_cache
 def _byte_pair_encoder(vocab_path: str, merges_path: str, n_vocab: int) -> BytePairEncoder:
-    """The encoder in encoder.json and vocab.bpe. The latter implies the former, which shows damage
-    to either."""
+    """The encoder in encoder.json and vocab.bpe.
+
+    The merges in vocab.bpe imply all of encoder.json, so comparing the two reveals damage to
+    either.
+    """
     vocab = storage.read_json(vocab_path)
     merges = storage.read_text(merges_path).split('\n')[1:-1]
     byte_of = _byte_of()
@@ -154,28 +156,27 @@ def _byte_pair_encoder(vocab_path: str, merges_path: str, n_vocab: int) -> ByteP
             f'{merges_path} has {len(merges)} merges, not {n_vocab - len(byte_of) - 1}; get it'
             ' again'
         )
-    names = [*byte_of, *(''.join(merge.split(' ')) for merge in merges)]
-    if (
-        vocab != {name: token for token, name in enumerate([*names, END_OF_TEXT])}
-        or not set(''.join(names)) <= byte_of.keys()
-    ):
+    names = [*byte_of, *(merge.replace(' ', '') for merge in merges)]
+    expected_vocab = {name: token for token, name in enumerate([*names, END_OF_TEXT])}
+    if vocab != expected_vocab or not set(''.join(names)) <= byte_of.keys():
         raise UserError(f'{vocab_path} and {merges_path} do not belong together; get both again')
     table = str.maketrans({name: chr(byte) for name, byte in byte_of.items()})
     return BytePairEncoder([name.translate(table).encode('latin-1') for name in names])
 
 
 def _byte_of() -> dict[str, int]:
-    """{character: byte} for the 256 printable characters that stand for bytes in GPT-2's files, in
-    token order."""
+    """{character: byte} of the 256 printable characters that stand for bytes in GPT-2's files, in
+    the order of their tokens."""
     printable = [
         *range(ord('!'), ord('~') + 1),
         *range(ord('¡'), ord('¬') + 1),
         *range(ord('®'), ord('ÿ') + 1),
     ]
     rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + i): byte for i, byte in enumerate(rest)
-    }
+    byte_of = {chr(byte): byte for byte in printable}
+    for i, byte in enumerate(rest):
+        byte_of[chr(256 + i)] = byte
+    return byte_of
 
 
 Main = Encoding('main', n_vocab=50257, eot_token=50256, base_path='gs://gpt-2/encodings/main')
@@ -184,7 +185,7 @@ Reviews = Encoding('reviews', n_vocab=len(REVIEW_WORDS), eot_token=None)
 
 
 def by_name(name: str) -> Encoding:
-    """The encoding called `name`, as the file `encoding` of a model directory says."""
+    """The encoding called `name`, as in the file `encoding` of a model directory."""
     encodings = {encoding.name: encoding for encoding in (Main, Test, Reviews)}
     if not isinstance(name, str) or name not in encodings:
         raise UserError(f'unknown encoding {name!r:.80}; there are {", ".join(encodings)}')

@@ -1,200 +1,33 @@
-"""GPT-2 with padding, scalar heads and a cache."""
+"""GPT-2 with padding, scalar heads and a cache (the original's language/model.py)."""
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences.hparams.model import HParams
+from lm_human_preferences.language.attention import (
+    KVCache,
+    Unpadding,
+    attend,
+    attention_mask,
+    last_present,
+    positions_for,
+)
+from lm_human_preferences.language.parameters import gpt2_parameters, tf_name
 from lm_human_preferences.training import precision
-from lm_human_preferences.training.memory import ROOM
-from lm_human_preferences.utils.core import cumulative_max, index_each
+from lm_human_preferences.utils.core import index_each
 
 __all__ = ['HParams', 'Model']
 
-Array = TypeVar('Array', torch.Tensor, np.ndarray)
-
-
-def positions_for(mask: torch.Tensor) -> torch.Tensor:
-    """Position of each token: how many real ones precede it. `mask (..., length)` bool -> int64."""
-    counts = mask.long()
-    return counts.cumsum(-1) - counts
-
-
-def attention_mask(
-    mask: torch.Tensor, queries: int, segment_mask: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Which keys the last `queries` positions may attend to: `mask (batch, keys)` -> bool `(batch,
-    queries, keys)`.
-
-    A token sees itself and the real tokens before it, of those only the ones that `segment_mask
-    (queries, keys)` allows. A position with nothing to see (padding before the first token) sees
-    itself, so that nothing becomes nan; its output is never used. Where all tokens are real, the
-    result has a batch of 1.
-    """
-    keys = mask.shape[1]
-    at = torch.arange(keys, device=mask.device)
-    causal, itself = at <= at[keys - queries :, None], at == at[keys - queries :, None]
-    if segment_mask is not None:
-        causal = causal & segment_mask
-    if mask.all():
-        return causal.unsqueeze(0)
-    allowed = causal & mask.unsqueeze(1)
-    return allowed | (itself & ~allowed.any(-1, keepdim=True))
-
-
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Attention of `q (batch, n_head, queries, d)` to `k` and `v (batch, n_head, keys, d)`: (batch,
-    queries, n_embd).
-
-    bias `(batch, 1, queries, keys)` is added to the scores of all heads: -inf where a key may not
-    be seen. On CPUs two plain products are faster than PyTorch's fused attention, at these lengths
-    and with `training.precision`'s.
-    """
-    if q.is_cuda:
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    else:
-        q_rows, k_rows, alpha = q.flatten(0, 1), k.flatten(0, 1), q.shape[-1] ** -0.5
-        bias = bias.expand(-1, q.shape[1], -1, -1).flatten(0, 1)
-        if (
-            q.shape[2] == 1
-        ):  # keys times query: the other way round, keys with room in between would be copied
-            scores = torch.baddbmm(bias.mT, k_rows, q_rows.mT, alpha=alpha).mT
-        else:
-            scores = torch.baddbmm(bias, q_rows, k_rows.mT, alpha=alpha)
-        attended = torch.bmm(scores.softmax(-1), v.flatten(0, 1)).unflatten(0, q.shape[:2])
-    return attended.transpose(1, 2).flatten(2)
-
-
-class KVCache:
-    """Keys and values of the tokens so far, in memory with room for those to come."""
-
-    def __init__(self, past: torch.Tensor | None = None) -> None:
-        """past: `(batch, n_layer, 2, n_head, past_length, d)` as `Model.forward` takes it."""
-        self.layers = (
-            [] if past is None else list(past.permute(1, 2, 0, 3, 4, 5))
-        )  # (2, batch, n_head, room, d) each
-        self.length = 0 if past is None else past.shape[-2]
-
-    def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Add `keys` and `values (batch, n_head, new, d)` of the tokens after `length`; returns
-        those of all tokens."""
-        new = torch.stack([keys, values])
-        end = self.length + new.shape[3]
-        if layer == len(self.layers):
-            self.layers.append(new[..., :0, :])
-        if end > self.layers[layer].shape[3]:
-            self.layers[layer] = F.pad(
-                self.layers[layer], (0, 0, 0, end + ROOM - self.layers[layer].shape[3])
-            )
-        self.layers[layer][..., self.length : end, :] = new
-        return self.layers[layer][..., :end, :]
-
-    def present(self, start: int) -> torch.Tensor:
-        """Those from token `start` on, `(batch, n_layer, 2, n_head, length - start, d)`."""
-        return torch.stack(self.layers)[..., start : self.length, :].permute(2, 0, 1, 3, 4, 5)
-
-
-class Unpadding:
-    """A grid `(batch, length)` of tokens as rows of real tokens only, for the layers that treat
-    every token alike."""
-
-    def __init__(self, real: torch.Tensor) -> None:
-        """real: bool `(batch, length)`."""
-        self.shape = real.shape
-        self.cells = None if real.all() else real.flatten().nonzero().squeeze(1)  # of each row
-
-    def pack(self, grid: torch.Tensor) -> torch.Tensor:
-        """`grid (batch, length, ...)` -> `(rows, ...)`."""
-        flat = grid.flatten(0, 1)
-        return flat if self.cells is None else flat.index_select(0, self.cells)
-
-    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        """`packed (rows, ...)` -> `(batch, length, ...)`, with zeros at padding."""
-        if self.cells is not None:
-            packed = packed.new_zeros(self.shape.numel(), *packed.shape[1:]).index_copy(
-                0, self.cells, packed
-            )
-        return packed.unflatten(0, self.shape)
-
-
-def last_present(mask: torch.Tensor) -> torch.Tensor:
-    """Column of the last real token up to each of `mask (batch, length)`, whose output stands for
-    padding's."""
-    return cumulative_max(torch.where(mask, torch.arange(mask.shape[1], device=mask.device), 0))
-
-
-def as_tf(name: str, tensor: Array) -> Array:
-    """`tensor` (torch or numpy) in the shape of TensorFlow variable `name`: projections are
-    convolutions of width 1.
-
-    The same goes for Adam's slots `name`/adam and `name`/adam_1.
-    """
-    return tensor[None] if tensor.ndim == 2 and re.search(r'/w(/adam(_1)?)?$', name) else tensor
-
-
-def in_tf_shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """{TensorFlow variable name: tensor} as views, without gradients, in the shapes that
-    TensorFlow's have."""
-    return {name: as_tf(name, tensor.detach()) for name, tensor in tensors.items()}
-
-
-def tf_name(name: str) -> str:
-    """'h.0.attn.c_attn.weight' -> 'h0/attn/c_attn/w': the GPT-2 release's name of a parameter of
-    GPT2Model."""
-    path = re.sub(r'^h\.', 'h', name).replace('.', '/')
-    if path.endswith('/bias'):
-        return path.removesuffix('ias')
-    kind = '' if path in ('wte/weight', 'wpe/weight') else '/g' if 'ln_' in path else '/w'
-    return path.removesuffix('/weight') + kind
-
-
-def gpt2_parameters(sizes: HParams) -> nn.ModuleDict:
-    """GPT-2's parameters, with any values, as modules. transformers, whose names these are, takes
-    seconds to import."""
-    n_embd = sizes.n_embd
-
-    def embedding(count: int) -> nn.Embedding:
-        return nn.Embedding.from_pretrained(torch.empty(count, n_embd), freeze=False)
-
-    def layer(inputs: int, outputs: int) -> nn.ParameterDict:
-        return nn.ParameterDict(
-            {'weight': torch.empty(inputs, outputs), 'bias': torch.empty(outputs)}
-        )
-
-    blocks = [
-        nn.ModuleDict(
-            {
-                'ln_1': nn.LayerNorm(n_embd),
-                'attn': nn.ModuleDict(
-                    {'c_attn': layer(n_embd, 3 * n_embd), 'c_proj': layer(n_embd, n_embd)}
-                ),
-                'ln_2': nn.LayerNorm(n_embd),
-                'mlp': nn.ModuleDict(
-                    {'c_fc': layer(n_embd, 4 * n_embd), 'c_proj': layer(4 * n_embd, n_embd)}
-                ),
-            }
-        )
-        for _ in range(sizes.n_layer)
-    ]
-    return nn.ModuleDict(
-        {
-            'wte': embedding(sizes.n_vocab),
-            'wpe': embedding(sizes.n_ctx),
-            'h': nn.ModuleList(blocks),
-            'ln_f': nn.LayerNorm(n_embd),
-        }
-    )
-
 
 class ScalarHead(nn.Module):
-    """One number per position: `h (..., n_embd)` -> `(...)`."""
+    """One number for each position: `h (..., n_embd)` -> `(...)`."""
 
     def __init__(self, n_embd: int) -> None:
         super().__init__()
@@ -206,33 +39,34 @@ class ScalarHead(nn.Module):
         return (h.to(self.w.dtype) * self.w).sum(-1) + self.b
 
     def regularizer(self) -> torch.Tensor:
-        """The L2 penalty that is 1 on average for a fresh head of the original (it never trained
-        with it)."""
+        """The original's L2 penalty, 1 on average for a freshly drawn head; no training uses it."""
         return self.w.square().sum() / 2
 
 
 class Model(nn.Module):
-    """The original's language/model.py: a language model whose outputs at padding repeat the last
-    real token's.
+    """A language model whose outputs at padding repeat those of the last real token before it.
 
     scalar_heads: names of heads, 'value' (starts at zero) or 'reward' (starts random). Parameters
-    are uninitialised until `initialize` or until all of them are loaded. gradient_checkpointing:
-    whether a backward pass computes each block anew from its inputs, which are then all that is
-    kept of it.
+    are uninitialised until `initialize` or until all of them are loaded.
+
+    gradient_checkpointing: whether a backward pass recomputes each block from its inputs, so that
+    only these are kept.
     """
 
     def __init__(self, hparams: HParams, scalar_heads: Iterable[str] = ()) -> None:
         super().__init__()
-        self.hparams, self.gradient_checkpointing = hparams, False
+        self.hparams = hparams
+        self.gradient_checkpointing = False
         # Any: the entries of a ModuleDict are also its attributes, whose types nothing declares.
         self.transformer: Any = gpt2_parameters(hparams)
         self.heads = nn.ModuleDict({name: ScalarHead(hparams.n_embd) for name in scalar_heads})
 
     @torch.no_grad()
     def initialize(self, names: Container[str] | None = None) -> Self:
-        """Draw the starting values of the original for all parameters, or for the TensorFlow
-        `names` only."""
-        n_embd, n_layer = self.hparams.n_embd, self.hparams.n_layer
+        """Set the original's starting values: of all parameters, or of those with TensorFlow names
+        in `names`."""
+        n_embd = self.hparams.n_embd
+        n_layer = self.hparams.n_layer
         stdevs = {
             'wpe': 0.01,
             'wte': 0.02,
@@ -254,13 +88,17 @@ class Model(nn.Module):
         return self
 
     def tf_parameters(self, scope: str = '') -> dict[str, nn.Parameter]:
-        """Parameters under the names of the GPT-2 release, in `scope`:
-        {'policy/model/h0/attn/c_attn/w': Parameter}."""
+        """Parameters by their names in the GPT-2 release, below `scope`.
+
+        {'policy/model/h0/attn/c_attn/w': Parameter, ...} for scope 'policy'.
+        """
         prefix = f'{scope}/model/' if scope else 'model/'
-        named = {prefix + tf_name(name): p for name, p in self.transformer.named_parameters()}
-        for name, p in self.heads.named_parameters():
-            named[f'{prefix}heads/' + name.replace('.', '/')] = p
-        return named
+        parameters = {}
+        for name, parameter in self.transformer.named_parameters():
+            parameters[prefix + tf_name(name)] = parameter
+        for name, parameter in self.heads.named_parameters():
+            parameters[f'{prefix}heads/' + name.replace('.', '/')] = parameter
+        return parameters
 
     def hidden(
         self,
@@ -269,56 +107,58 @@ class Model(nn.Module):
         cache: KVCache | None = None,
         output_positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Outputs of the last layer: `tokens (batch, length)` -> `(batch, length, n_embd)`.
+        """Outputs of the last layer: `tokens (batch, length)` -> (batch, length, n_embd).
 
-        mask: bool `(batch, past + length)`, False where a token is padding, or None when all are
-        real. cache: keys and values of the tokens before (extended in place), or None.
-        output_positions: int64 (n,), columns of `tokens`; then the result is (batch, n, n_embd),
-        and nothing else is computed.
+        mask: bool (batch, past + length), False at padding, or None where all tokens are real.
+        cache: keys and values of the tokens before (extended in place), or None.
+        output_positions: int64 (n,), columns of `tokens`: the result is (batch, n, n_embd), and the
+        last layer computes nothing else.
         """
-        (batch, length), past = tokens.shape, cache.length if cache is not None else 0
+        batch, length = tokens.shape
+        past = cache.length if cache is not None else 0
         if mask is None:
             mask = torch.ones(batch, past + length, dtype=torch.bool, device=tokens.device)
-        positions, allowed, new = (
-            positions_for(mask)[:, past:],
-            attention_mask(mask, length),
-            mask[:, past:],
-        )
-        columns = last_present(new)
+        positions = positions_for(mask)[:, past:]
+        allowed = attention_mask(mask, length)
+        real = mask[:, past:]
+        columns = last_present(real)
         if output_positions is not None:
-            return self._outputs(
-                tokens, positions, allowed, new, columns[:, output_positions], cache
-            )
-        return index_each(
-            self._outputs(tokens, positions, allowed, torch.ones_like(new), None, cache), columns
-        )
+            columns = columns[:, output_positions]
+            return self._outputs(tokens, positions, allowed, real, columns, cache)
+        # Padding is computed too: before the first token there is no real one to repeat.
+        everywhere = torch.ones_like(real)
+        h = self._outputs(tokens, positions, allowed, everywhere, None, cache)
+        return index_each(h, columns)
 
     def last_hidden(
-        self, stem: torch.Tensor, branches: torch.Tensor, padding_token: int
+        self, prompt: torch.Tensor, completions: torch.Tensor, padding_token: int
     ) -> torch.Tensor:
-        """Outputs at the end of each of `branches (batch, n, length)`, each alone after `stem
-        (batch, stem_length)`.
+        """Outputs at the last real token of `prompt (batch, prompt_length)` with each completion.
 
-        Returns (batch, n, n_embd). A branch ends at its last real token, an empty one at the
-        stem's. The stem, which is computed once, does not see the branches, nor do they see each
-        other.
+        completions: (batch, n, length), each of which follows the prompt on its own; an empty one
+        is read at the end of the prompt. Returns (batch, n, n_embd). The prompt is computed once:
+        all completions stand behind it in one row, in which none attends to another.
         """
-        n, length = branches.shape[1:]
-        start, device = stem.shape[1], stem.device
-        each = torch.cat([stem.unsqueeze(1).expand(-1, n, -1), branches], dim=2)
-        each, mask = self.mask_padding(each, padding_token)
+        n, length = completions.shape[1:]
+        start = prompt.shape[1]
+        device = prompt.device
+        prompts = prompt.unsqueeze(1).expand(-1, n, -1)
+        tokens, mask = self.mask_padding(torch.cat([prompts, completions], dim=2), padding_token)
+        positions = positions_for(mask)
+        # Column of the last real token: with its own copy of the prompt, then in the shared row.
         ends = (mask * torch.arange(start + length, device=device)).amax(-1)
         ends += (ends >= start) * torch.arange(0, n * length, length, device=device)
 
-        def in_a_row(values: torch.Tensor) -> torch.Tensor:
+        def one_row(values: torch.Tensor) -> torch.Tensor:
+            """(batch, n, start + length) -> (batch, start + n * length): the prompt only once."""
             return torch.cat([values[:, 0, :start], values[:, :, start:].flatten(1)], dim=1)
 
-        tokens, mask, positions = in_a_row(each), in_a_row(mask), in_a_row(positions_for(mask))
-        branch = torch.arange(n, device=device).repeat_interleave(length)
-        segment_mask = F.pad(branch == branch[:, None], (start, 0, start, 0), value=True)
-        return self._outputs(
-            tokens, positions, attention_mask(mask, len(segment_mask), segment_mask), mask, ends
-        )
+        completion = torch.arange(n, device=device).repeat_interleave(length)
+        same_completion = completion == completion[:, None]
+        segment_mask = F.pad(same_completion, (start, 0, start, 0), value=True)
+        real = one_row(mask)
+        allowed = attention_mask(real, len(segment_mask), segment_mask)
+        return self._outputs(one_row(tokens), one_row(positions), allowed, real, ends)
 
     def _outputs(
         self,
@@ -329,19 +169,20 @@ class Model(nn.Module):
         output_positions: torch.Tensor | None,
         cache: KVCache | None = None,
     ) -> torch.Tensor:
-        """The network: outputs of the last layer at all of `tokens (batch, length)`, or at columns
-        `read (batch, n)`.
+        """The network: outputs of the last layer at all of `tokens (batch, length)`, or only at
+        columns `output_positions (batch, n)`.
 
-        positions: (batch, length); allowed: see attention_mask; real: bool (batch, length), where
-        to compute at all.
+        positions: (batch, length). allowed: see attention_mask. real: bool (batch, length), where
+        anything is computed at all.
         """
         if positions.numel() and positions.max() >= self.hparams.n_ctx:
             raise ValueError(
                 f"{positions.max() + 1} tokens are more than the model's context of"
                 f' {self.hparams.n_ctx}'
             )
-        network, packing = self.transformer, Unpadding(real)
-        x = network.wte(packing.pack(tokens)) + network.wpe(packing.pack(positions))
+        network = self.transformer
+        unpadding = Unpadding(real)
+        x = network.wte(unpadding.unpad(tokens)) + network.wpe(unpadding.unpad(positions))
         bias = torch.zeros(allowed.shape, dtype=precision.autocast_dtype(x.dtype), device=x.device)
         bias = bias.masked_fill_(~allowed, -torch.inf).unsqueeze(1).expand(len(tokens), -1, -1, -1)
         compute = self._block
@@ -349,55 +190,52 @@ class Model(nn.Module):
             compute = partial(
                 checkpoint, self._block, use_reentrant=False, preserve_rng_state=False
             )
+        last = len(network.h) - 1
         with precision.autocast(x.device):
             for i in range(len(network.h)):
-                x, packing = compute(
-                    i,
-                    x,
-                    packing,
-                    bias,
-                    cache,
-                    output_positions if i == len(network.h) - 1 else None,
-                )
+                # Earlier blocks compute all positions, which the last one needs keys of.
+                read = output_positions if i == last else None
+                x, unpadding = compute(i, x, unpadding, bias, cache, read)
         if cache is not None:
             cache.length += tokens.shape[1]
-        return packing.unpack(network.ln_f(x))
+        return unpadding.pad(network.ln_f(x))
 
     def _block(
         self,
         i: int,
         x: torch.Tensor,
-        packing: Unpadding,
+        unpadding: Unpadding,
         bias: torch.Tensor,
         cache: KVCache | None,
         output_positions: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Unpadding]:
-        """Block `i` on `x (rows, n_embd)`, after its keys only at columns `read` if there are any:
-        (x, its packing)."""
-        block, n_head = self.transformer.h[i], self.hparams.n_head
-        qkv = packing.unpack(precision.linear(block.ln_1(x), **block.attn.c_attn))
-        q, k, v = qkv.unflatten(2, (3, n_head, -1)).permute(2, 0, 3, 1, 4)
+        """Block `i` on `x (tokens, n_embd)`: (its output, the Unpadding that the output has).
+
+        bias: see attend. With `output_positions (batch, n)`, keys and values are those of all
+        tokens and everything after them is computed at these columns only.
+        """
+        block = self.transformer.h[i]
+        qkv = unpadding.pad(precision.linear(block.ln_1(x), **block.attn.c_attn))
+        q, k, v = qkv.unflatten(2, (3, self.hparams.n_head, -1)).permute(2, 0, 3, 1, 4)
         if cache is not None:
             k, v = cache.extend(i, k, v)
         if output_positions is not None:
-            columns = output_positions[:, None, :, None]
-            q, bias = (
-                grid.gather(2, columns.expand(-1, grid.shape[1], -1, grid.shape[3]))
-                for grid in (q, bias)
-            )
-            x, packing = (
-                index_each(packing.unpack(x), output_positions).flatten(0, 1),
-                Unpadding(torch.ones_like(output_positions) > 0),
-            )
-        x = x + precision.linear(packing.pack(attend(q, k, v, bias)), **block.attn.c_proj)
+            q = _take_queries(q, output_positions)
+            bias = _take_queries(bias, output_positions)
+            x = index_each(unpadding.pad(x), output_positions).flatten(0, 1)
+            unpadding = Unpadding(torch.ones_like(output_positions, dtype=torch.bool))
+        attended = unpadding.unpad(attend(q, k, v, bias))
+        x = x + precision.linear(attended, **block.attn.c_proj)
         inner = precision.linear(block.ln_2(x), **block.mlp.c_fc, gelu=True)
-        return x + precision.linear(inner, **block.mlp.c_proj), packing
+        return x + precision.linear(inner, **block.mlp.c_proj), unpadding
 
     def mask_padding(
         self, tokens: torch.Tensor, padding_token: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(tokens with 0 for padding, bool mask of the real ones); ValueError for a row of padding
-        only."""
+        """(tokens with 0 for padding, bool mask of the real ones).
+
+        Raises ValueError for a row of padding only.
+        """
         mask = tokens != padding_token
         empty = (~mask.any(-1)).nonzero()
         if len(empty):
@@ -420,11 +258,11 @@ class Model(nn.Module):
         """Everything at every position, as the original returned it; training computes only what it
         reads.
 
-        X: int64 `(batch, length)`. Padding is named by `mask` (bool, of past and X) or by
+        X: int64 (batch, length). Padding is given by `mask` (bool, of past and X) or by
         `padding_token`, not both; the latter needs `past_tokens (batch, past_length)` beside `past
         (batch, n_layer, 2, n_head, past_length, d)`. Returns 'h' (batch, length, n_embd), 'present'
         (keys and values of X, shaped like past), 'lm_logits', 'lm_all_losses' (batch, length - 1),
-        'lm_losses' (batch,), and of each head NAME 'NAME' (batch, length) and 'NAME_regularizer'.
+        'lm_losses' (batch,), and for each head NAME 'NAME' (batch, length) and 'NAME_regularizer'.
         """
         if padding_token is not None:
             if mask is not None:
@@ -449,5 +287,13 @@ class Model(nn.Module):
         }
         for name, head in self.heads.items():
             assert isinstance(head, ScalarHead)
-            results[name], results[f'{name}_regularizer'] = head(h), head.regularizer()
+            results[name] = head(h)
+            results[f'{name}_regularizer'] = head.regularizer()
         return results
+
+
+def _take_queries(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """`values (batch, heads, queries, d)` at `columns (batch, n)` of the queries: (batch, heads, n,
+    d)."""
+    index = columns[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[3])
+    return values.gather(2, index)

@@ -1,4 +1,4 @@
-"""Sampling from an autoregressive model; knows neither tokens' meaning nor the network."""
+"""Sampling from an autoregressive model; knows neither the encoding nor the network."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,8 +17,8 @@ from lm_human_preferences.utils.core import (
 def adjust_logits(
     logits: torch.Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
 ) -> torch.Tensor:
-    """The distribution that is sampled: `logits (..., n_vocab)` over the temperature, cut to top k
-    and top p."""
+    """The logits that are sampled from: `logits (..., n_vocab)` divided by the temperature, cut to
+    top k and top p."""
     logits = logits.float() / max(temperature, MIN_TEMPERATURE)
     if top_k != 0:
         logits = take_top_k_logits(logits, top_k)
@@ -41,27 +41,32 @@ def sample_sequence(
     """Continue `context (batch, context_length)` by `length` tokens (the original's
     language/sample.py).
 
-    step: function of (tokens, past, past_tokens) -> dict with the last position's 'logits' (batch,
-    n_vocab), the new
-        'past', and each of `extra_outputs` (batch,); `past` is whatever it returned before, None at
-        first.
+    step: function of (tokens, past, past_tokens) that returns a dict of the 'logits' (batch,
+        n_vocab) at the last position, the new 'past', and each of `extra_outputs` (batch,). Its
+        argument `past` is what it returned before, at first None.
     Returns a dict of 'tokens' (batch, context_length + length), 'logprobs' (batch, length) of the
-    sampled tokens under the adjusted distribution, and each of `extra_outputs` (batch, length),
-    read where the token was chosen.
+    sampled tokens under the adjusted distribution, and each of `extra_outputs` (batch, length) at
+    the position where the token was chosen.
     """
-    tokens, new, past = context, context, None
-    columns = {name: [] for name in ('logprobs', *extra_outputs)}
+    tokens = context
+    new = context
+    past = None
+    columns: dict[str, list[torch.Tensor]] = {name: [] for name in ('logprobs', *extra_outputs)}
     for _ in range(length):
-        output = step(new, past, tokens[:, : tokens.shape[1] - new.shape[1]])
-        logits, past = adjust_logits(output['logits'], temperature, top_k, top_p), output['past']
+        past_tokens = tokens[:, : tokens.shape[1] - new.shape[1]]
+        output = step(new, past, past_tokens)
+        past = output['past']
+        logits = adjust_logits(output['logits'], temperature, top_k, top_p)
         sampled = sample_from_logits(logits)
         columns['logprobs'].append(logprobs_from_logits(logits=logits, labels=sampled))
         for name in extra_outputs:
             columns[name].append(output[name])
         new = sampled.unsqueeze(1)
         tokens = torch.cat([tokens, new], dim=1)
-    empty = torch.empty(context.shape[0], 0, device=context.device)
-    return {
-        'tokens': tokens,
-        **{k: torch.stack(v, dim=1) if v else empty for k, v in columns.items()},
-    }
+    results = {'tokens': tokens}
+    for name, values in columns.items():
+        if values:
+            results[name] = torch.stack(values, dim=1)
+        else:
+            results[name] = torch.empty(context.shape[0], 0, device=context.device)
+    return results

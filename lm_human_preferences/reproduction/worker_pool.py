@@ -1,5 +1,11 @@
-"""Independent jobs on processes of one thread each. A job leaves a file, whole or not at all: then
-it is not redone."""
+"""Independent jobs on processes of one thread each.
+
+A job leaves a file, whole or not at all; a job whose file is there is not done again.
+
+The pool is that of concurrent.futures, which reports a worker that was killed. What is added here
+is that no worker outlives this process: when it was killed in the middle of a job, the workers of
+concurrent.futures, multiprocessing.Pool and loky alike went on. See benchmarks/README.md.
+"""
 
 import concurrent.futures
 import contextlib
@@ -22,7 +28,7 @@ def pool(processes: int | None) -> Iterator[concurrent.futures.ProcessPoolExecut
     """A pool for `finish`. Whatever ends this process, Ctrl-C or a kill, ends its workers."""
     spawn = multiprocessing.get_context('spawn')
     with concurrent.futures.ProcessPoolExecutor(
-        processes, mp_context=spawn, initializer=_start
+        processes, mp_context=spawn, initializer=_set_up_worker
     ) as executor:
         try:
             yield executor
@@ -33,20 +39,24 @@ def pool(processes: int | None) -> Iterator[concurrent.futures.ProcessPoolExecut
             raise
 
 
-def _start() -> None:
-    """In a worker, before it loads torch: the parent hears Ctrl-C and decides; without a parent
-    there is no work."""
+def _set_up_worker() -> None:
+    """Prepare a worker, before it loads torch."""
+    # Ctrl-C reaches all processes; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ['OMP_NUM_THREADS'] = '1'
-    os.environ['CUDA_VISIBLE_DEVICES'] = (
-        ''  # models so small are faster without, and each process would hold memory
-    )
-    tqdm.set_lock(
-        threading.RLock()
-    )  # its own is shared by processes, and would outlive one that is killed
+    # Models so small are faster without a GPU, and each process would hold memory of it.
+    os.environ['CUDA_VISIBLE_DEVICES'] = ''
+    # The default lock is shared between processes: a worker killed while it holds it would stop
+    # all others.
+    tqdm.set_lock(threading.RLock())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    parent.join()
+    os._exit(1)
 
 
 def finish(
@@ -54,11 +64,11 @@ def finish(
     jobs: Mapping[str, tuple[Any, ...]],
     done: Callable[[], object],
 ) -> None:
-    """Do those of `jobs` {path: (function, *arguments)} whose file is missing; returns when all
-    files are there.
+    """Do those of `jobs` {path: (function, *arguments)} whose file is missing.
 
-    function(path, *arguments) writes `path`; what it prints goes to PATH.log. done() is called
-    after each. UserError names the jobs that failed, after the others are done.
+    Returns when all files are there. function(path, *arguments) writes `path`; what it prints goes
+    to PATH.log. done() is called after each job. UserError counts the jobs that failed, once the
+    others are done.
     """
     started = {
         executor.submit(_logged, path, *job): path

@@ -1,4 +1,10 @@
-"""A run's directory: its lock, settings and files, and its mirror in remote storage.
+"""A run's directory: its lock, settings and files, and its copy in remote storage.
 
-Knows the files of a run by name; knows not what is in them.
+Knows the files of a run by name; does not know what is in them, but for the settings.
+
+    run_files.py     which files each command writes
+    run_dir.py       beginning, resuming and ending a run in its directory
+    run_lock.py      one process writes a run at a time
+    run_settings.py  the settings of a run that is resumed, against those it began with
+    uploads.py       a run in a remote directory
 """

@@ -1,24 +1,23 @@
-"""Where a command leaves its results: checked before hours of work, explained where writing
-fails."""
+"""The directory that --output_dir names: checked before hours of work, not after them."""
 
 import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
 
-from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.storage.paths import is_remote
 
 
 def check_output_dir(directory: str, *names: str) -> None:
-    """Raise UserError, which names --output_dir, unless files `names` can be written there.
+    """UserError, which names --output_dir, unless the files `names` can be written there.
 
-    Makes the directory if need be. Only a file that is made on trial tells: root may write
-    anywhere by its rights, and still cannot on a read-only disk or under /proc.
+    Makes the directory if need be. Permissions alone do not tell: root has all of them, and still
+    cannot write to a read-only disk or below /proc. So a temporary file is made on trial.
     """
-    if storage.is_remote(directory):
+    if is_remote(directory):
         raise UserError(f'--output_dir: {directory} is remote; give a local directory')
-    with explained(directory):
+    with translate_errors(directory):
         os.makedirs(directory, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
@@ -32,18 +31,11 @@ def check_output_dir(directory: str, *names: str) -> None:
 
 
 @contextlib.contextmanager
-def explained(directory: str, fix: str = 'give another directory') -> Iterator[None]:
-    """Within the block, where `directory` cannot be written, the error says so, and the `fix`."""
+def translate_errors(directory: str, fix: str = 'give another directory') -> Iterator[None]:
+    """Within the block, failing to write to `directory` is a UserError that tells the `fix`."""
     try:
         yield
     except OSError as e:
         raise UserError(
             f'--output_dir: cannot write to {directory}: {e.strerror or e}; {fix}'
         ) from e
-
-
-def write(directory: str, name: str, data: bytes) -> None:
-    """Write `data` to file `name` in `directory`, which is made; all appears, or nothing."""
-    os.makedirs(directory, exist_ok=True)
-    with storage.atomic_write(os.path.join(directory, name)) as (file,):
-        file.write(data)

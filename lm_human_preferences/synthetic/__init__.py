@@ -1,4 +1,5 @@
-"""A small world in which everything is known: a language model made here, a reward by formula.
+"""A small world in which everything is known: a language model trained here, and a reward given
+by a formula.
 
-Knows the film reviews of `datasets.reviews`; nothing in it is downloaded.
+Knows the film reviews of `datasets.reviews`; knows neither tasks nor labels. Downloads nothing.
 """

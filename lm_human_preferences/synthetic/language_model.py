@@ -1,5 +1,5 @@
-"""The language model `reviews`: a tiny GPT-2 that learns our film reviews when it is first asked
-for."""
+"""The language model `reviews`: a tiny GPT-2 that learns our film reviews when it is first
+needed."""
 
 import hashlib
 import inspect
@@ -16,67 +16,77 @@ from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.language import encodings, model
+from lm_human_preferences.language import attention, encodings, model, parameters
 from lm_human_preferences.training import optimizer, precision
 from lm_human_preferences.utils import core
 from lm_human_preferences.utils.logging import progress
 
+NAME = 'reviews'  # as --task.policy.initial_model
 SIZES = dict(n_vocab=encodings.Reviews.n_vocab, n_ctx=16, n_embd=32, n_head=2, n_layer=2)
-READ, STEPS, BATCH, LR, SEED = 16384, 1000, 64, 1e-2, 0
+N_REVIEWS = 16384
+STEPS = 1000
+BATCH = 64
+LR = 1e-2
+SEED = 0
 
 
 def directory() -> str:
-    """The model directory in the cache; if need be, the model is trained first, by one process
-    while others wait."""
+    """The model's directory in the cache; where it is missing, the model is trained first.
+
+    Of several processes one trains and the others wait.
+    """
     import filelock
 
-    place = os.path.join(storage.cache_root(), f'reviews-{_digest()}')
-    if not os.path.exists(place):
-        storage.make_cache_folder(os.path.dirname(place))
-        with filelock.FileLock(f'{place}.lock'):  # the kernel frees it when its holder dies
-            if not os.path.exists(place):
-                _make(place)
-    return place
+    path = os.path.join(storage.cache_root(), f'reviews-{_digest()}')
+    if not os.path.exists(path):
+        storage.make_cache_folder(os.path.dirname(path))
+        with filelock.FileLock(f'{path}.lock'):  # the kernel frees it when its holder dies
+            if not os.path.exists(path):
+                _create(path)
+    return path
 
 
 def _digest() -> str:
-    """Of what the weights depend on: another text, training or network, or another PyTorch, is
-    another model."""
-    modules = (reviews, model, optimizer, precision, core)
+    """A digest of what the weights depend on: texts, training, network, and PyTorch's version."""
+    modules = (reviews, model, attention, parameters, optimizer, precision, core)
     sources = [Path(__file__), *(Path(inspect.getfile(module)) for module in modules)]
-    return hashlib.sha256(
-        b''.join([*(p.read_bytes() for p in sources), torch.__version__.encode()])
-    ).hexdigest()[:16]
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(source.read_bytes())
+    digest.update(torch.__version__.encode())
+    return digest.hexdigest()[:16]
 
 
-def _make(place: str) -> None:
-    part = f'{place}.part'
-    shutil.rmtree(part, ignore_errors=True)  # of a killed process: nobody else holds the lock
+def _create(path: str) -> None:
+    """Train the model and write it to the directory `path`, which appears when it is complete."""
+    part = f'{path}.part'
+    # One may be left from a killed process; nobody else writes there, as we hold the lock.
+    shutil.rmtree(part, ignore_errors=True)
     hparams = model.HParams(**SIZES)
-    checkpoints.write_json(os.path.join(part, 'hparams.json'), hparams.to_nested_dict())
-    checkpoints.write_json(os.path.join(part, 'encoding'), encodings.Reviews.name)
-    checkpoints.save(part, 'model.ckpt', model.in_tf_shapes(train(hparams).tf_parameters()))
-    os.rename(part, place)
+    storage.write_json(os.path.join(part, 'hparams.json'), hparams.to_nested_dict())
+    storage.write_json(os.path.join(part, 'encoding'), encodings.Reviews.name)
+    checkpoints.save(part, 'model.ckpt', parameters.in_tf_shapes(train(hparams).tf_parameters()))
+    os.rename(part, path)
 
 
 def train(hparams: model.HParams, steps: int = STEPS) -> model.Model:
-    """A `Model` of these sizes that has read `steps` batches of reviews; the same each time,
-    whatever was drawn before."""
+    """A `Model` of these sizes after `steps` batches of reviews.
+
+    The result is the same each time, whatever random numbers were drawn before.
+    """
     encoder = encodings.Reviews.get_encoder()
-    texts = as_batch(encoder, itertools.islice(reviews.reviews_generator('train'), READ))
-    # Which library multiplies decides the last digits, so it is always the same, whoever asks for
-    # the model first.
+    texts = as_batch(encoder, itertools.islice(reviews.reviews_generator('train'), N_REVIEWS))
+    # The library that multiplies decides the last digits, so it must not depend on who asks for the
+    # model first.
     with core.one_thread(), precision.onednn_preferred(), torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(
-            SEED
-        )  # not a GPU's as well, from which the run that asked for this draws
+        # Only the CPU's generator: the run that needs this model draws from the GPU's later.
+        torch.default_generator.manual_seed(SEED)
         network = model.Model(hparams).initialize()
         adam = optimizer.Adam(network.tf_parameters(), comm=LocalComm())
         for step in progress(range(steps), comm=LocalComm(), desc='base model', unit='batch'):
             batch = texts[torch.randint(len(texts), (BATCH,))]
-            adam.minimize(
-                reviews_loss(network, batch, encoder.padding_token), LR * (1 - step / steps)
-            )
+            loss = reviews_loss(network, batch, encoder.padding_token)
+            adam.minimize(loss, LR * (1 - step / steps))
     return network
 
 
@@ -90,7 +100,7 @@ def as_batch(encoder: encodings.Encoder, texts: Iterable[str]) -> torch.Tensor:
 
 
 def reviews_loss(network: model.Model, tokens: torch.Tensor, padding_token: int) -> torch.Tensor:
-    """Mean cross entropy, in nats per word, of all words of `tokens (batch, length)` after the
+    """Mean cross entropy, in nats per word, of all words of `tokens (batch, length)` but the
     first."""
     inputs, mask = network.mask_padding(tokens, padding_token)
     logits = network.logits(network.hidden(inputs[:, :-1]))

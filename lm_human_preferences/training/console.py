@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,9 +22,11 @@ from lm_human_preferences.utils.logging import announce, console_is, say_in_summ
 
 if TYPE_CHECKING:
     from lm_human_preferences.hparams import train_policy, train_reward
+    from lm_human_preferences.language.encodings import Encoder
 
 WIDEST = 100  # columns of a paragraph, where the terminal has more
 NEW_MODEL = 'rewards.train_new_model'
+SAMPLES_SHOWN, SAMPLES_IN_SUMMARY = 3, 2
 
 
 class Table:
@@ -156,6 +158,44 @@ def _paragraph(head: str, words: list[str]) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def show_samples(
+    encoder: Encoder,
+    episodes: Sequence[torch.Tensor],
+    *,
+    step: int,
+    total_steps: int,
+    is_logged: bool,
+    kl_coef: float,
+) -> None:
+    """Print the first few episodes of PPO step `step`; in a summary, only of the first and last.
+
+    episodes: queries (batch, query_length), responses (batch, response_length), scores (batch,) and
+    KL divergences in nats (batch,). is_logged: whether --run.log_interval has this step printed.
+    kl_coef: what the divergences were multiplied with.
+    """
+    in_summary = console_is('summary') and step in (0, total_steps - 1)
+    in_original = console_is('original') and is_logged
+    if not in_summary and not in_original:
+        return
+    if in_summary:
+        announce(f'samples of step {step + 1}:')
+    count = SAMPLES_IN_SUMMARY if in_summary else SAMPLES_SHOWN
+    shown = [values[:count].tolist() for values in episodes]
+    for query_tokens, response_tokens, score, kl in zip(*shown, strict=True):
+        query = encoder.decode(query_tokens).replace('\n', '⏎')
+        response = encoder.decode(response_tokens).replace('\n', '⏎')
+        if in_summary:
+            announce(f'  {query} | {response}   (score {score:.2f}, KL {kl:.2f})')
+            continue
+        announce(
+            query,
+            response,
+            f'  score = {score:+.2f}',
+            f'  kl = {kl:+.2f}',
+            f'  total = {score - kl_coef * kl:+.2f}',
+        )
 
 
 def announce_next(*lines: str, **commands: str) -> None:

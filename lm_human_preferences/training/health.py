@@ -1,5 +1,5 @@
 """Alarms of a training that goes wrong: rules on statistics of its steps, which are means over all
-ranks, so that all ranks come to the same end; and what --run.andon does then.
+ranks, so that all ranks come to the same end; and what --run.on_anomaly does then.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def reward_alarms(
 
 
 class HealthMonitor:
-    """The health_monitor that stops the line. mode: that of --run.andon."""
+    """The health_monitor that stops the line. mode: that of --run.on_anomaly."""
 
     def __init__(self, mode: str, comm: Comm) -> None:
         self.mode, self.comm = mode, comm
@@ -170,7 +170,7 @@ class HealthMonitor:
         if self.mode == 'stop':
             checkpointer.save_on_error(trainer)
             raise UserError(
-                f'stopped at step {step} by --run.andon stop: {"; ".join(map(str, alarms))}'
+                f'stopped at step {step} by --run.on_anomaly stop: {"; ".join(map(str, alarms))}'
             )
         for alarm in alarms:
             if step >= self.quiet_until.get(alarm.statistic, 0) and self.comm.rank == 0:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.model import CACHE_HEADROOM
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +22,6 @@ FLOAT, HALF, DOUBLE = 4, 2, 8  # bytes
 BYTES_OF_A_TOKEN = (
     48  # of an episode: its id, log-probabilities, value, reward, advantage, return and the like
 )
-ROOM = 64  # tokens that a cache of keys and values has room for beyond those it holds
 
 
 @dataclass
@@ -110,7 +110,8 @@ class MemoryEstimate:
         """Keys and values, a block at work on the queries, logits of one step and what one is drawn
         from."""
         table = FLOAT * self.sizes.n_vocab * self.sizes.n_embd * (self.reduced and not self.fused)
-        cache = 2 * self.sizes.n_layer * rows * (self.sampled_tokens + ROOM) * self.sizes.n_embd
+        cached_tokens = rows * (self.sampled_tokens + CACHE_HEADROOM)
+        cache = 2 * self.sizes.n_layer * cached_tokens * self.sizes.n_embd
         return (
             cache * (HALF if self.reduced else FLOAT)
             + self.inside(rows, self.sampled_tokens)

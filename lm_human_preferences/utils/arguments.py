@@ -1,5 +1,4 @@
-"""Reads the words of a command line with the tolerance that python-fire 0.1.3, the original's
-parser, had.
+"""Reads command lines as tolerantly as python-fire 0.1.3, the parser of the original, did.
 
 `--a.b=v`, `--a.b v`, `--a-b v`, `--flag`, `--noflag` and quoted values are all good, before and
 after the positionals. `read_words` tells what is given, as text; `convert` reads a value as the
@@ -16,7 +15,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils.hyperparams import TEXTS, describe, group_class, members, parse
+from lm_human_preferences.utils.hyperparams import (
+    TEXTS,
+    describe,
+    group_class,
+    members,
+    parse,
+    renamed,
+)
 
 _SWITCHES = {
     'on': 'on',
@@ -60,7 +66,12 @@ def read_words(
         name, equals, value = word[2:].partition('=')
         key, negated = _known(name, fields, arguments, may_negate=not equals)
         waiting = len(words)
-        text = value if equals else 'False' if negated else _next_value(key, fields.get(key), words)
+        if equals:
+            text = value
+        elif negated:
+            text = 'False'
+        else:
+            text = _next_value(key, fields.get(key), words)
         given[key] = (*given.get(key, ()), text) if _is_repeatable(key, fields) else text
         is_bare = not equals and len(words) == waiting
         bare_flag = key if is_bare and not negated else None
@@ -80,8 +91,7 @@ def _assign_by_position(
     arguments: Mapping[str, str],
     positionals: Sequence[str],
 ) -> None:
-    """Add to `given` what the words without an option's name mean; UserError for one that has no
-    place.
+    """Add to `given` the words that are given by position; UserError for one too many.
 
     by_position: each such word, and the switch that stood right before it without a value. After a
     switch comes an argument, as in `--dry_run sentiment NAME`; where only options are left, it is a
@@ -94,9 +104,7 @@ def _assign_by_position(
             continue
         if bare_flag is not None:
             break
-        with contextlib.suppress(
-            UserError
-        ):  # a word that does not suit its place is reported below
+        with contextlib.suppress(UserError):  # a word that does not convert is reported below
             convert(key, fields[key], word)
             given[key] = word
             continue
@@ -118,10 +126,15 @@ def _known(
 ) -> tuple[str, bool]:
     """The option that `name` means, and whether a `no` before it switches it off."""
     key = name.replace('-', '_')
-    if key in fields or key in arguments:
-        return key, False
-    if may_negate and key[:2] == 'no' and key[2:] in fields and _is_flag(fields[key[2:]]):
-        return key[2:], True
+    former_names = renamed(fields)
+    current = former_names.get(key, key)
+    if current in fields or current in arguments:
+        return current, False
+    if may_negate and key.startswith('no'):
+        flag = key.removeprefix('no')
+        flag = former_names.get(flag, flag)
+        if flag in fields and _is_flag(fields[flag]):
+            return flag, True
     raise UserError(
         f'no such option: --{name}' + did_you_mean(f'--{name}', [f'--{key}' for key in fields])
     )
@@ -145,8 +158,10 @@ def _is_flag(field: dataclasses.Field) -> bool:
 
 
 def _next_value(key: str, field: dataclasses.Field | None, words: list[str]) -> str:
-    """Take the option's value from `words`. A flag without one is on; a number without one is 1, as
-    it was."""
+    """Take the option's value from `words`.
+
+    A flag without a value is on; a number without one is 1, as in the original.
+    """
     flag = field is not None and _is_flag(field)
     if (
         words
@@ -169,9 +184,8 @@ def convert(key: str, field: dataclasses.Field, text: str | tuple[str, ...]) -> 
     if TEXTS in members(field.type):
         return tuple(_checked_text(key, one) for one in text)
     assert isinstance(text, str)
-    if field.metadata.get('ours') and bool in members(
-        field.type
-    ):  # the original's take no on and off
+    # Of the options of the original, a bool cannot be on or off.
+    if field.metadata.get('ours') and bool in members(field.type):
         text = {'on': 'true', 'off': 'false'}.get(text, text)
     try:
         return _read(field.type, text)
@@ -191,9 +205,9 @@ def _checked_text(key: str, text: str) -> str:
 
 
 def _read(ty: Any, text: str) -> Any:
-    """The value that hyperparams.parse makes of `text`, after what is tolerated here: case, quotes,
-    1e3 as an int."""
-    allowed, plain = members(ty), _unquote(text)
+    """What hyperparams.parse makes of `text`, but any case, quotes, and 1e3 as an int will do."""
+    allowed = members(ty)
+    plain = _unquote(text)
     if str in allowed:
         plain.encode()  # UnicodeEncodeError, a ValueError, for what is not text
         if text == 'None' and types.NoneType not in allowed:

@@ -1,5 +1,4 @@
-"""Mathematics on numbers and tensors that knows nothing of models, tasks or files (the original's
-utils/core.py)."""
+"""Functions of numbers and tensors, without models or files (the original's utils/core.py)."""
 
 import contextlib
 from collections.abc import Iterator
@@ -68,9 +67,8 @@ def logprobs_from_logits(*, logits: torch.Tensor, labels: torch.Tensor) -> torch
 
 def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
     """Entropy in nats of `logits (..., n_vocab)`; a logit of -inf gives nan, as in the original."""
-    logprobs = logits.log_softmax(
-        -1
-    )  # unlike logsumexp - sum(p * logits), this loses no digits to large logits
+    # Unlike logsumexp - sum(p * logits), this loses no digits to large logits.
+    logprobs = logits.log_softmax(-1)
     return -(logprobs.exp() * logprobs).sum(-1)
 
 
@@ -93,13 +91,13 @@ def logprobs_and_entropies(
 
 
 class _LinearLogProb(torch.autograd.Function):
-    """The memory of the logits becomes that of the probabilities and then that of the logits'
-    gradient."""
+    """Log-probabilities and entropies of a linear layer's logits, in the memory of one table.
 
-    ROWS, COLUMNS = (
-        64,
-        1024,
-    )  # of the pieces: a softmax needs whole rows, sums over the vocabulary do not
+    The table holds the logits, then their probabilities, then the gradient of the logits.
+    """
+
+    ROWS = 64  # of a piece in the forward pass: a softmax needs whole rows
+    COLUMNS = 1024  # of a piece in the backward pass: sums over the vocabulary do not
 
     @staticmethod
     def forward(
@@ -112,9 +110,9 @@ class _LinearLogProb(torch.autograd.Function):
         """See logprobs_and_entropies: `h (rows, n_embd)`, `labels (rows,)` -> two of (rows,)."""
         table = h @ weight.T
         logprobs, entropies = h.new_empty(len(h)), h.new_empty(len(h))
-        rows = _LinearLogProb.ROWS * (
-            16 if h.is_cuda else 1
-        )  # starting so many kernels would take a GPU longer than they do
+        rows = _LinearLogProb.ROWS
+        if h.is_cuda:
+            rows *= 16  # launching more kernels would take longer than running them
         pieces = (values.split(rows) for values in (table, labels, logprobs, entropies))
         for piece, label, logprob, entropy in zip(*pieces, strict=True):
             all_logprobs = piece.log_softmax(-1)
@@ -133,12 +131,12 @@ class _LinearLogProb(torch.autograd.Function):
         _: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         """Of a row's logits: its gradient times (one at the label, minus the probabilities)."""
-        (h, weight, labels, table), low = ctx.saved_tensors, ctx.gradient_type
-        gradient, h_low = gradient.unsqueeze(1), h.to(low)
-        d_h, d_weight = (
-            gradient * weight[labels],
-            torch.empty_like(weight),
-        )  # at the label, and room
+        h, weight, labels, table = ctx.saved_tensors
+        low = ctx.gradient_type
+        gradient = gradient.unsqueeze(1)
+        h_low = h.to(low)
+        d_h = gradient * weight[labels]  # the part at the label
+        d_weight = torch.empty_like(weight)
         pieces = (
             table.split(_LinearLogProb.COLUMNS, dim=1),
             weight.split(_LinearLogProb.COLUMNS),

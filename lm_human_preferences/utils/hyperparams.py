@@ -1,5 +1,7 @@
-"""Hyperparameters: nested dataclasses that are overridden by dotted names (the original's
-utils/hyperparams.py)."""
+"""Hyperparameters: nested dataclasses, overridden by dotted names.
+
+The original's utils/hyperparams.py.
+"""
 
 import contextlib
 import dataclasses
@@ -17,7 +19,8 @@ from lm_human_preferences.errors import UserError
 _BOOLS = {'t': True, 'true': True, 'True': True, 'f': False, 'false': False, 'False': False}
 
 TEXTS = tuple[str, ...]  # type of an option that may be given several times
-MAX_INT, MAX_FLOAT = 2**63 - 1, 3e38  # the latter, as tensors hold them
+MAX_INT = 2**63 - 1
+MAX_FLOAT = 3e38  # what a float32 tensor can hold
 _WORDS: dict[Any, str] = {
     bool: 'true or false',
     int: 'a whole number (int)',
@@ -29,8 +32,10 @@ _WORDS: dict[Any, str] = {
 
 
 class UnknownFieldError(AttributeError, KeyError):
-    """A name that no field has. The original raised one or the other, or nothing, depending on the
-    method."""
+    """A name that no field has.
+
+    The original raised one or the other, or nothing, depending on the method.
+    """
 
     __str__ = AttributeError.__str__
 
@@ -45,13 +50,15 @@ def option(
     one_of: Collection[str] = (),
     ours: bool = False,
     recorded: bool = True,
+    formerly: str | None = None,
 ) -> Any:
     """A field with a line of help; the other arguments say which values are accepted.
 
     at_least, at_most: inclusive limits. above: an exclusive one. ours: the original does not know
     the option, so it is left out of what is printed and saved while it has its default. recorded:
     False for an option that is about this start of the program only, and is left out of what is
-    printed and saved altogether.
+    printed and saved altogether. formerly: the name that the field had in an earlier version; it
+    is still understood wherever a name is read, and never written. Groups cannot be renamed.
     """
     metadata = {
         'help': help,
@@ -61,6 +68,7 @@ def option(
         'one_of': one_of,
         'ours': ours,
         'recorded': recorded,
+        'formerly': formerly,
     }
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
 
@@ -107,6 +115,7 @@ class HParams:
         A field of a group that is off is an AttributeError; groups that are on keep their values
         (the original made those around the one switched on anew).
         """
+        flat_dict = {self._current(key, separator): value for key, value in flat_dict.items()}
         groups = {key: group_class(self._field(key, separator).type) for key in flat_dict}
         inner: dict[str, dict[str, Any]] = {}
         for key, value in flat_dict.items():
@@ -133,7 +142,8 @@ class HParams:
 
     def override_from_nested_dict(self, nested_dict: dict[str, Any]) -> None:
         """Override from {'x': {'y': 1}}; an object switches its group on."""
-        for name, value in nested_dict.items():
+        for key, value in nested_dict.items():
+            name = self._current(key)
             group = group_class(self._field(name).type)
             if not isinstance(value, dict):
                 setattr(self, name, value)
@@ -172,32 +182,23 @@ class HParams:
                 value.validate(prefix=f'{prefix}{f.name}.')
 
     def check_values(self, *, prefix: str = '') -> None:
-        """TypeError for a value that is not of its field's type, ValueError for a number out of
-        range."""
+        """TypeError for a value of the wrong type, ValueError for one that is not accepted."""
         for f in dataclasses.fields(self):
-            name, value, allowed = f'--{prefix}{f.name}', getattr(self, f.name), members(f.type)
-            if TEXTS in allowed:
-                if not isinstance(value, (tuple, list)) or not all(
-                    isinstance(text, str) for text in value
-                ):
-                    raise TypeError(f'{name} must be {describe(f.type)}, got {value!r:.80}')
-                continue
-            if not isinstance(value, (*allowed, int) if float in allowed else allowed):
+            name = f'--{prefix}{f.name}'
+            value = getattr(self, f.name)
+            if not _is_of_type(value, f.type):
                 raise TypeError(f'{name} must be {describe(f.type)}, got {value!r:.80}')
-            if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
-                raise ValueError(f'{name} must be a number of at most 64 bits')
-            if isinstance(value, float) and not abs(value) <= MAX_FLOAT:
-                raise ValueError(f'{name} must be a finite number, got {value}')
-            if isinstance(value, (int, float)) and not _in_range(f, value):
-                raise ValueError(f'{name} must be {describe_range(f)}, got {value}')
-            if (known := f.metadata.get('one_of')) and value not in known:
-                raise ValueError(f'{name} {value} is none of {", ".join(known)}')
+            _check_accepted(name, f, value)
             if isinstance(value, HParams):
                 value.check_values(prefix=f'{prefix}{f.name}.')
 
+    def _current(self, key: str, separator: str = '.') -> str:
+        """Today's name of the field `key`, which may be the name that it had formerly."""
+        return former_names(type(self), separator).get(key, key)
+
     def _field(self, key: str, separator: str = '.') -> dataclasses.Field:
         try:
-            return fields(type(self), separator)[key]
+            return fields(type(self), separator)[self._current(key, separator)]
         except KeyError:
             raise UnknownFieldError(
                 f'{type(self).__module__}.{type(self).__name__} has no field {key!r}'
@@ -207,29 +208,64 @@ class HParams:
 @lru_cache
 def fields(cls: type[HParams], separator: str = '.') -> dict[str, dataclasses.Field]:
     """All fields below `cls`, groups included, by dotted name: dict of str to dataclasses.Field."""
-    found = {}
+    by_name = {}
     for f in dataclasses.fields(cls):
-        found[f.name] = f
-        if group := group_class(f.type):
-            found.update(
-                {
-                    f'{f.name}{separator}{key}': field
-                    for key, field in fields(group, separator).items()
-                }
-            )
-    return found
+        by_name[f.name] = f
+        group = group_class(f.type)
+        if group:
+            for key, field in fields(group, separator).items():
+                by_name[f'{f.name}{separator}{key}'] = field
+    return by_name
+
+
+@lru_cache
+def former_names(cls: type[HParams], separator: str = '.') -> dict[str, str]:
+    """{former dotted name: today's} of the fields below `cls` that were renamed."""
+    return renamed(fields(cls, separator))
+
+
+def renamed(fields: Mapping[str, dataclasses.Field]) -> dict[str, str]:
+    """The same for `fields` {dotted name: field}; see `option` about `formerly`."""
+    names = {}
+    for name, field in fields.items():
+        formerly = field.metadata.get('formerly')
+        if formerly:
+            names[name.removesuffix(field.name) + formerly] = name
+    return names
 
 
 def members(ty: Any) -> tuple[Any, ...]:
     """The types that `ty` allows: those of a Union, or `ty` alone."""
-    return (
-        typing.get_args(ty) if typing.get_origin(ty) in (typing.Union, types.UnionType) else (ty,)
-    )
+    is_union = typing.get_origin(ty) in (typing.Union, types.UnionType)
+    return typing.get_args(ty) if is_union else (ty,)
 
 
 def group_class(ty: Any) -> type[HParams] | None:
     """The HParams class that `ty` or Optional `ty` holds, or None."""
     return next((t for t in members(ty) if isinstance(t, type) and issubclass(t, HParams)), None)
+
+
+def _is_of_type(value: Any, ty: Any) -> bool:
+    allowed = members(ty)
+    if TEXTS in allowed:
+        is_sequence = isinstance(value, (tuple, list))
+        return is_sequence and all(isinstance(text, str) for text in value)
+    if float in allowed:
+        allowed = (*allowed, int)
+    return isinstance(value, allowed)
+
+
+def _check_accepted(name: str, field: dataclasses.Field, value: Any) -> None:
+    """ValueError for a value that no tensor holds, is out of range, or is none of the choices."""
+    if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
+        raise ValueError(f'{name} must be a number of at most 64 bits')
+    if isinstance(value, float) and not abs(value) <= MAX_FLOAT:  # NaN fails this too
+        raise ValueError(f'{name} must be a finite number, got {value}')
+    if isinstance(value, (int, float)) and not _in_range(field, value):
+        raise ValueError(f'{name} must be {describe_range(field)}, got {value}')
+    choices = field.metadata.get('one_of')
+    if choices and value not in choices:
+        raise ValueError(f'{name} {value} is none of {", ".join(choices)}')
 
 
 def _in_range(field: dataclasses.Field, value: float) -> bool:
@@ -243,21 +279,19 @@ def _in_range(field: dataclasses.Field, value: float) -> bool:
 
 
 def describe_range(field: dataclasses.Field) -> str:
-    """The values that `field` accepts in words, such as 'from 0 to 1'; '' where any number will
-    do."""
+    """The values that `field` accepts, such as 'from 0 to 1'; '' if it accepts any number."""
     limits = field.metadata
     at_least, above, at_most = limits.get('at_least'), limits.get('above'), limits.get('at_most')
     if at_least is not None and at_most is not None:
         return f'from {at_least} to {at_most}'
-    lower = (
-        f'at least {at_least}'
-        if at_least is not None
-        else f'above {above}'
-        if above is not None
-        else ''
-    )
-    upper = f'at most {at_most}' if at_most is not None else ''
-    return ' and '.join(filter(None, [lower, upper]))
+    limits_in_words = []
+    if at_least is not None:
+        limits_in_words.append(f'at least {at_least}')
+    elif above is not None:
+        limits_in_words.append(f'above {above}')
+    if at_most is not None:
+        limits_in_words.append(f'at most {at_most}')
+    return ' and '.join(limits_in_words)
 
 
 def describe(ty: Any) -> str:
@@ -268,8 +302,10 @@ def describe(ty: Any) -> str:
 
 
 def check_multiple(total: int, name: str, factors: Mapping[str, int]) -> None:
-    """UserError unless the product of `factors` {name: number} divides `total`; it names the
-    nearest that fit."""
+    """UserError unless the product of `factors` {name: number} divides `total`.
+
+    The message names the nearest totals that would do.
+    """
     factors = {factor: number for factor, number in factors.items() if number != 1}
     part = math.prod(factors.values())
     below = total - total % part
@@ -283,8 +319,7 @@ def check_multiple(total: int, name: str, factors: Mapping[str, int]) -> None:
 
 
 def dump(hparams: HParams, *, name: str = 'hparams', out: TextIO | None = None) -> None:
-    """Write `name:` and sorted, indented `name: value` lines to `out` (standard output unless
-    given)."""
+    """Write `name:` and sorted, indented `name: value` lines to `out`, else standard output."""
     nested = hparams.to_nested_dict(recorded_only=True)
     print(f'{name}:', *_dump_lines(nested, '  '), sep='\n', file=out)
 
@@ -299,8 +334,7 @@ def _dump_lines(nested: Mapping[str, Any], indent: str) -> Iterator[str]:
 
 
 def parse(ty: Any, s: str | float) -> Any:
-    """Read `s` as type `ty`; ValueError if it is not one, TypeError if a Union leaves it open what
-    is meant."""
+    """Read `s` as type `ty`; ValueError if it is not one, TypeError if a Union is ambiguous."""
     options = [t for t in members(ty) if t is not types.NoneType]
     if len(options) < len(members(ty)) and (
         s == 'None' or (s in ('none', '') and str not in options)
@@ -319,7 +353,12 @@ def _parse_as(ty: Any, s: str | float) -> Any:
         return s
     if ty in (int, float):
         return ty(s)
-    words = _BOOLS if ty is bool else {'on': 'on', 'off': 'off'} if group_class(ty) else {}
-    if not isinstance(s, str) or s not in words:
+    if ty is bool:
+        values = _BOOLS
+    elif group_class(ty):
+        values = {'on': 'on', 'off': 'off'}
+    else:
+        values = {}
+    if not isinstance(s, str) or s not in values:
         raise ValueError(f'{s!r} is not {describe(ty)}')
-    return words[s]
+    return values[s]

@@ -1,5 +1,9 @@
-"""A dict of named numbers in, TensorBoard and the original's console lines out; and what is printed
-at all."""
+"""Logging: numbers to TensorBoard's files and to the console, and which lines are printed at all.
+
+TensorBoard's files are written here rather than by TensorBoard's own writer, torch's SummaryWriter:
+that one takes longer to import and to write, and its `purge_step` only hides the events that a
+resumed run logs again, while they stay in the files (benchmarks/README.md has the figures).
+"""
 
 from __future__ import annotations
 
@@ -24,47 +28,47 @@ from tensorboard.compat.proto.summary_pb2 import (
 )
 from tqdm import tqdm
 
-from lm_human_preferences.checkpointing.tf_table import masked_crc
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.utils.crc import masked_crc
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
 
 _console = 'summary'  # a value of --run.console
+_PREFIX = 'events.out.tfevents.'  # of the names of TensorBoard's files
 
 
 def configure_console(console: str) -> None:
-    """Set what this process prints from now on to `console`, a value of --run.console: see
-    CONSOLES."""
+    """Have this process print as `console`, a value of --run.console, wants it."""
     global _console
     _console = console
 
 
 def console_is(console: str) -> bool:
-    """Whether that is what this process prints."""
+    """Whether this process prints as `console`, a value of --run.console, wants it."""
     return _console == console
 
 
 def log_line(*lines: object) -> None:
-    """Print lines of news, above a running progress bar; nothing where the console is quiet."""
+    """Print lines above a running progress bar; nothing where the console is quiet."""
     if _console != 'quiet':
         announce(*lines)
 
 
 def say_in_summary(*lines: object) -> None:
-    """Print lines that the original did not print in any form: not for the console `original`."""
+    """Print lines that the original did not print in any form: for the console `summary` only."""
     if _console == 'summary':
         announce(*lines)
 
 
 def say_as_recorded(*lines: object) -> None:
-    """Print lines of the original's that tell a person little: for the console `original` only."""
+    """Print the original's lines that tell a person little: for the console `original` only."""
     if _console == 'original':
         announce(*lines)
 
 
 def announce(*lines: object) -> None:
-    """Print lines whatever the console is: warnings, and what there is at the end."""
+    """Print lines whatever the console is: warnings, and results at the end."""
     if not lines:
         return
     text = '\n'.join(map(str, lines))
@@ -75,19 +79,20 @@ def announce(*lines: object) -> None:
 
 
 def progress(iterable: Iterable[Any] | None = None, *, comm: Comm, **settings: Any) -> tqdm:
-    """A tqdm bar on rank 0, unless the console is quiet; drawn often on a terminal, seldom into a
-    file."""
+    """A tqdm bar on rank 0, unless the console is quiet; a file gets fewer lines than a terminal.
+
+    settings: those of tqdm.
+    """
     is_hidden = comm.rank != 0 or _console == 'quiet'
-    return tqdm(
-        iterable, disable=is_hidden, mininterval=0.5 if sys.stderr.isatty() else 30, **settings
-    )
+    seconds = 0.5 if sys.stderr.isatty() else 30
+    return tqdm(iterable, disable=is_hidden, mininterval=seconds, **settings)
 
 
 class Logger:
-    """Writes every step to SAVE_DIR/tb/SUBDIR, prints every `log_interval`-th; silent on other
-    ranks than 0.
+    """Writes every step to SAVE_DIR/tb/SUBDIR, and prints every `log_interval`-th one.
 
-    The original lost its last events; this one flushes with each printed step and when closed.
+    Only rank 0 does anything. The original lost its last events; this one flushes with each printed
+    step and when it is closed.
     """
 
     def __init__(
@@ -99,19 +104,22 @@ class Logger:
         comm: Comm,
         tag_prefix: str = '',
     ) -> None:
-        self.log_interval, self.tag_prefix = log_interval, tag_prefix
+        self.log_interval = log_interval
+        self.tag_prefix = tag_prefix
         self.active = comm.rank == 0
-        self.directory = os.path.join(save_dir, 'tb', subdir) if self.active and save_dir else None
+        self.directory: str | None = None
+        if self.active and save_dir:
+            self.directory = os.path.join(save_dir, 'tb', subdir)
         self.file: BinaryIO | None = None
         self.first_step: int | None = None
 
     def purge_from(self, step: int) -> None:
-        """Forget what a run that was interrupted has logged from `step` on; before anything is
-        logged."""
+        """Delete what an interrupted run has logged from `step` on; call it before `log`."""
         if self.directory:
             with self._translate_errors():
-                _cut_events(self.directory, step)
-        self.first_step = step  # tells a TensorBoard that is running
+                for path in _event_files(self.directory):
+                    _cut_events(path, step)
+        self.first_step = step  # is logged, for a TensorBoard that is running
 
     def is_due(self, step: int) -> bool:
         """Whether this rank prints at `step`."""
@@ -120,40 +128,35 @@ class Logger:
     def log(self, stats: Mapping[str, float], step: int) -> None:
         """Record `stats`, a dict of numbers, under `step` (from 0)."""
         if self.directory:
-            values = [
-                Summary.Value(tag=self.tag_prefix + name, simple_value=value)
-                for name, value in stats.items()
-            ]
+            summary = Summary()
+            for name, value in stats.items():
+                summary.value.add(tag=self.tag_prefix + name, simple_value=value)
             with self._translate_errors():
-                self.file = self.file or self._open()
-                self.file.write(
-                    _record(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-                )
+                if self.file is None:
+                    self.file = self._open()
+                self.file.write(_encode(Event(wall_time=time.time(), step=step, summary=summary)))
         if self.is_due(step):
-            say_as_recorded(
-                *(f'k =  {name} , v =  {_as_float32(value)}' for name, value in stats.items())
-            )
+            lines = [f'k =  {name} , v =  {_as_float32(value)}' for name, value in stats.items()]
+            say_as_recorded(*lines)
             self.flush()
 
     def _open(self) -> BinaryIO:
         assert self.directory is not None
         os.makedirs(self.directory, exist_ok=True)
-        # TensorBoard reads files in the order of their names, which clocks and process ids alone
-        # may get wrong.
-        others = [
-            name.split('.')[3]
-            for name in os.listdir(self.directory)
-            if name.startswith('events.out.tfevents.')
-        ]
-        second = max([int(time.time()), *(int(other) + 1 for other in others if other.isdecimal())])
-        name = f'events.out.tfevents.{second}.{socket.gethostname()}.{os.getpid()}'
+        # TensorBoard reads files in the order of their names. The clock alone may get that wrong:
+        # it may have been set back, and another machine's may be behind.
+        second = int(time.time())
+        for path in _event_files(self.directory):
+            other = os.path.basename(path).split('.')[3]
+            if other.isdecimal():
+                second = max(second, int(other) + 1)
+        name = f'{_PREFIX}{second}.{socket.gethostname()}.{os.getpid()}'
         file = open(os.path.join(self.directory, name), 'ab')
-        file.write(_record(Event(wall_time=time.time(), file_version='brain.Event:2')))
+        file.write(_encode(Event(wall_time=time.time(), file_version='brain.Event:2')))
         if self.first_step is not None:
             start = SessionLog(status=SessionLog.START)
-            file.write(
-                _record(Event(wall_time=time.time(), step=self.first_step, session_log=start))
-            )
+            event = Event(wall_time=time.time(), step=self.first_step, session_log=start)
+            file.write(_encode(event))
         return file
 
     @contextlib.contextmanager
@@ -176,43 +179,46 @@ class Logger:
                 self.file.close()
 
 
-def _record(event: Event) -> bytes:
-    """An event as TensorBoard's files hold it: its length, a checksum of that, the event, a
-    checksum of that."""
+def _event_files(directory: str) -> list[str]:
+    """The paths of TensorBoard's files in a directory."""
+    return glob.glob(os.path.join(glob.escape(directory), f'{_PREFIX}*'))
+
+
+def _encode(event: Event) -> bytes:
+    """An event as a record of TensorBoard's files: its length, CRC of that, the event, its CRC."""
     data = event.SerializeToString()
-    size = struct.pack('<Q', len(data))
-    return b''.join(
-        [size, struct.pack('<I', masked_crc(size)), data, struct.pack('<I', masked_crc(data))]
-    )
+    length = struct.pack('<Q', len(data))
+    length_crc = struct.pack('<I', masked_crc(length))
+    return length + length_crc + data + struct.pack('<I', masked_crc(data))
 
 
-def _cut_events(directory: str, step: int) -> None:
-    """Cut TensorBoard's files off before the first event of `step` or later, or where a kill has
-    left half of one."""
-    for path in glob.glob(os.path.join(glob.escape(directory), 'events.out.tfevents.*')):
-        if os.path.islink(path) or not os.path.isfile(path):  # which is not ours to cut
-            continue
-        with open(path, 'rb+') as f:
-            data, end = f.read(), 0
-            while end < len(data):
-                after = end + 16 + int.from_bytes(data[end : end + 8], 'little')
-                event, crc = data[end + 12 : after - 4], data[after - 4 : after]
-                if masked_crc(event) != int.from_bytes(crc, 'little') or _step_of(event) >= step:
-                    break
-                end = after
-            f.truncate(end)
-        if not end:
-            os.remove(path)
+def _cut_events(path: str, step: int) -> None:
+    """Cut a file off before the first event of `step` or later, or of which a kill left a part."""
+    if os.path.islink(path) or not os.path.isfile(path):  # somebody else has put it there
+        return
+    with open(path, 'rb+') as f:
+        data = f.read()
+        end = 0
+        while end < len(data):
+            next_end = end + 16 + int.from_bytes(data[end : end + 8], 'little')
+            event = data[end + 12 : next_end - 4]
+            crc = int.from_bytes(data[next_end - 4 : next_end], 'little')
+            if masked_crc(event) != crc or _step_of(event) >= step:
+                break
+            end = next_end
+        f.truncate(end)
+    if end == 0:
+        os.remove(path)
 
 
 def _step_of(event: bytes) -> float:
-    """The step of a serialized event; beyond all others of what is none."""
+    """The step of a serialized event; infinity if it is none."""
     try:
         return Event.FromString(event).step
-    except Exception:  # a DecodeError of protobuf, which is for tensorboard to import
+    except Exception:  # protobuf's DecodeError, but only tensorboard imports protobuf
         return math.inf
 
 
 def _as_float32(value: object) -> object:
-    """A number as numpy prints it: in float32 the digits end where the information does."""
+    """A float as numpy prints it in float32, without digits that mean nothing."""
     return str(np.float32(value)) if isinstance(value, float) else value

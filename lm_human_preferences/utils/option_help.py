@@ -1,5 +1,4 @@
-"""How options are described: the sections that help pages and docs/options.md group them in, types,
-defaults."""
+"""How options are described in help pages and docs/options.md: sections, types, defaults."""
 
 import dataclasses
 import types
@@ -29,7 +28,7 @@ def sections(fields: Fields) -> dict[str, Fields]:
     'Options'."""
     if not any(name.startswith('run.') for name in fields):
         return {'Options': fields} if fields else {}
-    found = {heading: {} for heading in ('Launching', *HEADINGS.values(), FOLDED)}
+    by_heading = {heading: {} for heading in ('Launching', *HEADINGS.values(), FOLDED)}
     for name, field in fields.items():
         group = name.rpartition('.')[0]
         if name in LAUNCHING:
@@ -38,8 +37,8 @@ def sections(fields: Fields) -> dict[str, Fields]:
             heading = FOLDED
         else:
             heading = HEADINGS[group]
-        found[heading][name] = field
-    return {heading: inside for heading, inside in found.items() if inside}
+        by_heading[heading][name] = field
+    return {heading: inside for heading, inside in by_heading.items() if inside}
 
 
 def choices(field: dataclasses.Field) -> tuple[str, ...]:
@@ -52,6 +51,13 @@ def choices(field: dataclasses.Field) -> tuple[str, ...]:
 def value_text(field: dataclasses.Field) -> str:
     """What a value of the field looks like: 'INT|None', 'true|false'."""
     return '|'.join(choices(field) or [_TYPES[ty] for ty in members(field.type)])
+
+
+def help_text(field: dataclasses.Field) -> str:
+    """What the option is for, and its former name if it has one."""
+    formerly = field.metadata.get('formerly')
+    note = f' (formerly called {formerly})' if formerly else ''
+    return field.metadata['help'] + note
 
 
 def is_required(field: dataclasses.Field) -> bool:

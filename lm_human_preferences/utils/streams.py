@@ -13,9 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-CLOSED_PIPE = (
-    128 + signal.SIGPIPE
-)  # the status with which a shell reports a program that wrote to a closed pipe
+# The status with which a shell reports a program that wrote to a closed pipe.
+CLOSED_PIPE = 128 + signal.SIGPIPE
 
 
 def make_safe() -> None:

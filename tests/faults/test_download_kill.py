@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 
 import pytest
-from blobserver.fixtures import cache, certificate  # noqa: F401
 from blobserver.server import redirect
 from interrupted import assert_same, result_anywhere, run, start
 from launched import FAULTS, REPOSITORY, eventually
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.language import encodings, model
+from lm_human_preferences.language.parameters import as_tf
 
 pytestmark = pytest.mark.slow
 STORE = 'openaipublic/lm-human-preferences'
@@ -56,10 +56,7 @@ def blobs(tmp_path):
     checkpoints.save(
         str(tmp_path / 'model'),
         'model.ckpt',
-        {
-            name: model.as_tf(name, tensor.detach())
-            for name, tensor in network.tf_parameters().items()
-        },
+        {name: as_tf(name, tensor.detach()) for name, tensor in network.tf_parameters().items()},
     )
     labels = [
         {
@@ -86,7 +83,7 @@ def blobs(tmp_path):
 
 
 @pytest.fixture
-def slow_server(blobs, certificate, cache, tmp_path):  # noqa: F811
+def slow_server(blobs, certificate, cache, tmp_path):
     """In a process of its own, whose threads do not wait for those of this one."""
     for container, files in blobs.items():
         for name, content in files.items():
@@ -95,7 +92,7 @@ def slow_server(blobs, certificate, cache, tmp_path):  # noqa: F811
             path.write_bytes(content)
     command = [sys.executable, '-m', 'blobserver', tmp_path / 'blobs', certificate, '.05']
     with subprocess.Popen(
-        command, cwd=REPOSITORY / 'tests', stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command, cwd=REPOSITORY / 'tests/helpers', stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         port = int(process.stdout.readline())
         with redirect(argparse.Namespace(host='127.0.0.1', port=port, certificate=certificate)):

@@ -21,7 +21,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 
 pytestmark = pytest.mark.slow
 END = 10  # seconds in which everything has to end
-KILLED = 'error: rank {}, process {}, was ended by SIGKILL: probably out of memory'
+KILLED = 'error: rank {}, process {}, was killed by SIGKILL, probably out of memory'
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,7 @@ def test_killed_mpiexec(waiting):
     )
     os.kill(int(mpiexec), signal.SIGKILL)
     assert_ended(waiting, time.monotonic(), status=1)
-    assert waiting.errors() == 'error: mpiexec was ended by SIGKILL: probably out of memory'
+    assert waiting.errors() == 'error: mpiexec was killed by SIGKILL, probably out of memory'
 
 
 def test_killed_parent_of_the_ranks(waiting):
@@ -134,7 +134,7 @@ def test_killed_parent_of_the_ranks(waiting):
     os.kill(parent_of(waiting.ranks()[0]), signal.SIGKILL)
     assert_ended(waiting, time.monotonic(), status=1)
     assert re.search(
-        '^error: (mpiexec was ended by SIGKILL|rank . failed)', waiting.errors(), re.MULTILINE
+        '^error: (mpiexec was killed by SIGKILL|rank . failed)', waiting.errors(), re.MULTILINE
     )
 
 
@@ -149,7 +149,7 @@ def test_out_of_memory(tmp_path):
     failed = job(tmp_path, 'run_out_of_memory')
     assert failed.errors().splitlines()[-2:] == [
         'MemoryError',
-        'error: rank 1 failed, so all 2 were ended',
+        'error: rank 1 failed, so all 2 ranks were stopped',
     ]
 
 

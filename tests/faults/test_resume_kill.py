@@ -92,12 +92,15 @@ def test_asked_to_end(tmp_path, moment, count, number):
     assert run(argv('alone'), tmp_path / 'alone/out') == 0
     output, asked = tmp_path / 'asked/out', argv('asked')
     patient = {
-        'lm_human_preferences.checkpointing.checkpointer:STEP': PATIENCE
+        'lm_human_preferences.checkpointing.checkpointer:STEP_GRACE_SECONDS': PATIENCE
     }  # however busy the machine is
     assert (
         run(asked, output, kill_at=count, moments=[moment], number=number, patches=patient) == 130
     )
-    assert output.read_text().count('\nEnding: a step that is done within 5 s is saved') == 1
+    assert (
+        output.read_text().count('\nStopping: the current step is saved if it finishes within 5 s;')
+        == 1
+    )
     (saved,) = (tmp_path / 'asked').rglob('*.resume.json')
     done = output.read_text().count('[ppo_step')
     assert saved.name.startswith(f'model.ckpt-{done}.' if done else 'model.ckpt-')
@@ -129,7 +132,8 @@ def test_two_ranks_asked_to_end(tmp_path):
     assert asked.wait() == 130
     assert re.fullmatch(asked.saved_step(), asked.errors())
     assert asked.output().endswith(
-        'Ending: a step that is done within 5 s is saved; once more, and it ends at once\n'
+        'Stopping: the current step is saved if it finishes within 5 s; interrupt again to stop at'
+        ' once\n'
     )
     directory = asked.run / 'policy/checkpoints'
     prefix, state = checkpoints.latest_resumable(str(directory))

@@ -1,0 +1,72 @@
+"""The files of a checkpoint directory by name; loads no numpy, which --help cannot wait for.
+
+checkpoint                         the list: the last checkpoint and all others that are kept
+model.ckpt-N.data-00000-of-00001   values of the variables, under the original's names
+model.ckpt-N.index                 their names, shapes and checksums
+model.ckpt-N.resume.json           what TensorFlow does not keep, sizes, checksums
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+LIST = 'checkpoint'
+RESUME, DATA, INDEX = '.resume.json', '.data-00000-of-00001', '.index'
+NAME = r'model\.ckpt(?:-\d+)?'
+SUFFIX = r'\.(?:index|meta|resume\.json|data-\d{5}-of-\d{5})'
+FILE = re.compile(f'({NAME})({SUFFIX})')
+ANY_FILE = rf'(?:{LIST}|{NAME}{SUFFIX})'
+LEFTOVER = re.compile(rf'{ANY_FILE}\.\d+\.part')  # of a killed process
+_LISTED = re.compile(
+    r'^[ \t]*(model_checkpoint_path|all_model_checkpoint_paths)[ \t]*:[ \t]*'
+    r'"(?:[^"\n]*[/\\])?([\w+=@-][\w.+=@ -]{0,200})"[ \t\r]*$',
+    re.M | re.A,
+)
+
+
+def parse_checkpoint_file(text: str) -> list[str]:
+    """Names of the checkpoints that a `checkpoint` file (CheckpointState) lists, the latest last.
+
+    Of a path, such as a training machine's, only the base name counts: a checkpoint is always
+    beside the file.
+    """
+    latest = []
+    names = []
+    for field, name in _LISTED.findall(text):
+        if field == 'model_checkpoint_path' and not latest:
+            latest.append(name)
+        if name not in names:
+            names.append(name)
+    return [name for name in names if name not in latest] + latest
+
+
+def format_checkpoint_file(names: Sequence[str]) -> bytes:
+    """The `checkpoint` file that lists `names`, the latest last, as tf.train.Saver writes it.
+
+    That is, with save_relative_paths.
+    """
+    lines = [f'model_checkpoint_path: "{names[-1]}"\n']
+    for name in names:
+        lines.append(f'all_model_checkpoint_paths: "{name}"\n')
+    return ''.join(lines).encode()
+
+
+def resumable(directory: str) -> list[str]:
+    """Names of the checkpoints in a local directory that have a resume.json, the latest first.
+
+    Whether they are whole is for `checkpoints.latest_resumable` to say.
+    """
+    names = []
+    for file in os.listdir(directory) if os.path.isdir(directory) else []:
+        match = FILE.fullmatch(file)
+        if match and match[2] == RESUME:
+            names.append(match[1])
+    return sorted(names, key=step_of, reverse=True)
+
+
+def step_of(name: str) -> int:
+    """The step that a checkpoint's name tells: 5 for model.ckpt-5, 0 for model.ckpt."""
+    match = re.search(r'-(\d+)$', name)
+    return int(match[1]) if match else 0

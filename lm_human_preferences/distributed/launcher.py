@@ -1,0 +1,299 @@
+"""Starts the ranks of a job by mpiexec, passes on what they print, and leaves none of them behind.
+
+This is the launcher's side; mpiexec runs `worker` for each rank. `channel` is what they share.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from lm_human_preferences.distributed import channel
+from lm_human_preferences.distributed.env import (
+    EXIT_GRACE_SECONDS,
+    STEP_GRACE_SECONDS,
+    STOPPING,
+)
+from lm_human_preferences.errors import UserError
+
+POLL_SECONDS = 0.2  # how long the launcher listens before it looks for signals again
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def launch_ranks(job: str, arguments: dict[str, Any], size: int) -> None:
+    """Run `job` (see launch.start_job) in `size` ranks on this host; return when all are done.
+
+    UserError: raised by a rank. SystemExit: 1 when a rank failed, 128 + N after signal N.
+    """
+    mpiexec, is_open_mpi = find_mpiexec()
+    with (
+        tempfile.TemporaryDirectory(prefix='lmhp-', ignore_cleanup_errors=True) as directory,
+        _catch_signals() as signals,
+    ):
+        channel.write_job(directory, channel.Job(job, arguments, _terminal_columns()))
+        command = [
+            mpiexec,
+            *mpiexec_options(is_open_mpi, size, os.cpu_count()),
+            sys.executable,
+            '-P',
+            '-m',
+            'lm_human_preferences.distributed.worker',
+            directory,
+        ]
+        variables = rank_environment(directory, size, is_open_mpi)
+        ranks = RankSupervisor(directory, size, command, variables)
+        try:
+            ranks.follow(signals, saves='hparams' in arguments)
+        finally:
+            ranks.end()
+    if signals:
+        sys.exit(128 + signals[0])
+    ranks.raise_failure()
+
+
+def find_mpiexec() -> tuple[str, bool]:
+    """The mpiexec of this environment, else the first on PATH: (path, whether it is Open MPI's).
+
+    UserError if there is none.
+    """
+    own = Path(sys.executable).with_name('mpiexec')
+    path = str(own) if own.exists() else shutil.which('mpiexec')
+    if path is None:
+        raise UserError(
+            'there is no mpiexec to start ranks with: `sh tools/setup.sh` installs one, or take'
+            ' --mpi 1'
+        )
+    version = subprocess.run([path, '--version'], capture_output=True, text=True, check=False)
+    return path, 'open-mpi' in version.stdout.lower()
+
+
+def mpiexec_options(is_open_mpi: bool, size: int, processors: int | None) -> list[str]:
+    """mpiexec's options for `size` ranks on this host, even if a batch system offers more hosts."""
+    if not is_open_mpi:
+        return ['-rmk', 'user', '-launcher', 'fork', '-n', str(size)]
+    options = ['--host', f'localhost:{size}', '--bind-to', 'none']
+    assert processors is not None
+    if size > processors:
+        options.append('--oversubscribe')
+    return [*options, '-n', str(size)]
+
+
+def rank_environment(directory: str, size: int, is_open_mpi: bool) -> dict[str, str]:
+    """The ranks' environment variables; their temporary files are deleted with `directory`."""
+    variables = {**os.environ, 'LMHP_RANKS': str(size), 'TMPDIR': directory}
+    package_root = str(Path(__file__).parents[2])
+    inherited = os.environ.get('PYTHONPATH')
+    paths = [package_root, inherited] if inherited else [package_root]
+    variables['PYTHONPATH'] = os.pathsep.join(paths)
+    if is_open_mpi and os.geteuid() == 0 and 'OMPI_ALLOW_RUN_AS_ROOT' not in os.environ:
+        print('note: this is root, so Open MPI is told that it may run as root', file=sys.stderr)
+        variables.update(OMPI_ALLOW_RUN_AS_ROOT='1', OMPI_ALLOW_RUN_AS_ROOT_CONFIRM='1')
+    return variables
+
+
+def _terminal_columns() -> int | None:
+    if sys.stdout.isatty() and sys.stderr.isatty():
+        return shutil.get_terminal_size().columns
+    return None
+
+
+@contextlib.contextmanager
+def _catch_signals() -> Iterator[list[int]]:
+    """Within the block, signals that ask this process to end are appended to the list given."""
+    caught: list[int] = []
+    handlers = {}
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            handlers[number] = signal.signal(number, lambda number, frame: caught.append(number))
+    try:
+        yield caught
+    finally:
+        for number, handler in handlers.items():
+            # After the first signal this process is about to end: another one changes nothing.
+            signal.signal(number, signal.SIG_IGN if caught else handler)
+
+
+class RankSupervisor:
+    """The ranks of one job, and the mpiexec that runs them, as their launcher sees them."""
+
+    def __init__(
+        self, directory: str, size: int, command: Sequence[str], variables: dict[str, str]
+    ) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.unread = [b''] * size  # the beginning of each rank's next line of status
+        self.statuses = [channel.RankStatus()] * size
+        self.alive: set[int] = set()
+        self.failed_rank: int | None = None  # the first one that failed
+        self.exit_status: int | None = None  # mpiexec's, where it ended by itself
+        # Whether standard error now ends in an unfinished line, such as a progress bar.
+        self.mid_line = False
+        for rank in range(size):
+            pipe = channel.open_for_launcher(directory, rank)
+            self.selector.register(pipe, selectors.EVENT_READ, rank)
+        # In a session of its own: the terminal's Ctrl-C is for the launcher only.
+        self.mpiexec = subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        for stream, destination in zip(self._outputs(), (sys.stdout, sys.stderr)):
+            self.selector.register(stream, selectors.EVENT_READ, destination)
+
+    def follow(self, signals: list[int], *, saves: bool) -> None:
+        """Pass on what the ranks print until all have ended, one has failed, or a signal has come.
+
+        saves: whether the ranks save a step before they end. If nobody reads standard output any
+        more, that counts as the signal SIGPIPE.
+        """
+        while self._running() and not signals:
+            try:
+                self._listen(POLL_SECONDS)
+            except BrokenPipeError:
+                signals.append(signal.SIGPIPE)
+        if not signals:
+            self._pass_on_the_rest(signals)
+            return
+        if saves and signal.SIGPIPE not in signals:
+            print(STOPPING, flush=True)
+        self._let_step_end(signals)
+
+    def end(self) -> None:
+        """End mpiexec, and the ranks that it leaves behind."""
+        self._mute()
+        self.exit_status = self.mpiexec.poll()
+        self.mpiexec.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.mpiexec.wait(EXIT_GRACE_SECONDS)
+        self.mpiexec.kill()
+        self.mpiexec.wait()
+        self._signal_ranks(signal.SIGKILL)
+        while self.alive and self._listen(EXIT_GRACE_SECONDS):
+            pass
+        if self.mid_line:
+            print(file=sys.stderr)
+
+    def raise_failure(self) -> None:
+        """If the job failed: UserError, or the reason on standard error and SystemExit 1."""
+        error = ''
+        if self.failed_rank is not None:
+            status = self.statuses[self.failed_rank]
+            error = status.error or ''
+            if status.is_user_error:
+                raise UserError(error)
+        reason = self._failure()
+        if reason is not None:
+            print(f'{error}error: {reason}', file=sys.stderr)
+            sys.exit(1)
+
+    def _failure(self) -> str | None:
+        """Why the job did not end well, in a line; None if it did."""
+        rank = self.failed_rank
+        exit_status = self.exit_status or 0
+        if rank is not None and self.statuses[rank].error is not None:
+            return f'rank {rank} failed, so all {len(self.statuses)} ranks were stopped'
+        if exit_status < 0:
+            return f'mpiexec was killed by {_signal_name(-exit_status)}'
+        if rank is not None:
+            process = self.statuses[rank].process
+            return f'rank {rank}, process {process}, was killed by {_signal_name(exit_status)}'
+        if exit_status:
+            return f'mpiexec ended with status {exit_status}'
+        return None
+
+    def _running(self) -> bool:
+        return self.mpiexec.poll() is None and self.failed_rank is None
+
+    def _pass_on_the_rest(self, signals: Sequence[int]) -> None:
+        """Pass on what was printed before all ended or one failed, until a signal comes."""
+        grace = EXIT_GRACE_SECONDS
+        # Where a rank was killed, mpiexec ends by itself, and its status will say why.
+        killed = self.failed_rank is not None and self.statuses[self.failed_rank].error is None
+        if killed:
+            grace *= 2
+        deadline = time.monotonic() + grace
+        while not signals and time.monotonic() < deadline:
+            heard = self._listen(POLL_SECONDS)
+            awaits_mpiexec = killed and self.mpiexec.poll() is None
+            if not heard and not awaits_mpiexec:
+                return
+
+    def _let_step_end(self, signals: Sequence[int]) -> None:
+        """Ask the ranks to stop after this step; wait, but not after a second signal."""
+        self._mute()
+        self._signal_ranks(signal.SIGTERM)
+        deadline = time.monotonic() + STEP_GRACE_SECONDS
+        while len(signals) == 1 and self._running() and time.monotonic() < deadline:
+            self._listen(POLL_SECONDS)
+
+    def _signal_ranks(self, number: int) -> None:
+        for rank in self.alive:
+            process = self.statuses[rank].process
+            if process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, number)
+
+    def _outputs(self) -> tuple[IO[bytes], IO[bytes]]:
+        assert self.mpiexec.stdout is not None and self.mpiexec.stderr is not None
+        return self.mpiexec.stdout, self.mpiexec.stderr
+
+    def _mute(self) -> None:
+        """Pass on nothing more from mpiexec: it would report that it is being ended."""
+        for stream in self._outputs():
+            with contextlib.suppress(KeyError):
+                self.selector.unregister(stream)
+
+    def _listen(self, seconds: float) -> bool:
+        """Handle what arrives first within so many seconds; False if nothing does."""
+        ready = self.selector.select(seconds)
+        for key, _ in ready:
+            data = os.read(key.fd, 1 << 16)
+            if not data:
+                self.selector.unregister(key.fileobj)
+            if isinstance(key.data, int):
+                self._read_status(key.data, data)
+            else:
+                self._pass_on(data, key.data)
+        return bool(ready)
+
+    def _pass_on(self, data: bytes, destination: TextIO) -> None:
+        destination.buffer.write(data)
+        destination.buffer.flush()
+        if destination is sys.stderr and data:
+            self.mid_line = not data.endswith(b'\n')
+
+    def _read_status(self, rank: int, data: bytes) -> None:
+        """Update the status of `rank` by what it reported; no data means that it has ended."""
+        *lines, self.unread[rank] = (self.unread[rank] + data).split(b'\n')
+        for line in lines:
+            self.statuses[rank] = replace(self.statuses[rank], **json.loads(line))
+        status = self.statuses[rank]
+        if data:
+            self.alive.add(rank)
+        else:
+            self.alive.discard(rank)
+        died = not data and not status.done
+        if self.failed_rank is None and (died or status.error is not None):
+            self.failed_rank = rank
+
+
+def _signal_name(number: int) -> str:
+    """The signal that an exit status names: MPICH gives its number, Open MPI 128 more."""
+    number %= 128
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f'status {number}'
+    return f'{name}, probably out of memory' if name == 'SIGKILL' else name

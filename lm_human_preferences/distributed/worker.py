@@ -1,0 +1,151 @@
+"""A rank's side of launching: does its part of a job, and ends all ranks when that fails.
+
+mpiexec runs this module for each rank that our launcher starts, see `main`. Where the user's own
+mpiexec or srun started launch.py itself, that calls `run_job`.
+"""
+
+import contextlib
+import importlib
+import io
+import os
+import select
+import shutil
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from lm_human_preferences.distributed import channel
+from lm_human_preferences.distributed.channel import StatusPipe
+from lm_human_preferences.distributed.env import (
+    LAUNCHER_GRACE_SECONDS,
+    RANK_0_GRACE_SECONDS,
+    REPORT_GRACE_SECONDS,
+    launched_rank,
+    launched_size,
+)
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.utils import streams
+
+
+def main(directory: str) -> None:
+    """Do the job that our launcher has written into `directory`."""
+    pipe = StatusPipe(directory, launched_rank())
+    job = channel.read_job(directory)
+    streams.make_safe()
+    mute_unless_rank_0()
+    if job.columns:
+        # mpiexec passes on what this rank prints to a terminal of this width.
+        os.environ['TQDM_NCOLS'] = str(job.columns - 1)
+        sys.stderr.isatty = lambda: True
+        os.dup2(2, 1)  # lines and progress bars stay in order
+    run_job(job.name, job.arguments, pipe)
+    pipe.report(done=True)
+
+
+def run_job(
+    job: str,
+    arguments: dict[str, Any],
+    pipe: StatusPipe | None = None,
+    at_interrupt: Callable[[], None] = lambda: None,
+) -> None:
+    """Do `job` (see launch.start_job) in this process, which is one rank of several.
+
+    Whatever ends it early ends all ranks. pipe: to our launcher; None where the user's own mpiexec
+    or srun started the ranks. at_interrupt: called on rank 0 when the user interrupts it.
+    """
+    threading.Thread(target=_watch_parent, args=(os.getppid(), pipe), daemon=True).start()
+    try:
+        _call(job, arguments)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and launched_rank() == 0:
+            at_interrupt()
+        _end_all_ranks(error, pipe)
+
+
+def import_job(job: str) -> Callable[..., Any]:
+    """The function that 'module:function' names."""
+    module, name = job.split(':')
+    return getattr(importlib.import_module(module), name)
+
+
+def mute_unless_rank_0() -> None:
+    """Let only rank 0 print, line by line."""
+    if launched_rank():
+        sys.stdout = sys.stderr = open(os.devnull, 'w', encoding='utf-8')
+    elif launched_size() > 1:
+        stdout: Any = sys.stdout  # its declared type has no `reconfigure`
+        stdout.reconfigure(line_buffering=True)
+
+
+def _call(job: str, arguments: dict[str, Any]) -> None:
+    # Imports torch, which takes seconds: commands that start no rank do without.
+    from lm_human_preferences.distributed import comm
+
+    function = import_job(job)
+    hparams = arguments.get('hparams')
+    if isinstance(hparams, dict):
+        nested = hparams
+        hparams = importlib.import_module(function.__module__).HParams()
+        hparams.override_from_nested_dict(nested)
+        arguments = {**arguments, 'hparams': hparams}
+    if hparams is None:
+        # Such a job averages nothing: which engine would do it is not worth a line.
+        with contextlib.redirect_stdout(io.StringIO()):
+            ranks = comm.init_comm('auto')
+    else:
+        ranks = comm.init_comm(hparams.run.allreduce)
+    function(**arguments, comm=ranks)
+
+
+def _watch_parent(parent: int, pipe: StatusPipe | None) -> None:
+    """End this rank, whatever it is waiting for, when mpiexec or our launcher is gone."""
+    poll = select.poll()
+    if pipe:
+        poll.register(pipe.fd, 0)  # the launcher's end being closed is always reported
+    while os.getppid() == parent and not poll.poll(1000):
+        pass
+    if pipe:
+        pipe.report(error='the mpiexec process that started this rank was killed\n')
+        shutil.rmtree(pipe.directory, ignore_errors=True)
+    os._exit(1)
+
+
+def _end_all_ranks(error: BaseException, pipe: StatusPipe | None) -> None:
+    """Report `error` to the user, once for all ranks, and end them all."""
+    if isinstance(error, UserError):
+        status = 2
+        text = ' '.join(str(error).splitlines())
+    else:
+        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        text = ''.join(traceback.format_exception(error))
+        time.sleep(REPORT_GRACE_SECONDS)  # another rank's death may be the reason
+    if pipe:
+        pipe.report(error=text, is_user_error=isinstance(error, UserError))
+        time.sleep(LAUNCHER_GRACE_SECONDS)
+    elif not isinstance(error, KeyboardInterrupt):
+        _print_error(error, text)
+    try:
+        from lm_human_preferences.distributed import comm
+
+        comm.abort(status)
+    finally:
+        os._exit(1)
+
+
+def _print_error(error: BaseException, text: str) -> None:
+    """Print it where no launcher of ours does; other ranks give rank 0 time to do it for all."""
+    rank = launched_rank()
+    if rank:
+        time.sleep(RANK_0_GRACE_SECONDS)
+    message = (
+        f'error: {text}' if isinstance(error, UserError) else f'{text}error: rank {rank} failed'
+    )
+    print(message, file=sys.__stderr__, flush=True)
+    time.sleep(REPORT_GRACE_SECONDS)  # mpiexec drops what it has not yet passed on when ranks abort
+
+
+if __name__ == '__main__':
+    main(sys.argv[1])

@@ -1,0 +1,141 @@
+"""A policy, its reference and best of n against the frontier of one reward.
+
+Tensors are (queries,) and float64 unless stated otherwise; their means are the results.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from lm_human_preferences.evaluation import optimum
+
+BEST_OF = (4, 16, 64)
+BY_REWARD_MODEL = '_by_reward_model'  # suffix of a best of n that another reward judges
+
+Points = dict[str, dict[str, torch.Tensor]]  # {point: {name: values (queries,)}}
+
+
+def compare(
+    ref_logprobs: torch.Tensor,
+    kl: torch.Tensor,
+    scores: torch.Tensor,
+    score: torch.Tensor,
+    *,
+    kl_coef: float | None,
+    exact: bool,
+    chooser: torch.Tensor | None = None,
+) -> Points:
+    """The policy and others against the frontier.
+
+    ref_logprobs, scores (queries, responses): the reference's log-probabilities, and the scores of
+    the same responses. kl, score: of the policy. kl_coef: of the optimum, None to leave it out.
+    exact: whether the responses are all that there are, or samples of the reference. chooser
+    (queries, responses): the reward model's scores of the same responses, if `scores` are another
+    reward's: best of n is then chosen by either.
+    """
+
+    def sample_sizes(beta: float) -> dict[str, torch.Tensor]:
+        if exact:
+            return {}
+        return {'effective_samples': optimum.effective_samples(scores, beta or 1e-9)}
+
+    def point(kl: torch.Tensor, reward: torch.Tensor) -> dict[str, torch.Tensor]:
+        values, beta = against_frontier(kl, reward, ref_logprobs, scores)
+        return values | sample_sizes(beta)
+
+    base = optimum.expected(ref_logprobs, scores)
+    points = {'base': {'kl': torch.zeros_like(base), 'reward': base}, 'policy': point(kl, score)}
+    for name, best, best_kl in bests_of_n(ref_logprobs, scores, exact=exact):
+        points[name] = point(best_kl, best)
+    if chooser is not None:
+        for name, best, best_kl in bests_of_n(ref_logprobs, chooser, exact=exact, judged=scores):
+            points[f'{name}{BY_REWARD_MODEL}'] = point(best_kl, best)
+    if kl_coef:
+        log_z, best, _ = optimum.moments(ref_logprobs, scores, kl_coef)
+        points['optimum'] = {
+            'kl': best / kl_coef - log_z,
+            'reward': best,
+            **sample_sizes(kl_coef),
+        }
+        points['policy']['kl_to_optimum'] = kl - score / kl_coef + log_z
+    return points
+
+
+def bests_of_n(
+    ref_logprobs: torch.Tensor,
+    scores: torch.Tensor,
+    *,
+    exact: bool,
+    judged: torch.Tensor | None = None,
+) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    """(name, reward, KL) of each best of n; the arguments are those of optimum.best_of_n."""
+    names = [f'best_of_{n}' for n in BEST_OF]
+    if exact:
+        return list(zip(names, *optimum.best_of_n(ref_logprobs, scores, *BEST_OF, judged=judged)))
+    bests = []
+    for name, n in zip(names, BEST_OF):
+        reward = optimum.sampled_best_of_n(scores, n, judged)
+        kl = torch.full((len(scores),), math.log(n) - (n - 1) / n, dtype=torch.float64)
+        bests.append((name, reward, kl))
+    return bests
+
+
+def against_frontier(
+    kl: torch.Tensor, reward: torch.Tensor, ref_logprobs: torch.Tensor, scores: torch.Tensor
+) -> tuple[dict[str, torch.Tensor], float]:
+    """What the frontier allows at the KL of a policy, and the share of that gain it attains.
+
+    kl, reward: of the policy. Returns {'kl', 'reward', 'frontier', 'share'}, and the beta whose
+    optimum has this KL. What is no mean by nature is linearised, so that the spread between queries
+    tells its error: the frontier's reward is the minimum over beta of beta (KL + log Z).
+    """
+    base = optimum.expected(ref_logprobs, scores)
+    _, beta = optimum.frontier_at(kl.mean(), ref_logprobs, scores)
+    if beta == 0:
+        frontier = scores.max(1).values
+    elif math.isinf(beta):
+        frontier = base
+    else:
+        frontier = beta * (kl + optimum.moments(ref_logprobs, scores, beta)[0])
+    gain = reward - base
+    possible = frontier - base
+    share = gain.mean() / possible.mean()
+    values = {
+        'kl': kl,
+        'reward': reward,
+        'frontier': frontier,
+        'share': share + (gain - share * possible) / possible.mean(),
+    }
+    return values, beta
+
+
+def summarize(points: Points, *, with_errors: bool) -> dict[str, dict[str, Any]]:
+    """{point: {name: mean}} for JSON, with the standard error of each mean if asked for.
+
+    Queries that are the whole set, and no sample of it, have no error.
+    """
+    summary: dict[str, dict[str, Any]] = {}
+    for point, values in points.items():
+        summary[point] = {name: _number(of.mean()) for name, of in values.items()}
+        if with_errors:
+            summary[point]['standard_errors'] = {
+                name: _number(optimum.standard_error(of)) for name, of in values.items()
+            }
+    return summary
+
+
+def _number(scalar: torch.Tensor) -> float | None:
+    """For JSON: None if not finite, such as the share of a gain that no KL allows."""
+    return scalar.item() if math.isfinite(scalar) else None
+
+
+def point_label(point: str, reward: str) -> str:
+    """What a point of `compare` is called where results of `reward` are shown."""
+    if point.endswith(BY_REWARD_MODEL):
+        point = point.removesuffix(BY_REWARD_MODEL)
+        reward = 'reward model'
+    text = point.replace('_', ' ')
+    return f'{text} by {reward}' if point.startswith('best_of_') else text

@@ -1,0 +1,276 @@
+"""The models of a run, measured: all responses to a query where they are few, else samples."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import Any, NamedTuple
+
+import torch
+
+from lm_human_preferences import lm_tasks, rewards, storage
+from lm_human_preferences.datasets import registry
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.evaluation import optimum
+from lm_human_preferences.evaluation.comparison import compare, summarize
+from lm_human_preferences.hparams import train_policy
+from lm_human_preferences.hparams.evaluate import HParams
+from lm_human_preferences.hparams.task import TaskHParams
+from lm_human_preferences.language import trained_models
+from lm_human_preferences.language.encodings import Encoder, Encoding
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.synthetic import known_reward
+from lm_human_preferences.synthetic.known_reward import MockRewardModel
+from lm_human_preferences.utils.logging import progress
+
+MOST_RESPONSES = 300_000  # to a query, that are enumerated
+QUERIES = 64  # of a data set without end
+DRAWS = 2048  # enough to meet every query of a data set that can be enumerated
+FRONTIER = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the latter two if estimated
+
+RewardModels = dict[str, rewards.TrainedRewardModel | MockRewardModel]
+
+
+class Responses(NamedTuple):
+    """Responses to each query, and how they are distributed and scored.
+
+    ref_logprobs (queries, responses): under the reference. kl (queries,): of the policy. scores:
+    {reward: (scores of the responses (queries, responses), their mean under the policy
+    (queries,))}.
+    """
+
+    ref_logprobs: torch.Tensor
+    kl: torch.Tensor
+    scores: dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def load_models(
+    save_dir: str, hparams: train_policy.HParams
+) -> tuple[Policy, Policy, RewardModels]:
+    """(policy, reference, {name: reward model}) of a run with `hparams`.
+
+    The reward that the policy was trained on comes first.
+    """
+    trained = {
+        scope: trained_models.TrainedModel(scope, storage.join(save_dir, 'policy'), scope)
+        for scope in ('policy', 'ref_policy')
+    }
+    encoding = trained['policy'].encoding
+    encoder = encoding.get_encoder()
+    policies = []
+    with contextlib.redirect_stdout(io.StringIO()):  # loading prints a line for each variable
+        for scope, model in trained.items():
+            policy = Policy(
+                model,
+                scope=scope,
+                embed_queries=lm_tasks.query_formatter(hparams.task, encoder),
+                temperature=hparams.task.policy.temperature,
+            )
+            policies.append(policy)
+        models = {
+            name: rewards.get_reward_model(directory, encoding)
+            for name, directory in _reward_models(save_dir, hparams, encoding).items()
+        }
+    policy, reference = policies
+    return policy, reference, models
+
+
+def _reward_models(
+    save_dir: str, hparams: train_policy.HParams, encoding: Encoding
+) -> dict[str, str]:
+    """{name: what rewards.get_reward_model takes} of the rewards that judge a run's responses.
+
+    Reviews have a known reward, which may be what the policy was trained on.
+    """
+    trained_on = rewards.reward_model_of(save_dir, hparams)
+    if not known_reward.can_judge(encoding):
+        return {'reward model': trained_on}
+    if trained_on == 'mock':
+        return {'known reward': 'mock'}
+    return {'reward model': trained_on, 'known reward': 'mock'}
+
+
+def queries_of(
+    hparams: train_policy.HParams, encoder: Encoder, count: int | None, seed: int = 1
+) -> torch.Tensor:
+    """`count` queries of the test part, each once: (queries, query_length).
+
+    None: all of them if the data set can be enumerated, as that of reviews, else QUERIES. Queries
+    that can be enumerated are few and equally frequent; `seed` decides which of them are taken.
+    """
+    is_enumerable = registry.info(hparams.task.query_dataset).is_enumerable
+    sampler = lm_tasks.make_query_sampler(
+        hparams=hparams.task,
+        encoder=encoder,
+        batch_size=DRAWS if is_enumerable else count or QUERIES,
+        mode='test',
+        labels=rewards.label_source(hparams),
+    )
+    queries = sampler()['tokens']
+    if not is_enumerable:
+        return queries
+    queries = queries.unique(dim=0)
+    if count is None:
+        return queries
+    # Sorted queries resemble their neighbours, so not simply the first ones. A generator of its
+    # own leaves the global one, and with it what is sampled later, as it is.
+    generator = torch.Generator().manual_seed(seed)
+    return queries[torch.randperm(len(queries), generator=generator)[:count]]
+
+
+def enumerate_all(
+    policy: Policy,
+    reference: Policy,
+    models: RewardModels,
+    task: TaskHParams,
+    queries: torch.Tensor,
+) -> Responses:
+    """All responses to `queries (queries, query_length)`."""
+    length = task.response_length
+    ref_logprobs = []
+    kls = []
+    scores = {name: ([], []) for name in models}
+    for query in progress(queries.split(1), comm=LocalComm(), desc='all responses', unit='query'):
+        of_reference = optimum.all_logprobs(reference, query, length)
+        of_policy = optimum.all_logprobs(policy, query, length)
+        ref_logprobs.append(of_reference)
+        kls.append(optimum.kl(of_policy, of_reference))
+        for name, model in models.items():
+            all_scores = _all_scores(model, task, query, policy.model.hparams.n_vocab)
+            scores[name][0].append(all_scores)
+            scores[name][1].append(optimum.expected(of_policy, all_scores))
+    return Responses(
+        torch.cat(ref_logprobs),
+        torch.cat(kls),
+        {name: (torch.cat(of_all), torch.cat(means)) for name, (of_all, means) in scores.items()},
+    )
+
+
+def _all_scores(
+    model: rewards.TrainedRewardModel | MockRewardModel,
+    task: TaskHParams,
+    query: torch.Tensor,
+    n_vocab: int,
+) -> torch.Tensor:
+    """Scores of all responses to `query (1, query_length)`: (1, responses)."""
+    length = task.response_length
+    if task.truncate_token is None and isinstance(model, rewards.TrainedRewardModel):
+        return optimum.all_rewards(model, query, length)
+    return optimum.all_scores(rewards.make_score_fn(task, model), query, n_vocab, length)
+
+
+def sample_many(
+    policy: Policy,
+    reference: Policy,
+    models: RewardModels,
+    task: TaskHParams,
+    queries: torch.Tensor,
+    settings: HParams,
+) -> Responses:
+    """`settings.samples` responses of each model to each of `queries (queries, query_length)`.
+
+    The responses, and the scores (queries, samples), are the reference's; the KL and the mean
+    scores of the policy are estimated from the policy's.
+    """
+    score_fns = {name: rewards.make_score_fn(task, model) for name, model in models.items()}
+    kls = []
+    ref_scores = {name: [] for name in models}
+    policy_scores = {name: [] for name in models}
+    rows = queries.to(policy.device).repeat_interleave(settings.samples, 0)
+    parts = rows.split(settings.batch_size)
+    for part in progress(parts, comm=LocalComm(), desc='samples', unit='batch'):
+        drawn = policy.respond(part, length=task.response_length)
+        ref_logprobs = reference.analyze_responses(part, drawn['responses'])['logprobs']
+        kls.append((drawn['logprobs'].double() - ref_logprobs).sum(1).cpu())
+        ref_drawn = reference.respond(part, length=task.response_length)
+        for name, score_fn in score_fns.items():
+            for scores, responses in (
+                (ref_scores[name], ref_drawn['responses']),
+                (policy_scores[name], drawn['responses']),
+            ):
+                scores.append(score_fn(part, responses)[0].double().cpu())
+
+    def by_query(parts: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(parts).reshape(len(queries), -1)
+
+    kl = by_query(kls)
+    scores = {
+        name: (by_query(ref_scores[name]), by_query(policy_scores[name]).mean(1)) for name in models
+    }
+    return Responses(optimum.as_distribution(kl), kl.mean(1), scores)
+
+
+def measure(
+    policy: Policy,
+    reference: Policy,
+    models: RewardModels,
+    task: TaskHParams,
+    queries: torch.Tensor,
+    settings: HParams,
+    kl_coef: float | None,
+) -> dict[str, Any]:
+    """Results on `queries (queries, query_length)`, exact if responses are few; for JSON.
+
+    kl_coef: of the optimum to compare with, None to leave it out.
+    """
+    count = policy.model.hparams.n_vocab**task.response_length
+    exact = count <= MOST_RESPONSES
+    if exact:
+        responses = enumerate_all(policy, reference, models, task, queries)
+    else:
+        responses = sample_many(policy, reference, models, task, queries, settings)
+    results: dict[str, Any] = {
+        'exact': exact,
+        'queries': len(queries),
+        'responses': count if exact else settings.samples,
+        'kl_coef': kl_coef,
+        'rewards': {},
+    }
+    trained_on = next(iter(models))  # the reward that kl_coef was weighed against
+    is_enumerable = registry.info(task.query_dataset).is_enumerable
+    are_all_queries = is_enumerable and settings.queries is None
+    for name, (scores, policy_score) in responses.scores.items():
+        is_trained_on = name == trained_on
+        points = compare(
+            responses.ref_logprobs,
+            responses.kl,
+            scores,
+            policy_score,
+            kl_coef=kl_coef if is_trained_on else None,
+            exact=exact,
+            chooser=None if is_trained_on else responses.scores[trained_on][0],
+        )
+        results['rewards'][name] = {
+            **summarize(points, with_errors=not (exact and are_all_queries)),
+            'frontier': _frontier(responses.ref_logprobs, scores, exact),
+        }
+    return results
+
+
+def _frontier(
+    ref_logprobs: torch.Tensor, scores: torch.Tensor, exact: bool
+) -> dict[str, list[float]]:
+    """The frontier as lists of numbers: KL, reward and, if estimated, their precision."""
+    betas = optimum.beta_grid(scores)
+    if exact:
+        columns = optimum.frontier(ref_logprobs, scores, betas)
+    else:
+        columns = optimum.sampled_frontier(scores, betas)
+    return {name: column.tolist() for name, column in zip(FRONTIER, columns)}
+
+
+def tokens_to_compute(task: TaskHParams, n_vocab: int) -> int:
+    """How many tokens pass through a network in an evaluation with default settings.
+
+    From these a training estimates how long the evaluation at its end will take.
+    """
+    tokens = task.query_length + task.response_length
+    if n_vocab**task.response_length > MOST_RESPONSES:
+        # Both models sample, the reference reads the policy's responses, the reward model those of
+        # both.
+        passes = 5
+        return passes * tokens * QUERIES * HParams().samples
+    all_queries = registry.info(task.query_dataset).all_queries()
+    queries = QUERIES if all_queries is None else len(all_queries)
+    beginnings = queries * n_vocab ** (task.response_length - 1)
+    return beginnings * (2 * (tokens - 1) + tokens - 1 + n_vocab)

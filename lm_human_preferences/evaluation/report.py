@@ -1,0 +1,107 @@
+"""The results of an evaluation as a table of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lm_human_preferences.evaluation.comparison import point_label
+
+COLUMNS = {
+    'kl': 'KL',
+    'reward': 'reward',
+    'frontier': 'best at that KL',
+    'share': 'share of the gain',
+}
+FEW_SAMPLES = 10  # effective ones, below which the frontier is estimated too low to be of use
+# The table mentions a KL that misses its target, or a coefficient that still moves, by this share.
+SETTLED = 0.1
+
+
+def table(results: dict[str, Any]) -> Iterator[str]:
+    """The results of `evaluate` as lines of text."""
+    kind = 'exact, from all' if results['exact'] else 'estimated, from samples:'
+    yield (f'{kind} {results["responses"]} responses to each of {results["queries"]} queries')
+    for name, points in results['rewards'].items():
+        yield ''
+        yield from _aligned(_rows(name, points))
+        yield from _remarks(results, name, points)
+
+
+def _remarks(
+    results: dict[str, Any], name: str, points: dict[str, dict[str, Any]]
+) -> Iterator[str]:
+    """What the reader of the table of reward `name` should know."""
+    policy = points['policy']
+    if 'kl_to_optimum' in policy:
+        last = ', the last of the run' if results.get('kl_coef_is_last') else ''
+        yield f'optimum: the best policy at the KL coefficient {results["kl_coef"]:.4g}{last}'
+        yield from _unsettled(results.get('kl_control'), policy['kl'])
+    undersampled = []
+    for point, values in points.items():
+        if point != 'frontier' and values.get('effective_samples', FEW_SAMPLES) < FEW_SAMPLES:
+            undersampled.append(point_label(point, name))
+    if undersampled:
+        yield (
+            f'WARNING: less than {FEW_SAMPLES} effective samples at the KL of'
+            f' {", ".join(undersampled)}; the best there is estimated too low: give more --samples'
+        )
+
+
+def _rows(name: str, points: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """The cells of the table of reward `name`: lists of strings, the heads first."""
+    rows = [[name, *COLUMNS.values()]]
+    for point in points:
+        if point != 'frontier':
+            cells = [_cell(points[point], key) for key in COLUMNS]
+            rows.append([point_label(point, name), *cells])
+    if 'kl_to_optimum' in points['policy']:
+        empty = [''] * (len(COLUMNS) - 1)
+        rows.append(['KL(policy || optimum)', _cell(points['policy'], 'kl_to_optimum'), *empty])
+    return rows
+
+
+def _cell(values: dict[str, Any], name: str) -> str:
+    """A number with its standard error if it has one; '' where there is no number."""
+    value = values.get(name)
+    if value is None:
+        return ''
+    digits = '.1%' if name == 'share' else '.3f'
+    error = values.get('standard_errors', {}).get(name)
+    if not error:
+        return format(value, digits)
+    return f'{value:{digits}} ± {error:{digits}}'
+
+
+def _aligned(rows: list[list[str]]) -> Iterator[str]:
+    """Lines of a table: the first column on the left, numbers on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for first, *cells in rows:
+        numbers = [f'{cell:>{width}}' for cell, width in zip(cells, widths[1:])]
+        yield '  '.join([f'{first:{widths[0]}}', *numbers]).rstrip()
+
+
+def _unsettled(control: dict[str, Any] | None, kl: float) -> Iterator[str]:
+    """A line if the policy's KL missed its target or the coefficient was still moving.
+
+    control: see kl_history.kl_control. The optimum at the last coefficient is then not what the run
+    aimed at.
+    """
+    if control is None:
+        return
+    before = control['kl_coef_before']
+    now = control['kl_coef']
+    reasons = []
+    if abs(kl / control['target'] - 1) > SETTLED:
+        reasons.append(f'the KL is {kl:.2f}, not the target {control["target"]:g}')
+    if abs(now / before - 1) > SETTLED:
+        direction = 'rose' if now > before else 'fell'
+        reasons.append(
+            f'the KL coefficient {direction} from {before:.3g} to {now:.3g} in the last '
+            f'{control["recent_steps"]} steps'
+        )
+    if reasons:
+        yield (
+            f'note: not settled after {control["steps"]} steps: {", and ".join(reasons)}; '
+            'so this optimum is not what a longer run would aim at'
+        )

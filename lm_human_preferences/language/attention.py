@@ -1,0 +1,132 @@
+"""Attention over rows with padding: masks, positions, and the cache of keys and values."""
+
+import torch
+import torch.nn.functional as F
+
+from lm_human_preferences.hparams.model import CACHE_HEADROOM
+from lm_human_preferences.utils.core import cumulative_max
+
+
+def positions_for(mask: torch.Tensor) -> torch.Tensor:
+    """The position of each token: the number of real tokens before it.
+
+    mask (..., length) bool, False at padding -> int64 of the same shape.
+    """
+    counts = mask.long()
+    return counts.cumsum(-1) - counts
+
+
+def attention_mask(
+    mask: torch.Tensor, queries: int, segment_mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Which keys each of the last `queries` positions may attend to: bool (batch, queries, keys).
+
+    mask: bool (batch, keys), False at padding. A token attends to itself and to the real tokens
+    before it, as far as `segment_mask (queries, keys)` allows. Padding before the first token would
+    have no key at all, and its softmax would be NaN: it attends to itself, and its output is never
+    used. Where all tokens are real, the result has a batch of 1.
+    """
+    keys = mask.shape[1]
+    key_columns = torch.arange(keys, device=mask.device)
+    query_columns = key_columns[keys - queries :, None]
+    causal = key_columns <= query_columns
+    if segment_mask is not None:
+        causal = causal & segment_mask
+    if mask.all():
+        return causal.unsqueeze(0)
+    allowed = causal & mask.unsqueeze(1)
+    sees_nothing = ~allowed.any(-1, keepdim=True)
+    return allowed | ((key_columns == query_columns) & sees_nothing)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Attention of `q (batch, n_head, queries, d)` to `k` and `v (batch, n_head, keys, d)`.
+
+    bias (batch, 1, queries, keys) is added to the scores of all heads: -inf where a key is masked.
+    Returns (batch, queries, n_embd). On CPUs two plain matrix products are faster than PyTorch's
+    fused attention, at our lengths and with the products that `training.precision` chooses.
+    """
+    if q.is_cuda:
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    else:
+        q_rows = q.flatten(0, 1)
+        k_rows = k.flatten(0, 1)
+        alpha = q.shape[-1] ** -0.5
+        bias = bias.expand(-1, q.shape[1], -1, -1).flatten(0, 1)
+        if q.shape[2] == 1:
+            # Keys times query: query times keys would copy the keys, which have gaps in a cache.
+            scores = torch.baddbmm(bias.mT, k_rows, q_rows.mT, alpha=alpha).mT
+        else:
+            scores = torch.baddbmm(bias, q_rows, k_rows.mT, alpha=alpha)
+        attended = torch.bmm(scores.softmax(-1), v.flatten(0, 1)).unflatten(0, q.shape[:2])
+    return attended.transpose(1, 2).flatten(2)
+
+
+class KVCache:
+    """Keys and values of the tokens so far, in memory with room for more."""
+
+    def __init__(self, past: torch.Tensor | None = None) -> None:
+        """past: (batch, n_layer, 2, n_head, past_length, d), as `Model.forward` takes it."""
+        self.layers: list[torch.Tensor] = []  # (2, batch, n_head, capacity, d) each
+        self.length = 0
+        if past is not None:
+            self.layers = list(past.permute(1, 2, 0, 3, 4, 5))
+            self.length = past.shape[-2]
+
+    def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Add `keys` and `values (batch, n_head, new, d)` of the tokens after `length`.
+
+        Returns those of all tokens: (2, batch, n_head, length + new, d). `length` stays: the model
+        advances it after the last layer.
+        """
+        new = torch.stack([keys, values])
+        end = self.length + new.shape[3]
+        if layer == len(self.layers):
+            self.layers.append(new[..., :0, :])
+        capacity = self.layers[layer].shape[3]
+        if end > capacity:
+            padding = (0, 0, 0, end + CACHE_HEADROOM - capacity)
+            self.layers[layer] = F.pad(self.layers[layer], padding)
+        self.layers[layer][..., self.length : end, :] = new
+        return self.layers[layer][..., :end, :]
+
+    def present(self, start: int) -> torch.Tensor:
+        """Keys and values from token `start` on: (batch, n_layer, 2, n_head, length - start, d)."""
+        return torch.stack(self.layers)[..., start : self.length, :].permute(2, 0, 1, 3, 4, 5)
+
+
+class Unpadding:
+    """Leaves padding out of a batch, for the layers that treat every token alike.
+
+    A padded tensor is (batch, length, ...); unpadded it is (tokens, ...), the real tokens of all
+    rows one after another.
+    """
+
+    def __init__(self, real: torch.Tensor) -> None:
+        """real: bool (batch, length), False at padding."""
+        self.shape = real.shape
+        # Of each real token, in the flattened batch; None where there is no padding.
+        self.indices: torch.Tensor | None = None
+        if not real.all():
+            self.indices = real.flatten().nonzero().squeeze(1)
+
+    def unpad(self, padded: torch.Tensor) -> torch.Tensor:
+        """`padded (batch, length, ...)` -> (tokens, ...)."""
+        flat = padded.flatten(0, 1)
+        return flat if self.indices is None else flat.index_select(0, self.indices)
+
+    def pad(self, unpadded: torch.Tensor) -> torch.Tensor:
+        """`unpadded (tokens, ...)` -> (batch, length, ...), with zeros at padding."""
+        if self.indices is not None:
+            zeros = unpadded.new_zeros(self.shape.numel(), *unpadded.shape[1:])
+            unpadded = zeros.index_copy(0, self.indices, unpadded)
+        return unpadded.unflatten(0, self.shape)
+
+
+def last_present(mask: torch.Tensor) -> torch.Tensor:
+    """For each column of `mask (batch, length)`, that of the last real token up to there.
+
+    The original repeats this token's output at padding.
+    """
+    columns = torch.arange(mask.shape[1], device=mask.device)
+    return cumulative_max(torch.where(mask, columns, 0))

@@ -1,0 +1,76 @@
+"""Which files of a run directory each command writes: what is deleted, resumed and uploaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable
+
+from lm_human_preferences.checkpointing import names
+
+LOCK = 'lock'  # names the process that writes the run now
+UNFINISHED = 'unfinished'  # in reward_model/: checkpoints of one that is being trained
+EVALUATION = r'evaluation\.(json|png)'  # of `evaluate`: uploaded, but not deleted with a run
+_EVENTS = r'events\.out\.tfevents\..*'
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandFiles:
+    """The files that one training command writes; directories are relative to SAVE_DIR.
+
+    network: of the network that it trains. events: of TensorBoard's files. finished: of the
+    checkpoints of the network when it is trained. unfinished: of those to resume from.
+    """
+
+    command: str
+    network: str
+    events: str
+    finished: str
+    unfinished: str
+
+    @property
+    def settings(self) -> str:
+        """The name of the JSON file with the command's options."""
+        return f'{self.command}_hparams.json'
+
+    def pattern(self) -> str:
+        """A regular expression for all of its files."""
+        files = [re.escape(self.settings), f'{self.network}/(hparams\\.json|encoding)']
+        files.append(f'{self.events}/{_EVENTS}')
+        for directory in dict.fromkeys((self.finished, self.unfinished)):  # each once
+            files.append(f'{directory}/{names.ANY_FILE}')
+        return '|'.join(files)
+
+
+REWARD = CommandFiles(
+    'train_reward',
+    network='reward_model',
+    events='tb/reward_model',
+    finished='reward_model/checkpoints',
+    unfinished=f'reward_model/{UNFINISHED}',
+)
+POLICY = CommandFiles(
+    'train_policy',
+    network='policy',
+    events='tb/ppo',
+    finished='policy/checkpoints',
+    unfinished='policy/checkpoints',
+)
+COMMANDS = {files.command: files for files in (REWARD, POLICY)}
+
+
+def written_by(commands: Iterable[str], more: str = '') -> re.Pattern[str]:
+    """A regular expression for the files of these commands, each followed by `more`."""
+    patterns = [COMMANDS[command].pattern() for command in commands]
+    return re.compile(rf'({"|".join(patterns)}){more}')
+
+
+def uploaded_by(commands: Iterable[str]) -> re.Pattern[str]:
+    """A regular expression for what is uploaded while these commands run."""
+    return re.compile(f'{written_by(commands).pattern}|{EVALUATION}')
+
+
+def has_reward_model(directory: str) -> bool:
+    """Whether the run in a local directory has trained its reward model to the end."""
+    return os.path.exists(os.path.join(directory, REWARD.finished, names.LIST))

@@ -1,0 +1,127 @@
+"""What a path is: a local one, or the URL of a blob, whose copy in the cache has a name of its own.
+
+A URL is one of
+    az://ACCOUNT/CONTAINER/NAME
+    https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME
+    gs://BUCKET/NAME
+The original's buckets, gs://lm-human-preferences and gs://gpt-2, have moved to az://openaipublic.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.parse
+from typing import overload
+
+from lm_human_preferences.errors import UserError
+
+PUBLIC = 'openaipublic'  # the account of what the original published; nothing there ever changes
+GOOGLE = 'gs'  # stands for the account of every gs:// URL
+MOVED_BUCKETS = ('gpt-2', 'lm-human-preferences')
+_URL = re.compile(
+    r'(?:az://(?P<azure>[a-z0-9]+)/'
+    r'|https://(?P<https>[a-z0-9]+)\.blob\.core\.windows\.net/'
+    r'|(?P<google>gs)://)'
+    r'(?P<container>[a-z0-9][a-z0-9._-]*)/(?P<name>[^?#]+)'
+)
+# Backslashes, control characters, lone surrogates, and the endings of our own temporary files.
+_UNSAFE = re.compile(r'[\\\x00-\x1f\x7f\ud800-\udfff]|\.(part|lock)(/|$)')
+
+
+class StorageError(UserError):
+    """A file cannot be read or written."""
+
+
+class NotFound(StorageError):
+    """There is no such file."""
+
+
+class Blob:
+    """A URL taken apart, and the path of its copy in the cache. No name leads out of the cache.
+
+    for_reading: whether errors may advise the user to put a copy into the cache by hand.
+    """
+
+    def __init__(self, path: str, for_reading: bool = True) -> None:
+        match = _URL.fullmatch(path)
+        name = ''
+        if match is not None:
+            name = match['name']
+            if match['https']:
+                name = urllib.parse.unquote(name)
+        if match is None or not _is_safe(name):
+            raise StorageError(
+                f'{path!r}: give a local path, az://ACCOUNT/CONTAINER/NAME, gs://BUCKET/NAME or '
+                'https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME'
+            )
+        self.account = match['azure'] or match['https'] or GOOGLE
+        self.container = match['container']
+        if match['google'] and self.container in MOVED_BUCKETS:
+            self.account = PUBLIC
+        self.may_change = self.account != PUBLIC and not is_offline()
+        if self.account == GOOGLE:
+            self.path = f'gs://{self.container}/{name}'  # as blobfile spells it
+            self.url = self.path
+        else:
+            host = f'{self.account}.blob.core.windows.net'
+            self.path = f'az://{self.account}/{self.container}/{name}'
+            self.url = f'https://{host}/{self.container}/{urllib.parse.quote(name)}'
+        self.relative_path = os.path.join(self.account, self.container, name)
+        self.cached = os.path.join(cache_root(), self.relative_path)
+        self.advice = f'; to do without it, put the file at {self.cached}' if for_reading else ''
+
+    def error(self, reason: str, kind: type[StorageError] = StorageError) -> StorageError:
+        """An error of one line that names the URL."""
+        one_line = ' '.join(reason.split())
+        return kind(f'{self.url}: {one_line}{self.advice}')
+
+
+def _is_safe(name: str) -> bool:
+    """Whether a blob's name is usable as a relative path, and stays below where it is put."""
+    if any(part in ('', '.', '..') for part in name.split('/')):
+        return False
+    return not _UNSAFE.search(name)
+
+
+def is_offline() -> bool:
+    """Whether the user forbids the network: then there is only what the cache holds."""
+    return os.environ.get('LMHP_OFFLINE') == '1'
+
+
+def cache_root() -> str:
+    """The folder for what is downloaded, or made once and used again."""
+    return os.environ.get('LMHP_CACHE') or os.path.expanduser('~/.cache/lm-human-preferences')
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` is a URL rather than a local path."""
+    return '://' in path
+
+
+def join(path: str, *names: str) -> str:
+    """`path`, local or remote, extended by `names`."""
+    if is_remote(path):
+        return '/'.join([path.rstrip('/'), *names])
+    return os.path.join(path, *names)
+
+
+@overload
+def staging_dir(directory: str) -> str: ...
+@overload
+def staging_dir(directory: None) -> None: ...
+def staging_dir(directory: str | None) -> str | None:
+    """The local directory that a run in `directory` is written to.
+
+    That is `directory` itself if it is local (or None); a run in a remote one is written to a
+    directory in the cache and uploaded from there.
+    """
+    if not directory or not is_remote(directory):
+        return directory
+    try:
+        blob = Blob(directory.rstrip('/'))
+        if re.search(r'[*?[\]]', blob.path):  # blobfile would list what matches
+            raise StorageError(f'{directory} has one of * ? [ ] in its name')
+    except StorageError as e:
+        raise StorageError(f'--save_dir: {e}') from None
+    return os.path.join(cache_root(), 'to-upload', blob.relative_path)

@@ -1,0 +1,131 @@
+"""Each benchmark of speed comes to its end on a tiny model, and prints what it is for. No time is
+judged here."""
+
+import argparse
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pretend_gpu
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'command, printed',
+    [
+        (
+            'ppo_update --size test --batch 1 --repeats 1 --threads 1',
+            r'plain PyTorch, fp32 .*\n(.*\n)*ours, bf16 .*epochs',
+        ),
+        (
+            'reward_step --size test --batch 1 --repeats 1 --threads 1',
+            r'plain PyTorch, fp32 .*\n(.*\n)*ours, bf16 ',
+        ),
+        ('sampling --size test --batches 2 --repeats 1 --threads 1', r'\n +2( +\d+\.\d+){5}'),
+        (
+            'million_episodes --size test --batch 1 --updates 1 --warm-up 1 --profiled 1'
+            ' --threads 1',
+            (
+                r'\nfp32 .* epochs .*\n( +\d+% .* in .*\n){5}(.*\n)*bf16 .* epochs .*\n( +\d+% .*'
+                r' in .*\n){5}'
+            ),
+        ),
+        ('checkpoint --size test --episodes 1 --steps 1 --repeats 1', r'\nshare of training '),
+        (
+            'scaling --size test --batch 1 --skip batch',
+            r'\nbase .* 1\.00   1\.00 (.*\n)*responses x 2 (.*\n)*2 ranks ',
+        ),
+        (
+            'startup --size test --repeats 1 --threads 1 --skip transformers,model',
+            r'train_reward, first step .*\n(.*\n)*train_policy: .*networks \d',
+        ),
+        (
+            'tokenise --size test --repeats 1',
+            r'(transformers, all at once|encoding: left out).*\n(.*\n)*500 labels',
+        ),
+    ],
+    ids=[
+        'ppo_update',
+        'reward_step',
+        'sampling',
+        'million_episodes',
+        'checkpoint',
+        'scaling',
+        'startup',
+        'tokenise',
+    ],
+)
+def test_benchmark(command, printed):
+    name, *options = command.split()
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / f'{name}.py', *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, 'OMP_NUM_THREADS': '1'},
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(printed, done.stdout), done.stdout
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """The mock that stands for waiting for a pretended GPU, which has held 3 GB. Within, benchmarks
+    can be imported."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    with (
+        pretend_gpu.pretended(),
+        mock.patch.multiple(
+            torch.cuda, synchronize=mock.DEFAULT, max_memory_allocated=lambda: 3 << 30
+        ) as patched,
+    ):
+        yield patched['synchronize']
+
+
+def test_a_phase_takes_until_the_gpu_is_done(waits):
+    order = mock.Mock()
+    order.attach_mock(waits, 'wait')
+    importlib.import_module('measuring').Clock().timed('phase', order.phase)()
+    assert order.mock_calls == [mock.call.wait(), mock.call.phase(), mock.call.wait()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'name, variant',
+    [
+        ('million_episodes', 'bf16'),
+        ('ppo_update', 'plain'),
+        ('reward_step', 'plain'),
+        ('reward_step', 'fp32'),
+    ],
+)
+def test_on_a_gpu(waits, capsys, name, variant):
+    benchmark = importlib.import_module(name)
+    importlib.import_module('measuring').measure_here(
+        argparse.Namespace(
+            size='test',
+            batch=2,
+            micro_batch_size=1,
+            updates=1,
+            repeats=1,
+            warm_up=1,
+            profiled=1,
+            threads=1,
+            variant=variant,
+        ),
+        benchmark.measure,
+    )
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found['gigabytes'] == 3 and found['flops'] > 0 < found['matmul_rate']
+    if 'operators' in found:  # a pretended GPU takes no time of its own
+        assert len(found['operators']) == 5 and not any(
+            seconds for _, seconds, _ in found['operators']
+        )

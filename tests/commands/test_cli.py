@@ -1,0 +1,809 @@
+"""The command line: what it accepts, what it says of mistakes, what it starts. Recorded:
+test_cli_recorded."""
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+from command_line import NEW, PUBLISHED, caught_jobs, dumped, error_of, flat, hparams_of, invoke
+from experiments import CLASSES, EXPERIMENTS, resolved
+
+import launch
+import lm_human_preferences
+import sample
+from lm_human_preferences import storage
+from lm_human_preferences.commands import program
+from lm_human_preferences.hparams import train_policy, train_reward
+from lm_human_preferences.runs import run_dir
+from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils import launch as jobs
+from lm_human_preferences.utils.combos import bind, combos, labels
+from lm_human_preferences.utils.hyperparams import group_class
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def started(monkeypatch):
+    return caught_jobs(monkeypatch)
+
+
+# ---------------------------------------------------------------- what was rejected by mistake
+
+
+@pytest.mark.parametrize(
+    'words, key, value',
+    [
+        ('--ppo.whiten_rewards=FALSE', 'ppo.whiten_rewards', False),
+        ('--ppo.whiten_rewards false', 'ppo.whiten_rewards', False),
+        ('--noppo.whiten_rewards', 'ppo.whiten_rewards', False),
+        ('--noppo.whiten-rewards', 'ppo.whiten_rewards', False),
+        ('--run.andon stop', 'run.on_anomaly', 'stop'),
+        (f'--{NEW}.run.andon=off', f'{NEW}.run.on_anomaly', 'off'),
+        ('--ppo.batch_size 1e3', 'ppo.batch_size', 1000),
+        ('--ppo.batch_size=0x40', 'ppo.batch_size', 64),
+        ('--ppo.total_episodes=1_000', 'ppo.total_episodes', 1000),
+        ('--task.penalty_reward_value -0.5', 'task.penalty_reward_value', -0.5),
+        ('--task.penalty_reward_value -2', 'task.penalty_reward_value', -2),
+        ('--ppo.lr="1e-6"', 'ppo.lr', 1e-6),
+        ('--run.seed None', 'run.seed', None),
+        ('--run.seed=', 'run.seed', None),
+        ("--task.start_text='None'", 'task.start_text', 'None'),
+        ('--task.start_text None', 'task.start_text', None),
+        ('--task.query_prefix 2019', 'task.query_prefix', '2019'),
+        ('--task.query_prefix=[1,2]', 'task.query_prefix', '[1,2]'),
+        ('--task.query_prefix="\\n\\n"', 'task.query_prefix', '\n\n'),
+        ('--task.query_prefix=', 'task.query_prefix', ''),
+        ('--rewards.adaptive_kl.horizon 20', 'rewards.adaptive_kl.horizon', 20),
+    ],
+)
+def test_values(words, key, value, started):
+    assert invoke(f'train_policy sentiment nm {words}').exit_code == 0
+    found = flat(hparams_of(started).to_nested_dict())[key]
+    assert (type(found), str(found)) == (type(value), str(value))
+
+
+@pytest.mark.parametrize(
+    'words',
+    [
+        'sentiment nm --ppo.lr 3 --mpi 1',
+        '--ppo.lr 3 sentiment nm --mpi=1',
+        '--mpi 1 --exp sentiment --ppo.lr=3 nm',
+        '--name nm --mpi 1 sentiment --ppo.lr 3',
+        'sentiment nm False 1 --ppo.lr 3',
+        '--nodry_run sentiment nm 1 --ppo.lr=3',
+        'sentiment nm f 1 local /tmp/save/train_policy --ppo.lr=1 --ppo.lr=3',
+    ],
+)
+def test_order_does_not_matter(words, started):
+    assert invoke(f'train_policy {words}').exit_code == 0
+    ((_, _, mpi),) = started
+    assert (hparams_of(started).ppo.lr, hparams_of(started).run.save_dir, mpi) == (
+        3.0,
+        '/tmp/save/train_policy/nm',
+        1,
+    )
+
+
+def test_flag_before_the_positionals(started):
+    result = invoke('train_reward --dry_run sentiment 2019')
+    assert result.exit_code == 0 and result.stdout.startswith("2019: {'task.query_length': 64, ")
+
+
+def test_number_without_a_value_is_1_and_says_so(started):
+    result = invoke('train_policy sentiment nm --ppo.lr --mpi 1')
+    assert (hparams_of(started).ppo.lr, result.stderr) == (
+        1.0,
+        'note: --ppo.lr without a value means 1\n',
+    )
+
+
+def test_leaf_switches_its_group_on(started):
+    invoke('train_policy cnndm nm --rewards.adaptive_kl.target 6')
+    rewards = hparams_of(started).rewards
+    assert rewards.adaptive_kl == train_policy.AdaptiveKLParams(target=6.0)
+    assert rewards.kl_coef == 0.01 and rewards.train_new_model is not None
+
+
+@pytest.mark.parametrize('words', ['on', '"on"', ''])
+def test_on_keeps_a_group_that_is_on(words, started):
+    """Original-defects 10."""
+    assert invoke(f'train_policy sentiment nm --rewards.adaptive_kl {words}').exit_code == 0
+    assert hparams_of(started).rewards == resolved('train_policy', 'sentiment').rewards
+
+
+@pytest.mark.parametrize('words', ['off', 'False', 'None', '"off"', "'off'"])
+def test_published_reward_model(words, started):
+    result = invoke(f'train_policy descriptiveness nm --{NEW} {words}')
+    rewards = hparams_of(started).rewards
+    assert (rewards.train_new_model, rewards.trained_model) == (
+        None,
+        PUBLISHED.format('descriptiveness'),
+    )
+    assert (
+        result.stderr == 'note: no --rewards.trained_model given: using the published one, '
+        f'{rewards.trained_model}\n'
+    )
+
+
+def test_own_reward_model(started):
+    result = invoke(f'train_policy descriptiveness nm --no{NEW} --rewards.trained_model=/m')
+    assert (hparams_of(started).rewards.trained_model, result.stderr) == ('/m', '')
+
+
+@pytest.mark.parametrize('key', ['task.query_length', f'{NEW}.task.query_length'])
+def test_task_given_once(key, started):
+    """Original-defects 27."""
+    assert invoke(f'train_policy sentiment nm --{key} 5').exit_code == 0
+    hparams = hparams_of(started)
+    assert hparams.task == hparams.rewards.train_new_model.task
+    assert hparams.task.query_length == 5
+
+
+def test_task_without_a_new_reward_model(started):
+    assert invoke(f'train_policy sentiment nm --task.query_length 5 --{NEW} off').exit_code == 0
+    assert hparams_of(started).rewards.train_new_model is None
+
+
+# ---------------------------------------------------------------- mistakes
+
+POLICY = 'train_policy sentiment nm '
+EXAMPLE = './launch.py train_policy mock_sentiment first --mpi 1'
+COMMANDS = (
+    'train_reward, train_policy, resume, export, doctor, evaluate, ask, label, labels, figures'
+)
+
+
+@pytest.mark.parametrize(
+    'argv, message',
+    [
+        (
+            'train_polic a b',
+            "No such command 'train_polic'. Did you mean 'train_policy'? The command comes first: "
+            + COMMANDS,
+        ),
+        (
+            '--dry_run train_policy sentiment nm',
+            f"No such option '--dry_run'. The command comes first: {COMMANDS}",
+        ),
+        ('train_policy', f'EXPERIMENT and NAME missing; example: {EXAMPLE}'),
+        ('train_policy --name nm', f'EXPERIMENT missing; example: {EXAMPLE}'),
+        ('train_policy sentiment', f'NAME missing; example: {EXAMPLE}'),
+        ('resume', 'SAVE_DIR missing; example: ./launch.py resume /tmp/save/train_policy/first'),
+        (
+            'evaluate',
+            'SAVE_DIR missing; example: ./launch.py evaluate /tmp/save/train_policy/first',
+        ),
+        (
+            'export',
+            (
+                'MODEL_DIR and OUTPUT_DIR missing; example: ./launch.py export'
+                ' /tmp/save/train_policy/first ./my-policy'
+            ),
+        ),
+        (
+            'export /tmp/save/train_policy/first',
+            (
+                'OUTPUT_DIR missing; example: ./launch.py export '
+                '/tmp/save/train_policy/first ./my-policy'
+            ),
+        ),
+        (
+            'train_policy sentimnt nm',
+            (
+                "no experiment 'sentimnt' for train_policy: choose from sentiment, descriptiveness,"
+                ' cnndm, tldr, test, mock_sentiment (did you mean sentiment?)'
+            ),
+        ),
+        (
+            'train_reward x nm',
+            (
+                "no experiment 'x' for train_reward: choose from sentiment, descriptiveness, cnndm,"
+                ' tldr, test, mock_sentiment'
+            ),
+        ),
+        (POLICY + '--ppo.lrr 1', 'no such option: --ppo.lrr (did you mean --ppo.lr?)'),
+        (POLICY + '--ppo-lr=1', 'no such option: --ppo-lr (did you mean --ppo.lr?)'),
+        (
+            POLICY + '--batch_size 8',
+            'no such option: --batch_size (did you mean --ppo.batch_size?)',
+        ),
+        (
+            POLICY + '--noppo.whiten_rewards=true',
+            'no such option: --noppo.whiten_rewards (did you mean --ppo.whiten_rewards?)',
+        ),
+        (POLICY + '--xyz', 'no such option: --xyz'),
+        (POLICY + '-ppo.lr=1e-6', '-ppo.lr=1e-6: options begin with two dashes: --ppo.lr=1e-6'),
+        (POLICY + 'extra', "unexpected argument 'extra': options are given as --name value"),
+        (
+            POLICY + 'False 1 local /s more',
+            "unexpected argument 'more': options are given as --name value",
+        ),
+        (POLICY + '--task.query_prefix', '--task.query_prefix needs a value'),
+        (POLICY + '--task.query_prefix --mpi 1', '--task.query_prefix needs a value'),
+        (POLICY + '--ppo.lr abc', "--ppo.lr must be a number (float), got 'abc'"),
+        (
+            POLICY + '--ppo.batch_size=64.5',
+            "--ppo.batch_size must be a whole number (int), got '64.5'",
+        ),
+        (
+            POLICY + '--ppo.batch_size=inf',
+            "--ppo.batch_size must be a whole number (int), got 'inf'",
+        ),
+        (POLICY + '--run.seed x', "--run.seed must be a whole number (int) or None, got 'x'"),
+        (POLICY + '--ppo.whiten_rewards 0', "--ppo.whiten_rewards must be true or false, got '0'"),
+        (
+            POLICY + '--rewards.adaptive_kl=yes',
+            "--rewards.adaptive_kl must be on or off or None, got 'yes'",
+        ),
+        (
+            POLICY + '--task.query_dataset None',
+            "--task.query_dataset must be text (str), got 'None'",
+        ),
+        (POLICY + '--run.save_interval 0', '--run.save_interval must be at least 1, got 0'),
+        (POLICY + '--mpi 0', '--mpi must be at least 1, got 0'),
+        (POLICY + '--mode slurm', "--mode slurm is not available: only 'local' is"),
+        (
+            POLICY + '--ppo.nminibatches 3',
+            '--ppo.batch_size 512 is not a multiple of --ppo.nminibatches 3: take 510 or 513',
+        ),
+        (
+            POLICY + '--ppo.nminibatches 128',
+            (
+                '--ppo.batch_size 512 in 128 minibatches is too few for whitening: take 1024 '
+                'or more, or --ppo.whiten_rewards false'
+            ),
+        ),
+        (
+            POLICY + f'--{NEW}.batch_size 63',
+            (
+                f'--{NEW}.labels.num_train 4992 is not a multiple of --{NEW}.batch_size 63: '
+                'take 4977 or 5040'
+            ),
+        ),
+        (
+            'train_reward sentiment nm --labels.num_train=33',
+            '--labels.num_train 33 is not a multiple of --batch_size 32: take 32 or 64',
+        ),
+        (
+            POLICY + '--rewards.adaptive_kl off --rewards.adaptive_kl.target 3',
+            (
+                '--rewards.adaptive_kl.target has no meaning with --rewards.adaptive_kl off: drop'
+                ' one of them'
+            ),
+        ),
+        (
+            POLICY + f'--{NEW} off --{NEW}.lr 1',
+            f'--{NEW}.lr has no meaning with --{NEW} off: drop one of them',
+        ),
+        (
+            'train_policy cnndm nm --rewards.adaptive_kl on',
+            '--rewards.adaptive_kl.target must be a number (float), got None',
+        ),
+        (
+            POLICY + '--rewards.trained_model /a',
+            f'--rewards.trained_model /a is not used while a new model is trained: add --{NEW} off',
+        ),
+        (
+            f'train_policy test nm --{NEW} off',
+            f'no reward model: give --rewards.trained_model DIRECTORY, or --{NEW} on',
+        ),
+        (
+            POLICY + f'--task.query_length 5 --{NEW}.task.query_length 6',
+            (
+                f'--task.query_length 5 and --{NEW}.task.query_length 6 differ, but a policy and'
+                ' its reward model share one task: give one of them'
+            ),
+        ),
+        *(
+            (
+                f'train_policy sentiment {name}',
+                (
+                    f'NAME {name!r:.80} must be a relative path without .., of at most 255 '
+                    'characters: it is joined to --save_dir'
+                ),
+            )
+            for name in ('../nm', '/nm', 'a/../b', '..', 'a/' * 3000 + 'b')
+        ),
+    ],
+)
+def test_mistakes(argv, message, started):
+    assert error_of(invoke(argv)) == message
+    assert not started
+
+
+@pytest.mark.parametrize(
+    'argv, message',
+    [
+        (
+            'sample',
+            (
+                '--save_dir missing: the directory of a run of train_policy, such as'
+                ' /tmp/save/train_policy/NAME'
+            ),
+        ),
+        ('sample --save_dir x --prompt', '--prompt needs a value'),
+        (
+            'sample --save_dir x --prompt \udcff',
+            (
+                "--prompt '\\udcff' is not text in the encoding of this terminal; "
+                'is the locale right, such as LC_ALL=C.UTF-8?'
+            ),
+        ),
+        ('sample --save_dir x --per_query 0', '--per_query must be at least 1, got 0'),
+        ('sample --save_dir x --console loud', '--console loud is none of summary, original'),
+        (
+            'sample --save_dir x --output az://a/b/c.jsonl',
+            '--output az://a/b/c.jsonl: give a local path',
+        ),
+        ('sample --save_dir x --output /dev/null', '--output /dev/null exists: give another name'),
+        (
+            'sample --save_dir x --output /dev/null/x',
+            '--output /dev/null/x: there is no directory /dev/null',
+        ),
+        (
+            'sample --save_dir x --output=',
+            "--output '': you may not write there, give another name",
+        ),
+        ('sample --save_dr x', 'no such option: --save_dr (did you mean --save_dir?)'),
+        ('sample --save_dir x --nsamples -1', '--nsamples must be at least 0, got -1'),
+        ('sample --save_dir x --batch_size 0', '--batch_size must be at least 1, got 0'),
+        (
+            'sample --save_dir x --temperature hot',
+            "--temperature must be a number (float) or None, got 'hot'",
+        ),
+        ('sample x --save_dir y', "--mode x is not available: only 'local' is"),
+        ('sample local x', "unexpected argument 'x': options are given as --name value"),
+        (
+            'smple',
+            "No such command 'smple'. Did you mean 'sample'? The command comes first: sample",
+        ),
+    ],
+)
+def test_mistakes_of_sampling(argv, message, started):
+    assert error_of(invoke(argv, sample.cli)) == message
+    assert not started
+
+
+# ---------------------------------------------------------------- save_dir, trials, jobs
+
+
+@pytest.mark.parametrize(
+    'words, save_dir',
+    [
+        ('nm', '/tmp/save/train_reward/nm'),
+        ('a/b --save_dir /s', '/s/a/b'),
+        ('nm/ --save_dir=/s/', '/s/nm'),
+        ('nm --save_dir az://account/box', 'az://account/box/nm'),
+        ('nm --save_dir None', None),
+        ('nm --save_dir=', None),
+        ('nm --save_dir None --run.save_dir /q', '/q'),
+    ],
+)
+def test_save_dir(words, save_dir, started, monkeypatch):
+    monkeypatch.setattr(run_dir, 'prepare_run_dir', lambda *_, **__: None)  # it asks the store
+    result = invoke(f'train_reward sentiment {words}')
+    assert (hparams_of(started).run.save_dir, result.stderr) == (save_dir, '')
+
+
+def test_run_save_dir_is_overruled_and_says_so(started):
+    result = invoke('train_reward sentiment nm --run.save_dir /q')
+    assert hparams_of(started).run.save_dir == '/tmp/save/train_reward/nm'
+    assert (
+        result.stderr
+        == 'note: --run.save_dir has no effect: the run is kept in --save_dir joined with NAME\n'
+    )
+
+
+def program_of(trials):
+    return program.Program(
+        commands=[
+            jobs.experiment_command(
+                'train', 'module:train', train_reward.HParams, {'sweep': trials}, help='Train.'
+            )
+        ]
+    )
+
+
+def test_trials_become_jobs_named_by_their_descriptors(started):
+    trials = combos(launch.reward_experiments['test'], labels(0, 'b'), bind('lr', 0.5))
+    result = invoke('train sweep nm', program_of(trials))
+    assert [job_arguments['hparams'].run.save_dir for _, job_arguments, _ in started] == [
+        '/tmp/save/train/nm/0',
+        '/tmp/save/train/nm/b',
+    ]
+    assert {job_arguments['hparams'].lr for _, job_arguments, _ in started} == {0.5}
+    assert result.stderr == 'WARNING: overriding key lr from 0.001 to 0.5\n' * 2
+
+
+def test_dry_run_prints_every_hyperparameter(started):
+    result = invoke('train_policy test nm --dry_run --ppo.lr 0.25 --save_dir /s')
+    hparams = resolved('train_policy', 'test')
+    hparams.ppo.lr, hparams.run.save_dir = 0.25, '/s/nm'
+    first, rest = result.stdout.split('\n', 1)
+    assert first.startswith("nm: {'task.query_length': 3, ") and "'ppo.lr': 0.01" in first
+    assert rest == dumped(hparams)
+    assert not started
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """A module `fakejob` with a function `train` that notes its arguments."""
+    calls = []
+    monkeypatch.setitem(
+        sys.modules, 'fakejob', types.SimpleNamespace(train=lambda **kw: calls.append(kw))
+    )
+    return calls
+
+
+def gpus(monkeypatch, count):
+    cuda = types.SimpleNamespace(device_count=lambda: count)
+    monkeypatch.setitem(sys.modules, 'torch', types.SimpleNamespace(cuda=cuda))
+
+
+@pytest.mark.parametrize('mpi, count', [(1, 8), (None, 1), (None, 0)])
+def test_one_rank_runs_here(job, monkeypatch, mpi, count):
+    gpus(monkeypatch, count)
+    jobs.start_job('fakejob:train', {'hparams': 3}, mpi)
+    assert job == [{'hparams': 3}]
+
+
+@pytest.mark.parametrize('mpi, count, ranks', [(2, 0, 2), (None, 8, 8)])
+def test_several_ranks(job, monkeypatch, mpi, count, ranks):
+    launched = []
+    monkeypatch.setattr(jobs.launcher, 'launch_ranks', lambda *args: launched.append(args))
+    gpus(monkeypatch, count)
+    jobs.start_job('fakejob:train', {'hparams': 3}, mpi)
+    assert launched == [('fakejob:train', {'hparams': 3}, ranks)]
+    assert not job
+
+
+def test_batches_that_ranks_cannot_share_start_nothing(monkeypatch):
+    monkeypatch.setattr(jobs.launcher, 'launch_ranks', lambda *args: pytest.fail('started'))
+    assert (
+        error_of(invoke('train_policy test nm --mpi 3'))
+        == '--ppo.batch_size 64 is not a multiple of --mpi 3: take 63 or 66'
+    )
+
+
+@pytest.mark.parametrize(
+    'environment, visible',
+    [
+        ({'VISIBLE_DEVICES': '1,2'}, '1,2'),
+        ({'VISIBLE_DEVICES': '1', 'CUDA_VISIBLE_DEVICES': ''}, ''),
+        ({}, None),
+    ],
+)
+def test_visible_devices(job, monkeypatch, environment, visible):
+    """Original-defects 29, and the name of the variable that it read instead."""
+    for name in ('VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES'):
+        monkeypatch.setenv(name, '')
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    jobs.start_job('fakejob:train', {}, 1)
+    assert os.environ.get('CUDA_VISIBLE_DEVICES') == visible
+
+
+def failing(error):
+    def train(settings):
+        raise error
+
+    return program.Program(commands=[program.Command('train', train, {})])
+
+
+def test_mistakes_found_by_a_job_are_one_line():
+    cli = failing(storage.NotFound('/labels.json\nis not there'))
+    assert error_of(invoke('train', cli)) == '/labels.json is not there'
+
+
+@pytest.mark.parametrize(
+    'error', [RuntimeError('no memory'), ValueError('ours'), AssertionError(), KeyError('x')]
+)
+def test_our_own_errors_keep_their_traceback(error):
+    assert invoke('train', failing(error)).exception is error
+
+
+def test_interrupt_is_quiet():
+    result = invoke('train', failing(KeyboardInterrupt()))
+    assert (result.exit_code, result.output.strip()) == (130, '')
+
+
+def test_sample(started):
+    result = invoke(
+        'sample --save-dir /r --temperature=0.5 --nsamples 6 --mpi 1 --seed 3', sample.cli
+    )
+    assert result.exit_code == 0
+    assert started == [
+        (
+            'lm_human_preferences.commands.sample_policy:sample_policy',
+            {
+                'save_dir': '/r',
+                'savescope': 'policy',
+                'temperature': 0.5,
+                'seed': 3,
+                'batch_size': 4,
+                'nsamples': 6,
+                'precision': 'fp32',
+            },
+            1,
+        )
+    ]
+
+
+def test_prompts_are_taken_as_they_are(started):
+    result = invoke(
+        [
+            'sample',
+            '--save_dir=/r',
+            '--prompt',
+            '"5"',
+            '--prompt=None',
+            '--prompt=',
+            '--prompt',
+            ' a = b',
+        ],
+        sample.cli,
+    )
+    assert result.exit_code == 0, result.output
+    ((_, arguments, _),) = started
+    assert arguments['prompt'] == ('"5"', 'None', '', ' a = b')
+
+
+# ---------------------------------------------------------------- help, completion, start-up
+
+
+@pytest.mark.parametrize('command', EXPERIMENTS)
+def test_help_lists_every_option(command):
+    short, text = (invoke(f'{command} {flag}').stdout for flag in ('--help', '--help-all'))
+    assert f'EXPERIMENT: {", ".join(EXPERIMENTS[command])}\n' in text
+    for key, field in hyperparams.fields(CLASSES[command]).items():
+        if not group_class(field.type) or field.default is None:
+            assert f' --{key} ' in text
+            assert unbroken(field.metadata['help']) in unbroken(text)
+            assert (f'\n  --{key} ' in short) is not key.startswith(f'{NEW}.')
+
+
+def test_help_mentions_a_former_name_in_passing():
+    text = invoke('train_policy --help').stdout
+    assert '--run.on_anomaly' in text and '--run.andon' not in text
+    assert unbroken('(formerly called andon)') in unbroken(text)
+
+
+def unbroken(text):
+    return ''.join(text.split())
+
+
+def test_help_of_an_option():
+    text = unbroken(invoke('train_policy --help').stdout)
+    for option_help in [
+        '--ppo.lr FLOAT learning rate of the first step; it falls linearly to 0 [default: 5e-06]',
+        '--run.seed INT|None seed of all random numbers; None: another each time.',
+        (
+            '--rewards.adaptive_kl on|off adapt kl_coef to hold the KL divergence at a target'
+            ' [default: off]'
+        ),
+        '--task.response_length INT tokens of a response [required]',
+        '--ppo.whiten_rewards true|false scale',
+    ]:
+        assert unbroken(option_help) in text
+
+
+def help_sections(text):
+    """{heading: options} of a help page."""
+    found, heading = {}, None
+    for line in text.splitlines():
+        if re.fullmatch(r'[A-Z][A-Za-z ]*:', line):
+            heading = line.removesuffix(':')
+        elif heading and (option := re.match(r'  --([\w.-]+)', line)):
+            found.setdefault(heading, []).append(option[1])
+    return found
+
+
+@pytest.mark.parametrize(
+    'command, headings',
+    [
+        (
+            'train_policy --help',
+            [
+                'Launching',
+                'Run',
+                'Task',
+                'Policy',
+                'Rewards',
+                'Adaptive KL',
+                'PPO',
+                'New reward model',
+                'Help',
+            ],
+        ),
+        (
+            'train_reward --help',
+            ['Launching', 'Run', 'Task', 'Policy', 'Labels', 'Reward training'],
+        ),
+        (
+            'resume --help',
+            [
+                'Launching',
+                'Run',
+                'Task',
+                'Policy',
+                'Labels',
+                'Reward training',
+                'Rewards',
+                'Adaptive KL',
+                'PPO',
+                'New reward model',
+                'Help',
+            ],
+        ),
+        ('evaluate --help', ['Options']),
+        ('doctor --help', []),
+    ],
+)
+def test_help_has_sections(command, headings):
+    assert list(help_sections(invoke(command).stdout)) == headings
+
+
+def test_help_groups_options_by_what_they_are_of():
+    found = help_sections(invoke('train_policy --help').stdout)
+    assert found['Launching'] == ['mpi', 'mode', 'dry_run', 'save_dir', 'overwrite']
+    assert found['Policy'] == ['task.policy.temperature', 'task.policy.initial_model']
+    assert found['Rewards'] == [
+        'rewards.kl_coef',
+        'rewards.adaptive_kl',
+        'rewards.trained_model',
+        NEW,
+    ]
+    assert found['Adaptive KL'] == ['rewards.adaptive_kl.target', 'rewards.adaptive_kl.horizon']
+    assert {key.partition('.')[0] for key in found['PPO']} == {'ppo'}
+
+
+@pytest.mark.parametrize('command', ['train_policy', 'resume'])
+def test_options_of_a_new_reward_model_are_one_line_unless_all_are_asked_for(command):
+    of_reward = set(jobs.settable(train_reward.HParams))
+    short, full = (
+        help_sections(invoke(f'{command} {flag}').stdout) for flag in ('--help', '--help-all')
+    )
+    assert short['New reward model'] == [f'{NEW}.NAME']
+    assert {key.removeprefix(f'{NEW}.') for key in full['New reward model']} == of_reward
+    assert f'--help-all shows these {len(of_reward)} options' in ' '.join(
+        invoke(f'{command} --help').stdout.split()
+    )
+    assert {heading: full[heading] for heading in full if heading != 'New reward model'} == {
+        heading: short[heading] for heading in short if heading != 'New reward model'
+    }
+
+
+PAGES = [
+    (cli, words)
+    for cli in (launch.cli, sample.cli)
+    for command in cli.commands
+    for words in ('', command, f'{command} --help-all')
+]
+
+
+@pytest.mark.parametrize('cli, words', PAGES)
+def test_help_fits_a_terminal_of_80_columns(cli, words):
+    text = invoke(words if '--' in words else f'{words} --help', cli).stdout
+    assert len(text.splitlines()) > 5
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    assert text.isascii()
+
+
+def test_every_command_has_an_example_that_it_understands(started, monkeypatch):
+    for name, command in launch.cli.commands.items():
+        script, first, *args = command.example.split()
+        assert (script, first) == ('./launch.py', name)
+        assert f'\nExample:\n  {command.example}\n' in invoke(f'{name} --help').stdout
+        command.make_context(name, args)
+
+
+@pytest.mark.parametrize('cli', [launch.cli, sample.cli])
+def test_version(cli):
+    result = invoke('--version', cli)
+    python, torch = platform.python_version(), importlib.metadata.version('torch')
+    assert (result.exit_code, result.stdout) == (
+        0,
+        (
+            f'lm-human-preferences {lm_human_preferences.__version__} (Python {python}, PyTorch'
+            f' {torch})\n'
+        ),
+    )
+
+
+def test_version_where_torch_is_missing(monkeypatch):
+    def no_version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, 'version', no_version)
+    result = invoke('--version')
+    assert result.exit_code == 0 and result.stdout.endswith('PyTorch is not installed)\n')
+
+
+@pytest.mark.parametrize(
+    'cli, example',
+    [
+        (launch.cli, './launch.py train_policy mock_sentiment first --mpi 1'),
+        (sample.cli, './sample.py sample --save_dir /tmp/save/train_policy/first --nsamples 8'),
+    ],
+)
+def test_help_shows_an_example(cli, example):
+    assert example in invoke('--help', cli).stdout
+    assert invoke('', cli).stdout == invoke('-h', cli).stdout == invoke('--help', cli).stdout
+
+
+@pytest.mark.parametrize('words', ['-h', 'sentiment -h', '-- --help', '--xyz --help'])
+def test_help_among_other_words(words):
+    assert invoke(f'train_policy {words}').stdout == invoke('train_policy --help').stdout
+
+
+@pytest.mark.parametrize(
+    'words, completions',
+    [
+        ('tr', ['train_policy', 'train_reward']),
+        ('train_policy s', ['sentiment']),
+        (
+            'train_policy sentiment nm --rewards.ad',
+            [
+                '--rewards.adaptive_kl',
+                '--rewards.adaptive_kl.target',
+                '--rewards.adaptive_kl.horizon',
+            ],
+        ),
+        ('train_policy sentiment nm --rewards.adaptive_kl o', ['on', 'off']),
+        ('train_policy sentiment nm --ppo.whiten_rewards t', ['true']),
+        ('train_policy --help-', ['--help-all']),
+        ('train_reward --help-', []),
+        ('--ver', ['--version']),
+    ],
+)
+def test_shell_completion(words, completions):
+    *before, last = words.split()
+    shell = ShellComplete(launch.cli, {}, 'launch.py', '_LAUNCH_PY_COMPLETE')
+    assert [item.value for item in shell.get_completions(before, last)] == completions
+
+
+@pytest.mark.parametrize(
+    'script, words',
+    [
+        ('launch.py', ['train_policy', 'test', 'nm', '--dry_run']),
+        ('launch.py', ['--help']),
+        ('sample.py', ['sample', '--help']),
+    ],
+)
+def test_scripts_start(script, words):
+    done = subprocess.run(
+        [REPOSITORY / script, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, 'PATH': f'{Path(sys.executable).parent}:{os.environ["PATH"]}'},
+    )
+    assert done.returncode == 0
+    assert all(
+        line.startswith(('would ', 'memory expected: ')) for line in done.stderr.splitlines()
+    )
+    assert len(done.stdout.splitlines()) > 10
+
+
+@pytest.mark.parametrize(
+    'words', ['train_policy --help', 'train_policy --help-all', 'figures --help', '--version']
+)
+def test_help_loads_nothing_heavy(words):
+    code = (
+        f'import sys, launch\ntry:\n    launch.cli({words.split()})\nfinally:\n    print("HEAVY",'
+        ' [m for m in ("torch", "numpy", "transformers", "tensorboard", "blobfile", "mpi4py") if m'
+        ' in sys.modules])'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', code], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-1] == 'HEAVY []'

@@ -1,0 +1,186 @@
+"""What trainings print for people: --run.console summary and quiet, the time left, the end.
+Recorded: test_replay."""
+
+import re
+
+import pytest
+from command_line import invoke
+from experiments import resolved
+
+from lm_human_preferences.training import console, time_left
+from lm_human_preferences.training.time_left import TimeLeft
+from lm_human_preferences.utils import logging
+
+NEW = '--rewards.train_new_model'
+# 5 steps after 8.
+SMALL = f'--ppo.total_episodes 320 {NEW}.labels.num_train 256 {NEW}.normalize_samples 16'
+
+
+@pytest.fixture(autouse=True)
+def summary_afterwards():
+    yield
+    logging.configure_console('summary')
+
+
+def test_summary(tmp_path):
+    """Settings once; a line for each log interval in both trainings; samples; what is there at the
+    end."""
+    result = invoke(
+        f'train_policy test first --mpi 1 --save_dir {tmp_path} {SMALL} --run.log_interval 2 '
+        f'{NEW}.run.log_interval 4'
+    )
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == f'train_policy: 1 rank on a CPU, fp32, saving to {tmp_path}/first'
+    assert result.stdout.count('settings:') == 1
+    assert any(re.match(r'  ppo: .*total_episodes=320', line) for line in lines)
+    assert any(
+        re.match(
+            r'  \d+ others have their defaults; train_policy_hparams.json there holds them all',
+            line,
+        )
+        for line in lines
+    )
+    reward_heads, policy_heads = [line.split() for line in lines if line.startswith('       step')]
+    assert reward_heads == ['step', 'labels', 'loss', 'labels/s', 'time', 'left']
+    assert policy_heads == [
+        'step',
+        'episodes',
+        'score',
+        'KL',
+        'KL',
+        'coef',
+        'loss',
+        'episodes/s',
+        'time',
+        'left',
+    ]
+    assert re.findall(r'^ +(\d+)/8 +(\d+) ', result.stdout, re.M) == [
+        ('1', '32'),
+        ('4', '128'),
+        ('8', '256'),
+    ]
+    rows = re.findall(r'^ +(\d+)/5 +(\d+) ', result.stdout, re.M)
+    assert rows == [('1', '64'), ('2', '128'), ('4', '256'), ('5', '320')]
+    assert re.search(r'^ +5/5 .* 0:00$', result.stdout, re.M)
+    assert result.stdout.count('(score ') == 4  # two samples of the first step and of the last
+    assert max(map(len, lines)) <= 100 + len(str(tmp_path))
+    assert not re.search('missing|k = |hparams:', result.stdout)
+    assert lines[-4:] == [
+        f'The policy is in {tmp_path}/first/policy',
+        f'  sample from it:     ./sample.py sample --save_dir {tmp_path}/first --nsamples 8',
+        f'  evaluate it:        ./launch.py evaluate {tmp_path}/first',
+        f'  look at its curves: tensorboard --logdir {tmp_path}/first/tb',
+    ]
+
+
+def test_rows_fit_a_terminal(capsys):
+    """80 columns, with numbers as large as they come."""
+    console.policy_table().add(
+        step='62500/62500',
+        episodes=2_000_000,
+        score=-12.34,
+        KL=123.45,
+        KL_coef=0.012345678,
+        loss=-12.3456,
+        episodes_per_second=12345.6,
+        time_left='123:45:59',
+    )
+    console.reward_table().add(
+        step='2875/2875', labels=46_000, loss=1.2345, labels_per_second=1234.5, time_left='1:45:59'
+    )
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 80
+
+
+def test_paths_are_quoted(tmp_path):
+    folder = tmp_path / 'a b'
+    result = invoke(
+        [
+            'train_reward',
+            'test',
+            'first',
+            '--mpi=1',
+            f'--save_dir={folder}',
+            '--labels.num_train=64',
+        ]
+    )
+    assert result.exit_code == 0, result.output
+    assert f"--rewards.trained_model '{folder}/first'" in result.stdout.splitlines()[-2]
+
+
+@pytest.mark.parametrize('words', [f'train_policy test first {SMALL}', 'train_reward test first'])
+def test_quiet(words, tmp_path):
+    result = invoke(f'{words} --mpi 1 --save_dir {tmp_path} --run.console quiet')
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.strip().splitlines()
+    assert lines[0] in (
+        f'The policy is in {tmp_path}/first/policy',
+        f'The reward model is in {tmp_path}/first/reward_model',
+    )
+    assert all(line.startswith('  ') for line in lines[1:])
+    assert 'reward model:' not in result.stderr  # no progress bar either
+
+
+def test_the_console_is_no_setting_of_the_run(tmp_path):
+    """It is not recorded, so that a run goes on with another one."""
+    words = f'train_reward test first --mpi 1 --save_dir {tmp_path} --labels.num_train 64'
+    result = invoke(f'{words} --run.console original')
+    assert (
+        result.exit_code == 0 and 'hparams:\n' in result.stdout and 'console:' not in result.stdout
+    )
+    assert '"console"' not in (tmp_path / 'first/train_reward_hparams.json').read_text()
+
+
+def test_the_seed_of_the_reward_model_is_its_own(tmp_path):
+    note = (
+        'note: --run.seed is the seed of the policy only; that of the reward model stays 1 unless '
+        f'{NEW}.run.seed is given'
+    )
+    assert note in invoke('train_policy test first --dry_run --run.seed 5').stderr
+    for words in (
+        '',
+        f'--run.seed 5 {NEW}.run.seed 5',
+        f'--run.seed 5 {NEW} off --rewards.trained_model test',
+    ):
+        assert 'note: --run.seed' not in invoke(f'train_policy test first --dry_run {words}').stderr
+
+
+def test_settings(capsys):
+    """Those of an experiment, the task that both models share only once."""
+    console.show_settings(resolved('train_policy', 'descriptiveness'), None)
+    shown = capsys.readouterr().out
+    assert "  task: query_length=64  query_dataset='books'" in shown
+    assert shown.count('query_length=') == 1
+    assert '  rewards.train_new_model: ' in shown and 'labels.num_train=4992' in shown
+    assert re.search(r'^  \d+ others have their defaults; --dry_run prints them all$', shown, re.M)
+
+
+def test_time_left():
+    """The speed of the present phase, 2 units a second, tells how long the later ones take."""
+    now = [100.0]
+    clock = TimeLeft({'reward model': 20, 'policy': 60, 'evaluation': 10}, clock=lambda: now[0])
+    clock.begin('reward model')
+    assert clock.seconds(0.0) is None
+    now[0] += 5
+    assert clock.seconds(0.5) == pytest.approx(5 + 30 + 5)
+    assert clock.per_second(0.5, 4000) == pytest.approx(400)
+    clock.begin('policy', share=0.25)  # it goes on after an interruption
+    now[0] += 10
+    assert clock.seconds(0.5) == pytest.approx((30 + 10) / 1.5)
+    assert clock.per_second(0.5, 1000) == pytest.approx(25)
+
+
+@pytest.mark.parametrize(
+    'seconds, text',
+    [
+        (None, '?'),
+        (0, '0:00'),
+        (6.6, '0:07'),
+        (59.7, '1:00'),
+        (754, '12:34'),
+        (3599.9, '1:00:00'),
+        (11109, '3:05:09'),
+    ],
+)
+def test_durations(seconds, text):
+    assert time_left.as_text(seconds) == text

@@ -1,0 +1,177 @@
+"""./launch.py doctor: every fault gets a line with its fix, and only what stops all training gives
+status 1."""
+
+import types
+
+import pytest
+from blobserver.server import Fault, redirect
+from command_line import invoke
+
+from lm_human_preferences.commands import doctor
+from lm_human_preferences.distributed import launcher
+from lm_human_preferences.errors import UserError
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Offline, and with the training steps only named."""
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    monkeypatch.setattr(doctor, 'step', lambda *options: f'done {options}')
+
+
+def examined():
+    """(exit status, {name: (ok or problem, what is said)})."""
+    result = invoke('doctor')
+    *lines, _ = result.stdout.splitlines()
+    words = [line.partition(': ') for line in lines]
+    return result.exit_code, {
+        head.split(maxsplit=1)[1]: (head.split()[0], text) for head, _, text in words
+    }
+
+
+def refuse(*args, **settings):
+    raise UserError('there is none')
+
+
+def test_all_is_named(quick):
+    status, found = examined()
+    assert list(found)[:8] == [
+        'Python',
+        'packages',
+        'devices',
+        'room',
+        'cache',
+        'store',
+        'MPI',
+        'one rank',
+    ]
+    assert found['one rank'] == ('ok', 'done ()')
+    assert (
+        found['two by torch'] == ('ok', "done ('--mpi=2', '--run.allreduce=torch')")
+        and 'two by mpi' in found
+    )
+    assert status == 0 and 'LMHP_OFFLINE=1' in found['store'][1]
+
+
+def no_module(name):
+    return lambda wanted: None if wanted == name else types.SimpleNamespace()
+
+
+@pytest.mark.parametrize(
+    'name, target, change, said, status',
+    [
+        (
+            'Python',
+            'sys.version_info',
+            (3, 10, 14),
+            '3.11 to 3.14 are: `PYTHON=python3.14 sh tools/',
+            0,
+        ),
+        (
+            'Python',
+            'sys.version_info',
+            (3, 15, 0),
+            '3.11 to 3.14 are: `PYTHON=python3.14 sh tools/',
+            0,
+        ),
+        (
+            'packages',
+            'importlib.util.find_spec',
+            no_module('tiktoken'),
+            'tiktoken missing: `sh tools/setup.sh`',
+            1,
+        ),
+        ('room', 'LEAST_MEMORY', 1 << 40, 'make room', 0),
+        (
+            'room',
+            'shutil.disk_usage',
+            lambda path: types.SimpleNamespace(free=3 * GIB),
+            '3 GiB free at /tmp',
+            0,
+        ),
+        ('MPI', 'launcher.find_mpiexec', refuse, 'there is none', 0),
+        ('one rank', 'step', refuse, 'there is none', 1),
+        ('two by torch', 'step', lambda *options: refuse() if options else '', 'there is none', 0),
+    ],
+)
+def test_faults(quick, monkeypatch, name, target, change, said, status):
+    monkeypatch.setattr(f'lm_human_preferences.commands.doctor.{target}', change)
+    found = examined()
+    assert found[1][name][0] == 'problem' and said in found[1][name][1] and found[0] == status
+    assert len(found[1]) >= 10  # one fault hides no other
+
+
+def test_what_a_check_stumbles_over_is_its_finding(quick, monkeypatch):
+    def stumble():
+        raise RuntimeError('a driver\nthat is too old')
+
+    monkeypatch.setattr('torch.cuda.device_count', stumble)
+    status, found = examined()
+    assert (
+        found['devices'] == ('problem', 'RuntimeError: a driver that is too old')
+        and found['room'][0] == 'ok'
+    )
+
+
+def test_a_driver_without_a_torch_for_it(quick, monkeypatch):
+    monkeypatch.setattr('torch.cuda.device_count', lambda: 0)
+    monkeypatch.setattr(doctor.shutil, 'which', lambda name: name)
+    monkeypatch.setattr(launcher, 'find_mpiexec', lambda: ('mpiexec', False))
+    assert 'install a torch for its CUDA' in examined()[1]['devices'][1]
+
+
+def test_cache_that_cannot_be_written(quick, monkeypatch, tmp_path):
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'file' / 'cache'))
+    kind, text = examined()[1]['cache']
+    assert kind == 'problem' and text.endswith(
+        '(Not a directory): name another folder by LMHP_CACHE'
+    )
+
+
+def test_store_that_answers(server, blobs):
+    blobs['openaipublic/gpt-2']['models/124M/hparams.json'] = b'{}'
+    assert doctor._store() == 'labels and models can be downloaded'
+    assert server.count('HEAD') == 1 and server.count('GET') == 0
+
+
+def test_store_that_does_not(server):
+    server.faults.append(Fault('status', 403, times=None))
+    with pytest.raises(UserError, match='unexpected status 403'):
+        doctor._store()
+
+
+def test_no_network(cache):
+    with redirect(None), pytest.raises(UserError, match='Failed to resolve'):
+        doctor._store()
+
+
+@pytest.mark.parametrize(
+    'change, said',
+    [
+        (
+            ('STEP', ['train_policy', 'test', 'doctor', '--ppo.nosuch=1']),
+            'no such option: --ppo.nosuch',
+        ),
+        (('PATIENCE', 0.01), 'not done after 0.01 s'),
+    ],
+)
+def test_step_that_fails(monkeypatch, change, said):
+    monkeypatch.setattr(doctor, *change)
+    with pytest.raises(UserError, match=said):
+        doctor.step('--mpi=1')
+
+
+@pytest.mark.slow
+def test_this_machine(monkeypatch):
+    """The training steps are real ones; test_engines trains with the engines that are left out."""
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    monkeypatch.setattr(doctor, 'ENGINES', ('auto', 'torch'))
+    status, found = examined()
+    assert status == 0
+    assert list(found)[-2:] == ['one rank', 'two by torch']
+    for name in ('packages', 'one rank', 'two by torch'):
+        assert found[name][0] == 'ok', found
+    assert 'step_time=' in found['two by torch'][1]

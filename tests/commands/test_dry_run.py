@@ -1,0 +1,157 @@
+"""--dry_run: checks that need no work are made, what would start is said; nothing is started,
+fetched or written."""
+
+import json
+
+import pytest
+from command_line import error_of, invoke
+
+from lm_human_preferences import storage
+from lm_human_preferences.language import trained_models
+from lm_human_preferences.training import memory
+
+NEW = '--rewards.train_new_model'
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_fetched(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        storage.cache, '_fetch', lambda *args, **kwargs: pytest.fail('something is fetched')
+    )
+    monkeypatch.setattr(storage.blobs, 'stat_blob', lambda *args: pytest.fail('a server is asked'))
+    monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'cache'))
+    monkeypatch.delenv('LMHP_GPT2_ENCODINGS', raising=False)
+    yield
+    assert not (tmp_path / 'cache').exists()
+
+
+def told(words, tmp_path):
+    """What a dry run says of what would start."""
+    result = invoke(f'{words} --dry_run --save_dir {tmp_path}')
+    assert result.exit_code == 0, result.output
+    assert not list(tmp_path.iterdir())
+    return result.stderr.splitlines()
+
+
+@pytest.mark.parametrize('command', ['train_policy', 'train_reward'])
+def test_what_would_start(command, tmp_path):
+    ranks, where, expected = told(f'{command} mock_sentiment first --mpi 1', tmp_path)
+    assert ranks == 'would start 1 rank on a CPU, fp32'
+    assert where == f'would write to {tmp_path}/first'
+    assert expected.startswith('memory expected: 0.')
+
+
+@pytest.mark.parametrize('engine', ['horovod', 'torch', 'mpi'])
+def test_ranks_and_their_engine(engine, tmp_path):
+    line, *_ = told(
+        f'train_policy test first --mpi 2 --run.allreduce {engine} --run.precision bf16', tmp_path
+    )
+    assert line == f'would start 2 ranks on CPUs, bf16, averaging gradients by {engine}'
+
+
+def test_nothing_is_saved(tmp_path):
+    result = invoke('train_policy test first --dry_run --save_dir None')
+    assert result.exit_code == 0 and 'would save nothing' in result.stderr
+
+
+def test_what_is_remote_is_not_checked_and_named(tmp_path):
+    *_, last = told('train_policy descriptiveness first --mpi 1', tmp_path)
+    assert (
+        last == "not checked, as it is not on this machine: GPT-2's encoding, by which lengths are"
+        ' checked, '
+        '--task.query_dataset books, --labels.source https://openaipublic.blob.core.windows.net/'
+        'lm-human-preferences/labels/descriptiveness/offline_5k.json'
+    )
+
+
+def test_sizes_of_released_models_are_known(tmp_path, monkeypatch):
+    """Without their files; where memory is short, the way out is named."""
+    monkeypatch.setattr(memory, 'on_host', lambda: 20 << 30)
+    lines = told('train_policy sentiment first --mpi 1 --task.policy.initial_model 774M', tmp_path)
+    warnings = [line for line in lines if line.startswith('WARNING: training takes about ')]
+    assert warnings and '--ppo.micro_batch_size' in warnings[-1]
+    assert trained_models.RELEASED['124M']['n_embd'] == 768
+
+
+def write_labels(path, **changes):
+    label = {'query': [1, 2, 3], **{f'sample{i}': [i] * 4 for i in range(4)}, 'best': 2, **changes}
+    path.write_text(json.dumps([label] * 64))
+    return path
+
+
+def test_labels_are_checked(tmp_path):
+    folder = tmp_path / 'labels'
+    folder.mkdir()
+    good, bad = write_labels(folder / 'good.json'), write_labels(folder / 'bad.json', best=4)
+    words = (
+        f'train_reward test first --dry_run --save_dir {tmp_path}/runs --labels.num_train 64'
+        ' --labels.source'
+    )
+    assert invoke(f'{words} {good}').exit_code == 0
+    assert "label 0, field 'best' must be 0 to 3" in error_of_dry_run(f'{words} {bad}')
+    assert 'no such file' in error_of_dry_run(f'{words} {folder}/missing.json')
+    assert not (tmp_path / 'runs').exists()
+
+
+def error_of_dry_run(words):
+    """The error line, which comes after what was resolved."""
+    result = invoke(words)
+    assert result.exit_code == 2, result.output
+    return result.stderr.splitlines()[-1].removeprefix('error: ')
+
+
+@pytest.mark.parametrize(
+    'words, message',
+    [
+        ('--task.query_dataset nosuch', '--task.query_dataset nosuch: choose '),
+        (
+            '--task.query_dataset {}/missing.jsonl',
+            '--task.query_dataset {}/missing.jsonl: no such file',
+        ),
+        ('--task.policy.initial_model nosuch', "there is no model 'nosuch'"),
+        ('--task.query_length 6', '--task.query_length 6 + --task.response_length 4'),
+        ('--run.precision tf32', 'tf32 needs a GPU'),
+        ('--mpi 3', '--ppo.batch_size 64 is not a multiple of --mpi 3'),
+        (f'{NEW} off --rewards.trained_model mock', "('mock') judges film reviews only"),
+        (
+            '--ppo.batch_size 64_000_000_000_000 --ppo.total_episodes 64_000_000_000_000',
+            '--ppo.batch_size',
+        ),
+    ],
+)
+def test_what_would_fail(words, message, tmp_path):
+    found = error_of_dry_run(
+        f'train_policy test first --dry_run --save_dir {tmp_path}/runs {words.format(tmp_path)}'
+    )
+    assert message.format(tmp_path) in found
+    assert not (tmp_path / 'runs').exists()
+
+
+def test_a_run_that_is_there_already(tmp_path):
+    words = f'train_reward test first --save_dir {tmp_path} --labels.num_train 64 --mpi 1'
+    assert invoke(words).exit_code == 0
+    assert f'{tmp_path}/first holds a run already' in error_of_dry_run(f'{words} --dry_run')
+    assert invoke(f'{words} --dry_run --overwrite').exit_code == 0
+    assert invoke(f'{words} --dry_run --run.resume on').exit_code == 0
+    assert (tmp_path / 'first/reward_model/checkpoints/model.ckpt.index').exists()
+
+
+def test_a_directory_that_cannot_be(tmp_path):
+    (tmp_path / 'file').write_text('')
+    assert '--save_dir: ' in error_of_dry_run(
+        f'train_policy test first --dry_run --save_dir {tmp_path}/file'
+    )
+
+
+def test_a_reward_model_may_be_missing_still(tmp_path):
+    """It may be in training."""
+    *_, last = told(
+        f'train_policy test first {NEW} off --rewards.trained_model {tmp_path}/later', tmp_path
+    )
+    assert last.endswith(f'--rewards.trained_model {tmp_path}/later')
+
+
+def test_errors_come_before_anything_is_printed():
+    assert '--ppo.lr must be at least 0' in error_of(
+        invoke('train_policy test first --dry_run --ppo.lr -1')
+    )

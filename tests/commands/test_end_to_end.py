@@ -1,0 +1,294 @@
+"""The command line alone: both trainings and sampling, from files that TensorFlow wrote and from
+ours."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from command_line import flat, invoke
+from console import printed, responses
+from golden_data import found, json_if_there, load_npz, require, require_bpe
+
+import sample
+from lm_human_preferences import lm_tasks
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+
+REWARD_RUNS = {
+    run['id']: run
+    for run in json_if_there('reward_training', 'runs.json', default={'runs': ()})['runs']
+    if not run['hparams']['normalize_before']
+}
+SAVED_RUNS = [path.split('/')[0] for path in found('*/policy/checkpoints/checkpoint')]
+
+
+def options(hparams, **changes):
+    """Words of a command line that set every hyperparameter of a nested dict."""
+    given = {**flat(hparams), **{name.replace('__', '.'): value for name, value in changes.items()}}
+    words = [f'--{key}={value}' for key, value in given.items() if key != 'run.save_dir']
+    return [*words, '--run.console=original']
+
+
+def without_clock(names):
+    """File names, sorted, without the clock in TensorBoard's; the graph that TensorFlow saves has
+    no counterpart."""
+    return sorted(
+        re.sub(r'(events.out.tfevents)\..*', r'\1', name)
+        for name in names
+        if not name.endswith('.meta')
+    )
+
+
+def files_under(directory):
+    return without_clock(
+        str(path.relative_to(directory)) for path in directory.rglob('*') if path.is_file()
+    )
+
+
+@pytest.mark.parametrize('run', REWARD_RUNS.values(), ids=REWARD_RUNS)
+def test_train_reward(run, tmp_path):
+    """From the recorded label file and TensorFlow model: the recorded loss of every step, and the
+    recorded files."""
+    words = options(
+        run['hparams'],
+        run__log_interval=1,
+        task__policy__initial_model=require('train_model'),
+        labels__source=require(run['hparams']['labels']['source']),
+    )
+    result = invoke(['train_reward', 'test', 'mine', '--mpi=1', f'--save_dir={tmp_path}', *words])
+    assert result.exit_code == 0, result.output
+    recorded = load_npz('reward_training', f'{run["id"]}.npz')
+    np.testing.assert_allclose(printed('loss', result.stdout), recorded['stats/loss'], rtol=1e-4)
+    assert files_under(tmp_path / 'mine') == without_clock(run['files'])
+
+
+def run_directory(name):
+    """A recorded run whose policy and task can be used here, its hyperparameters."""
+    hparams = json.loads(require(name, 'train_policy_hparams.json').read_text())
+    if hparams['task']['query_dataset'] == 'books':
+        require_bpe()
+    return require(name), hparams
+
+
+@pytest.fixture
+def passages(tmp_path):
+    """A data set of a user's own, in place of the books."""
+    path = tmp_path / 'passages.jsonl'
+    path.write_text(
+        '\n'.join(
+            json.dumps(f'. it was {word} and then it rained. ') for word in ('a', 'b', 'c', 'd') * 9
+        )
+    )
+    return path
+
+
+@pytest.mark.parametrize('name', SAVED_RUNS)
+def test_train_policy_on_a_recorded_reward_model(name, tmp_path, passages, monkeypatch):
+    """--rewards.trained_model takes a run directory of the original; its policy is a start like any
+    other."""
+    directory, hparams = run_directory(name)
+    if hparams['task']['query_dataset'] == 'books':
+        hparams['task']['query_dataset'] = passages
+        monkeypatch.setenv('LMHP_GPT2_ENCODINGS', str(require_bpe()))
+    ppo = {**hparams['ppo'], 'total_episodes': 2 * hparams['ppo']['batch_size']}
+    words = options(
+        {'task': hparams['task'], 'ppo': ppo},
+        task__policy__initial_model=directory / 'policy',
+        run__log_interval=1,
+    )
+    result = invoke(
+        [
+            'train_policy',
+            'test',
+            'mine',
+            '--mpi=1',
+            f'--save_dir={tmp_path}',
+            '--rewards.train_new_model=off',
+            f'--rewards.trained_model={directory}',
+            *words,
+        ]
+    )
+    assert result.exit_code == 0, result.output
+    assert len(printed('objective/score', result.stdout)) == 2
+    assert [line for line in result.stdout.splitlines() if line.startswith('setting reward_model/')]
+    saved = checkpoints.latest(str(tmp_path / 'mine' / 'policy' / 'checkpoints'))
+    assert saved.endswith('model.ckpt-2') and Bundle(saved)['global_step'] == 2
+    recorded = Bundle(checkpoints.latest(str(directory / 'policy' / 'checkpoints')))
+    assert list(Bundle(saved)) == list(recorded)
+    score_model = {
+        name: Bundle(saved)[name] for name in recorded if name.startswith('reward_model/')
+    }
+    for variable, value in score_model.items():
+        np.testing.assert_array_equal(value, recorded[variable])
+
+
+def test_queries_of_the_reward_models_labels_stand_in_for_lost_books(tmp_path, monkeypatch):
+    """As README has it: a reward model first, then a policy on it, when the passages are not to be
+    had."""
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'cache'))
+    labels = tmp_path / 'labels.json'
+    labels.write_text(
+        json.dumps(
+            [
+                {'query': [i % 5, 26, 27], 'sample0': [1] * 4, 'sample1': [2] * 4, 'best': i % 2}
+                for i in range(64)
+            ]
+        )
+    )
+    books = f'--mpi 1 --save_dir {tmp_path} --task.query_dataset books --task.end_text .'
+    first = invoke(
+        f'train_reward test reward {books} --labels.source {labels} --labels.type best_of_2 '
+        '--labels.num_train 64 --normalize_samples 8'
+    )
+    assert first.exit_code == 0, first.output
+    for trained in ('reward', 'reward/reward_model'):
+        result = invoke(
+            f'train_policy test policy {books} --rewards.train_new_model off'
+            f' --rewards.trained_model {tmp_path}/{trained} --ppo.total_episodes 64 --overwrite'
+        )
+        assert result.exit_code == 0, result.output
+    sampled = invoke(f'sample --save_dir {tmp_path}/policy --nsamples 8 --mpi 1', sample.cli)
+    assert sampled.exit_code == 0, sampled.output
+    assert {query for query, _ in responses(sampled.stdout)} == {
+        f'{letter}.<unk>' for letter in 'abcde'
+    }
+
+
+@pytest.mark.parametrize('name', SAVED_RUNS)
+@pytest.mark.parametrize('scope', ['policy', 'ref_policy'])
+def test_sample_from_a_recorded_policy(name, scope, tmp_path, passages, monkeypatch):
+    directory, hparams = run_directory(name)
+    if hparams['task']['query_dataset'] == 'books':
+        hparams['task']['query_dataset'] = str(passages)
+        monkeypatch.setenv('LMHP_GPT2_ENCODINGS', str(require_bpe()))
+    run = tmp_path / 'run'
+    run.mkdir()
+    (run / 'policy').symlink_to(directory / 'policy')
+    (run / 'train_policy_hparams.json').write_text(json.dumps(hparams))
+    argv = [
+        'sample',
+        '--save_dir',
+        str(run),
+        '--savescope',
+        scope,
+        '--nsamples',
+        '6',
+        '--seed',
+        '3',
+        '--mpi',
+        '1',
+    ]
+    first, again = (invoke(argv, sample.cli) for _ in range(2))
+    assert first.exit_code == 0, first.output
+    assert first.stdout == again.stdout and len(responses(first.stdout)) == 6
+
+
+def test_the_embedded_experiment_and_samples_of_it(tmp_path):
+    """Both trainings in one command, a policy that scores better, samples of it."""
+    result = invoke(f'train_policy test first --mpi 1 --save_dir {tmp_path} --run.console original')
+    assert result.exit_code == 0, result.output
+    scores = printed('objective/score', result.stdout)
+    assert np.mean(scores[-3:]) > scores[0] + 1
+    assert files_under(tmp_path / 'first') == [
+        'policy/checkpoints/checkpoint',
+        'policy/checkpoints/model.ckpt-100.data-00000-of-00001',
+        'policy/checkpoints/model.ckpt-100.index',
+        'policy/checkpoints/model.ckpt-100.resume.json',
+        'policy/checkpoints/model.ckpt-50.data-00000-of-00001',
+        'policy/checkpoints/model.ckpt-50.index',
+        'policy/checkpoints/model.ckpt-50.resume.json',
+        'policy/encoding',
+        'policy/hparams.json',
+        'reward_model/checkpoints/checkpoint',
+        'reward_model/checkpoints/model.ckpt.data-00000-of-00001',
+        'reward_model/checkpoints/model.ckpt.index',
+        'reward_model/encoding',
+        'reward_model/hparams.json',
+        'tb/ppo/events.out.tfevents',
+        'tb/reward_model/events.out.tfevents',
+        'train_policy_hparams.json',
+        'train_reward_hparams.json',
+    ]
+    sampled = invoke(f'sample --save_dir {tmp_path}/first --nsamples 8 --mpi 1', sample.cli)
+    assert sampled.exit_code == 0, sampled.output
+    assert len(responses(sampled.stdout)) == 8
+
+
+def test_a_run_that_is_not_saved_trains_its_reward_model_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv('TMPDIR', str(tmp_path))
+    monkeypatch.setattr('tempfile.tempdir', None)
+    result = invoke('train_policy test first --mpi 1 --save_dir None --ppo.total_episodes 64')
+    assert result.exit_code == 0, result.output
+    assert '       1/1        64 ' in result.stdout and not list(tmp_path.iterdir())
+    assert result.stdout.endswith('\nNothing was saved, because --save_dir is None.\n')
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path):
+    def run(name):
+        result = invoke(
+            f'train_policy test {name} --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 320'
+        )
+        assert result.exit_code == 0, result.output
+        return Bundle(checkpoints.latest(f'{tmp_path}/{name}/policy/checkpoints'))
+
+    first, second = run('a'), run('b')
+    for name in first:
+        if not name.endswith('_time'):
+            np.testing.assert_array_equal(first[name], second[name])
+
+
+def test_a_warning_names_the_options_when_nothing_ends_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        lm_tasks, 'filter_fn_from_hparams', lambda task: lambda responses: responses[:, 0] < 0
+    )
+    base = (
+        f'train_policy test first --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 64'
+        ' --task.truncate_after 3'
+    )
+    result = invoke(f'{base} --task.truncate_token 5')
+    assert result.exit_code == 0, result.output
+    (warning,) = (line for line in result.stdout.splitlines() if line.startswith('WARNING'))
+    assert (
+        warning
+        == 'WARNING: step 1: hardly a response has token 5 at or after position 3, so they score'
+        ' -1; see --task.truncate_token, --task.truncate_after and --task.penalty_reward_value'
+        ' (share of penalties is 1, the limit 0.95)'
+    )
+    monkeypatch.undo()
+    calm = invoke(f'train_policy test calm --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 64')
+    assert 'WARNING' not in calm.stdout
+
+
+@pytest.mark.parametrize(
+    'save_dir, told',
+    [
+        ('{}/file', '{}/file/first cannot be made: {}/file is no directory that you may write to'),
+        (
+            's3://bucket',
+            (
+                "'s3://bucket/first': give a local path, az://ACCOUNT/CONTAINER/NAME,"
+                ' gs://BUCKET/NAME or https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME'
+            ),
+        ),
+    ],
+)
+def test_a_directory_that_cannot_be_is_refused_before_anything_is_loaded(tmp_path, save_dir, told):
+    (tmp_path / 'file').write_text('')
+    result = invoke(f'train_policy test first --mpi 1 --save_dir {save_dir.format(tmp_path)}')
+    assert (result.exit_code, result.output) == (
+        2,
+        f'error: --save_dir: {told.replace("{}", str(tmp_path))}\n',
+    )
+
+
+def test_what_does_not_fit_the_context_is_refused_before_anything_is_saved(tmp_path):
+    result = invoke(f'train_policy test first --mpi 1 --save_dir {tmp_path} --task.query_length 5')
+    assert result.exit_code == 2
+    assert (
+        result.stderr.splitlines()[-1]
+        == 'error: --task.query_length 5 + --task.response_length 4 + 0 tokens of prefix and suffix'
+        ' are 9, more than the 8 of --task.policy.initial_model test'
+    )
+    assert not (tmp_path / 'first').exists()

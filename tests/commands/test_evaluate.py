@@ -1,0 +1,597 @@
+"""`./launch.py evaluate`: a policy beside the best one possible."""
+
+import errno
+import json
+import math
+import os
+import re
+import shutil
+
+import pytest
+import torch
+from best_policy import optimal_logprobs
+from command_line import error_of, invoke
+from events import events_of
+from experiments import resolved
+
+from lm_human_preferences import storage
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.evaluation import (
+    comparison,
+    evaluate,
+    kl_history,
+    measure,
+    optimum,
+    picture,
+    plots,
+    report,
+)
+from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams, load_run_hparams
+from lm_human_preferences.language import encodings
+from lm_human_preferences.rewards import make_score_fn
+from lm_human_preferences.storage import outputs
+from lm_human_preferences.utils import logging
+
+LN2, LN3 = math.log(2), math.log(3)
+
+
+def test_against_the_frontier_by_hand():
+    """A reward of 0 or 1, equally likely; half the way to the optimum of beta 1 / ln 3, which is
+    (1/4, 3/4)."""
+    ref_logprobs, scores = (
+        torch.tensor([[0.5, 0.5]]).double().log(),
+        torch.tensor([[0.0, 1.0]]).double(),
+    )
+    kl = torch.tensor([0.75 * LN3 - LN2]).double()
+    points = comparison.compare(
+        ref_logprobs, kl, scores, torch.tensor([0.625]).double(), kl_coef=1 / LN3, exact=True
+    )
+    found = comparison.summarize(points, with_errors=False)
+    assert found['base'] == {'kl': 0, 'reward': pytest.approx(0.5)}
+    assert found['policy'] == pytest.approx(
+        {
+            'kl': 0.75 * LN3 - LN2,
+            'reward': 0.625,
+            'frontier': 0.75,
+            'share': 0.5,
+            'kl_to_optimum': 0.125 * LN3,
+        }
+    )
+    assert found['optimum'] == pytest.approx({'kl': 0.75 * LN3 - LN2, 'reward': 0.75})
+    assert found['best_of_4']['reward'] == pytest.approx(15 / 16)
+    unmoved = comparison.against_frontier(
+        torch.zeros(1), torch.tensor([0.5]), ref_logprobs, scores
+    )[0]
+    assert comparison.summarize({'policy': unmoved}, with_errors=False)['policy']['share'] is None
+    greedy = comparison.against_frontier(
+        torch.tensor([LN2 + 1e-12]), torch.tensor([1.0]), ref_logprobs, scores
+    )[0]
+    assert greedy['share'].item() == pytest.approx(1)
+
+
+def test_kl_to_the_optimum_is_that_of_the_distributions():
+    torch.manual_seed(0)
+    ref_logprobs, logprobs, scores = torch.randn(3, 5, 8).double()
+    ref_logprobs, logprobs = ref_logprobs.log_softmax(-1), logprobs.log_softmax(-1)
+    points = comparison.compare(
+        ref_logprobs,
+        optimum.kl(logprobs, ref_logprobs),
+        scores,
+        optimum.expected(logprobs, scores),
+        kl_coef=0.3,
+        exact=True,
+    )
+    best = optimal_logprobs(ref_logprobs, scores, 0.3)
+    torch.testing.assert_close(points['policy']['kl_to_optimum'], optimum.kl(logprobs, best))
+
+
+def test_standard_errors_are_the_spread_of_results():
+    """Of 80 sets of 30 queries."""
+    torch.manual_seed(0)
+    found = {'frontier': [], 'share': []}
+    for _ in range(80):
+        shape = torch.rand(30, 1).double() + 0.5
+        ref_logprobs, scores = (
+            torch.randn(30, 6).double().log_softmax(-1),
+            shape * torch.randn(30, 6).double(),
+        )
+        logprobs = (ref_logprobs + 1.5 * scores + 0.5 * torch.randn(30, 6)).log_softmax(-1)
+        values = comparison.against_frontier(
+            optimum.kl(logprobs, ref_logprobs),
+            optimum.expected(logprobs, scores),
+            ref_logprobs,
+            scores,
+        )[0]
+        for name, results in found.items():
+            results.append((values[name].mean(), optimum.standard_error(values[name])))
+    for name, results in found.items():
+        means, errors = torch.tensor(results).T
+        assert means.std() == pytest.approx(errors.mean(), rel=0.25), name
+
+
+def test_best_of_n_by_either_reward():
+    """Two of four draws that the reward model likes all the same: (1/16) * 0 + (15/16) * (3 + 1) /
+    2."""
+    ref_logprobs = torch.tensor([[0.5, 0.25, 0.25]]).double().log()
+    scores, chooser = torch.tensor([[[0.0, 3.0, 1.0]], [[0.0, 1.0, 1.0]]]).double()
+    points = comparison.compare(
+        ref_logprobs,
+        torch.tensor([0.1]).double(),
+        scores,
+        torch.tensor([1.5]).double(),
+        kl_coef=None,
+        exact=True,
+        chooser=chooser,
+    )
+    by_reward_model = points['best_of_4_by_reward_model']
+    assert by_reward_model['reward'].item() == pytest.approx(15 / 8)
+    assert by_reward_model['kl'].item() == pytest.approx(
+        math.log(1 / 8) / 16 + 15 / 16 * math.log(15 / 8)
+    )
+    own = 3 * (1 - (3 / 4) ** 4) + 1 * ((3 / 4) ** 4 - 1 / 16)
+    assert points['best_of_4']['reward'].item() == pytest.approx(own)
+    assert [point for point in points if 'best' in point] == [
+        'best_of_4',
+        'best_of_16',
+        'best_of_64',
+        'best_of_4_by_reward_model',
+        'best_of_16_by_reward_model',
+        'best_of_64_by_reward_model',
+    ]
+
+
+def test_best_of_n_by_either_reward_from_samples():
+    torch.manual_seed(0)
+    scores, chooser = torch.randn(2, 3, 80).double()
+    points = comparison.compare(
+        optimum.as_distribution(scores),
+        torch.full((3,), 0.1).double(),
+        scores,
+        scores.mean(1),
+        kl_coef=None,
+        exact=False,
+        chooser=chooser,
+    )
+    found = points['best_of_16_by_reward_model']
+    torch.testing.assert_close(found['reward'], optimum.sampled_best_of_n(chooser, 16, scores))
+    torch.testing.assert_close(found['kl'], points['best_of_16']['kl'])
+    assert points['best_of_16']['reward'].mean() > found['reward'].mean() + 0.5
+
+
+def results_of(**more):
+    """Made-up results of `evaluate` for both rewards, with standard errors."""
+    errors = {'kl': 0.25, 'reward': 0.125}
+    point = {'kl': 2.0, 'reward': 3.0, 'frontier': 4.0, 'share': 0.75, 'standard_errors': errors}
+    frontier = {
+        'kl': [0.5, 1.0, 3.0],
+        'reward': [1.0, 2.0, 4.0],
+        'standard_errors': [0.1, 0.2, 0.3],
+    }
+    base = {'kl': 0.0, 'reward': 0.0, 'standard_errors': {'kl': 0.0, 'reward': 0.5}}
+    bests = {f'best_of_{n}': {**point, 'kl': math.log(n) - (n - 1) / n} for n in comparison.BEST_OF}
+    chosen = {
+        f'{name}_by_reward_model': {**values, 'reward': 2.5} for name, values in bests.items()
+    }
+    own = {'base': base, 'policy': {**point, 'kl_to_optimum': 0.5}, **bests, 'optimum': point}
+    return {
+        'save_dir': '/somewhere/a $run$/',
+        'exact': False,
+        'queries': 4,
+        'responses': 64,
+        'kl_coef': 0.25,
+        'kl_coef_is_last': True,
+        'kl_control': None,
+        **more,
+        'rewards': {
+            'reward model': {**own, 'frontier': frontier},
+            'known reward': {
+                'base': base,
+                'policy': point,
+                **bests,
+                **chosen,
+                'frontier': frontier,
+            },
+        },
+    }
+
+
+def test_the_table_says_who_chose():
+    lines = list(report.table(results_of()))
+    own, known = (lines[i + 1 :] for i, line in enumerate(lines) if not line)
+    names = [line.split('  ')[0] for line in known]
+    assert names == [
+        'known reward',
+        'base',
+        'policy',
+        *(
+            f'best of {n} by {reward}'
+            for reward in ('known reward', 'reward model')
+            for n in comparison.BEST_OF
+        ),
+    ]
+    assert 'best of 4 by reward model' in {line.split('  ')[0] for line in own}
+    assert re.fullmatch(r'KL\(policy \|\| optimum\) +0\.500', own[7])
+    assert own[8] == 'optimum: the best policy at the KL coefficient 0.25, the last of the run'
+    assert '2.000 ± 0.250  3.000 ± 0.125' in known[2]
+    assert not any(line.startswith('note') for line in lines)
+
+
+@pytest.mark.parametrize(
+    'control, told',
+    [
+        ({'target': 2.1, 'kl_coef_before': 0.26}, None),
+        ({'target': 6.0, 'kl_coef_before': 0.26}, 'the KL is 2.00, not the target 6'),
+        (
+            {'target': 2.0, 'kl_coef_before': 0.5},
+            'the KL coefficient fell from 0.5 to 0.25 in the last 20 steps',
+        ),
+        (
+            {'target': 1.0, 'kl_coef_before': 0.2},
+            (
+                'the KL is 2.00, not the target 1, and '
+                'the KL coefficient rose from 0.2 to 0.25 in the last 20 steps'
+            ),
+        ),
+    ],
+)
+def test_a_kl_that_had_not_settled_is_told(control, told):
+    control = {**control, 'steps': 200, 'recent_steps': 20, 'kl_coef': 0.25}
+    lines = list(report.table(results_of(kl_control=control)))
+    notes = [line for line in lines if line.startswith('note: ')]
+    if told is None:
+        assert notes == []
+    else:
+        assert notes == [
+            f'note: not settled after 200 steps: {told}; so this optimum is not what '
+            'a longer run would aim at'
+        ]
+
+
+def test_the_picture_has_error_bars_a_name_and_a_mark_for_each_kind(monkeypatch):
+    saved = []
+    monkeypatch.setattr(plots, 'save', lambda figure, path: saved.append((figure, path)))
+    picture.draw(results_of(), 'out.png')
+    ((figure, path),) = saved
+    assert path == 'out.png' and figure.get_suptitle().startswith('Run a $run$: ')
+    figure.canvas.draw()  # a name that is no formula
+    for axes in figure.axes:
+        line = next(line for line in axes.lines if line.get_label() == 'frontier')
+        kls, rewards = line.get_data()
+        assert (kls[0], rewards[0]) == (0, 0)
+        largest = math.log(64) - 63 / 64
+        assert kls[-1] == 3 and 1.2 * largest > 3
+        beyond = next(line for line in axes.lines if line.get_label() == 'frontier, or above')
+        assert list(beyond.get_xdata()) == pytest.approx([3, 1.2 * largest])
+        policy = next(bars for bars in axes.containers if bars.get_label() == 'policy')
+        across, up = (bars.get_segments()[0] for bars in policy.lines[2])
+        assert across[:, 0] == pytest.approx([1.75, 2.25]) and up[:, 1] == pytest.approx(
+            [2.875, 3.125]
+        )
+        markers = {bars.get_label(): bars.lines[0].get_marker() for bars in axes.containers}
+        assert len(set(markers.values())) == len(markers) == 4
+    assert {'best of n by reward model', 'best of n by known reward'} <= set(markers)
+
+
+def test_the_frontier_ends_where_it_is_asked_to():
+    figure, (axes,) = plots.panels()
+    plots.draw_frontier(axes, [0, 1, 3], [0, 2, 4], [0, 1, 2], up_to=2)
+    (line,) = axes.lines
+    assert line.get_xdata().tolist() == [0, 1, 2] and line.get_ydata().tolist() == [0, 2, 3]
+
+
+# ---------------------------------------------------------------- the KL coefficient
+
+
+def kl_coef_run(tmp_path, *parts, kl_coef=0.15, target=None):
+    """hparams of a run in `tmp_path` that logged the coefficients `parts`, {step: value} each."""
+    for part in parts:
+        logger = logging.Logger(str(tmp_path), 'ppo', log_interval=10**9, comm=LocalComm())
+        logger.purge_from(min(part))
+        for step, value in part.items():
+            logger.log({'objective/kl': 1.0, 'objective/kl_coef': value}, step)
+        logger.close()
+    hparams = HParams()
+    hparams.rewards.kl_coef = kl_coef
+    hparams.rewards.adaptive_kl = target and AdaptiveKLParams(target=target)
+    return hparams
+
+
+def test_the_coefficient_is_the_last_in_force_though_it_is_fixed(tmp_path):
+    assert kl_history.final_kl_coef(str(tmp_path), kl_coef_run(tmp_path)) == 0.15
+    hparams = kl_coef_run(tmp_path, {0: 0.15, 1: 0.15})
+    assert kl_history.final_kl_coef(str(tmp_path), hparams) == 0.15  # to the digit
+    hparams = kl_coef_run(tmp_path, {2: 0.03, 3: 0.03})
+    assert kl_history.final_kl_coef(str(tmp_path), hparams) == pytest.approx(0.03)
+    assert kl_history.kl_control(str(tmp_path), hparams) is None
+
+
+def test_steering_of_the_last_tenth(tmp_path):
+    hparams = kl_coef_run(tmp_path, target=6.0)
+    assert kl_history.final_kl_coef(str(tmp_path), hparams) is None
+    assert kl_history.kl_control(str(tmp_path), hparams) is None
+    kl_coef_run(
+        tmp_path, {step: step / 2 for step in range(12)}, {step: step / 4 for step in range(8, 40)}
+    )
+    assert kl_history.final_kl_coef(str(tmp_path), hparams) == 39 / 4
+    assert kl_history.logged_kl_coefs(str(tmp_path)) == [i / 2 for i in range(8)] + [
+        i / 4 for i in range(8, 40)
+    ]
+    assert kl_history.kl_control(str(tmp_path), hparams) == {
+        'target': 6.0,
+        'steps': 40,
+        'recent_steps': 4,
+        'kl_coef_before': 9,
+        'kl_coef': 39 / 4,
+    }
+
+
+# ---------------------------------------------------------------- queries
+
+
+def test_queries_of_reviews_are_drawn_by_the_seed():
+    hparams, encoder = HParams(), encodings.Reviews.get_encoder()
+    hparams.override_from_nested_dict(resolved('train_policy', 'mock_sentiment').to_nested_dict())
+    every = measure.queries_of(hparams, encoder, None)
+    assert len(every) == 32 and torch.equal(every, every.unique(dim=0))
+    state = torch.get_rng_state()
+    first, again, other = (measure.queries_of(hparams, encoder, 8, seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    for drawn in (first, other):
+        assert len(drawn.unique(dim=0)) == 8
+        assert not torch.equal(drawn.unique(dim=0), every[:8])
+        assert all((every == query).all(1).any() for query in drawn)
+    assert len(measure.queries_of(hparams, encoder, 40)) == 32
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    """A short run of the experiment `test` whose 27 ** 2 responses can be enumerated."""
+    folder = tmp_path_factory.mktemp('runs')
+    result = invoke(
+        f'train_policy test first --mpi 1 --save_dir {folder} --task.response_length 2 '
+        '--ppo.total_episodes 1280 --rewards.train_new_model.labels.num_train 256'
+    )
+    assert result.exit_code == 0, result.output
+    return folder / 'first'
+
+
+def evaluated(run, words=''):
+    result = invoke(f'evaluate {run} {words}')
+    assert result.exit_code == 0, result.output
+    return result.stdout, json.loads((run / 'evaluation.json').read_text())
+
+
+def test_an_exact_evaluation(run):
+    output, found = evaluated(run, '--queries 5')
+    assert (found['exact'], found['queries'], found['responses']) == (True, 5, 27**2)
+    assert found['kl_coef'] == pytest.approx(
+        events_of(run / 'tb' / 'ppo')['objective/kl_coef'][-1][1]
+    )
+    points = found['rewards']['reward model']
+    policy, base = points['policy'], points['base']
+    assert base['reward'] < policy['reward'] < policy['frontier']
+    assert policy['share'] == pytest.approx(
+        (policy['reward'] - base['reward']) / (policy['frontier'] - base['reward'])
+    )
+    assert policy['kl_to_optimum'] > 0 and 0.3 < policy['share'] < 1
+    assert policy['standard_errors']['reward'] > 0
+    for n in (4, 16, 64):
+        assert (
+            base['reward']
+            < points[f'best_of_{n}']['reward']
+            <= points[f'best_of_{n}']['frontier'] + 1e-9
+        )
+    assert (run / 'evaluation.png').read_bytes().startswith(b'\x89PNG')
+    for number in (policy['reward'], policy['frontier'], points['best_of_16']['kl']):
+        assert f'{number:.3f}' in output
+
+
+def test_the_expected_score_is_the_mean_over_all_responses(run):
+    """Query by query, through the functions that PPO uses."""
+    found = evaluated(run, '--queries 2')[1]['rewards']['reward model']
+    hparams = load_run_hparams(str(run))
+    policy, reference, models = measure.load_models(str(run), hparams)
+    torch.manual_seed(1)
+    queries = measure.queries_of(hparams, policy.encoder, 2).repeat_interleave(27**2, 0)
+    responses = optimum.all_responses(27, 2).repeat(2, 1)
+    logprobs, ref_logprobs = (
+        model.analyze_responses(queries, responses)['logprobs'].double().sum(1)
+        for model in (policy, reference)
+    )
+    scores = make_score_fn(hparams.task, models['reward model'])(queries, responses)[0].double()
+    assert (logprobs.exp() * scores).sum() / 2 == pytest.approx(found['policy']['reward'], abs=1e-5)
+    assert (ref_logprobs.exp() * scores).sum() / 2 == pytest.approx(
+        found['base']['reward'], abs=1e-5
+    )
+    assert (logprobs.exp() * (logprobs - ref_logprobs)).sum() / 2 == pytest.approx(
+        found['policy']['kl'], abs=1e-5
+    )
+
+
+def test_samples_tell_what_enumeration_does(run, monkeypatch):
+    exact = evaluated(run, '--queries 16')[1]['rewards']['reward model']
+    monkeypatch.setattr(measure, 'MOST_RESPONSES', 0)
+    output, found = evaluated(run, '--queries 16 --samples 512')
+    assert 'estimated' in output and (found['exact'], found['responses']) == (False, 512)
+    sampled = found['rewards']['reward model']
+    curve = sampled['frontier']
+    assert {len(values) for values in curve.values()} == {50} and curve['effective_samples'][-1] < 2
+    assert list(exact['frontier']) == ['kl', 'reward'] and min(curve['standard_errors']) > 0
+    assert sampled['policy']['effective_samples'] > 10
+    for point, name in [
+        ('base', 'reward'),
+        ('policy', 'reward'),
+        ('policy', 'kl'),
+        ('policy', 'frontier'),
+        ('policy', 'share'),
+        ('policy', 'kl_to_optimum'),
+        ('optimum', 'kl'),
+        ('best_of_16', 'reward'),
+    ]:
+        error = sampled[point]['standard_errors'][name]
+        assert abs(sampled[point][name] - exact[point][name]) < 3 * error, (point, name)
+
+
+def test_a_policy_out_of_reach_of_its_samples_is_reported(run, monkeypatch):
+    monkeypatch.setattr(measure, 'MOST_RESPONSES', 0)
+    output, _ = evaluated(run, '--queries 4 --samples 64')
+    assert re.search(
+        r'^WARNING: less than 10 effective samples at the KL of policy, .*best of 64.*; the best'
+        r' there is '
+        'estimated too low: give more --samples$',
+        output,
+        re.MULTILINE,
+    )
+
+
+def test_results_go_where_they_are_asked_to(run, tmp_path):
+    evaluated(run, '--queries 2')
+    before = (run / 'evaluation.json').read_text()
+    assert invoke(f'evaluate {run} --queries 3 --output_dir {tmp_path}/new').exit_code == 0
+    assert json.loads((tmp_path / 'new' / 'evaluation.json').read_text())['queries'] == 3
+    assert (tmp_path / 'new' / 'evaluation.png').exists() and (
+        run / 'evaluation.json'
+    ).read_text() == before
+
+
+def test_the_end_says_what_is_there_and_what_comes_next(run):
+    output, _ = evaluated(run, '--queries 2')
+    assert output.splitlines()[-2:] == [
+        f'Saved evaluation.json and evaluation.png in {run}',
+        f'Sample from the policy: ./sample.py sample --save_dir {run} --nsamples 8',
+    ]
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    def load_models(*arguments):
+        raise AssertionError('the models were loaded first')
+
+    monkeypatch.setattr(measure, 'load_models', load_models)
+
+
+def test_an_output_directory_that_cannot_be_is_refused_before_the_work(run, tmp_path, no_work):
+    (tmp_path / 'file').touch()
+    (tmp_path / 'taken' / 'evaluation.png').mkdir(parents=True)
+    for directory, reason in [
+        (f'{tmp_path}/file/new', f'cannot write to {tmp_path}/file/new: Not a directory'),
+        ('/proc/new', 'cannot write to /proc/new: No such file or directory'),
+        (
+            'az://account/container/new',
+            'az://account/container/new is remote; give a local directory',
+        ),
+        (f'{tmp_path}/taken', f'{tmp_path}/taken/evaluation.png is a directory'),
+    ]:
+        told = error_of(invoke(f'evaluate {run} --output_dir {directory}'))
+        assert told.startswith(f'--output_dir: {reason}') and 'give a' in told
+
+
+def test_a_run_that_nothing_can_be_added_to_is_refused_before_the_work(run, no_work, monkeypatch):
+    """Root may write wherever it likes: the trial of it fails here."""
+
+    def full(dir):
+        raise OSError(errno.EROFS, 'Read-only file system', dir)
+
+    monkeypatch.setattr(outputs.tempfile, 'TemporaryFile', full)
+    assert (
+        error_of(invoke(f'evaluate {run}'))
+        == f'--output_dir: cannot write to {run}: Read-only file system; give another directory'
+    )
+
+
+@pytest.mark.parametrize('name', [evaluate.RESULTS, evaluate.PICTURE])
+def test_the_table_is_printed_though_nothing_can_be_written(run, tmp_path, monkeypatch, name):
+    original = storage.open_nofollow
+
+    def full(path, flags):
+        if os.path.basename(path).startswith(name):
+            raise OSError(errno.ENOSPC, 'No space left on device')
+        return original(path, flags)
+
+    monkeypatch.setattr(storage.files, 'open_nofollow', full)
+    result = invoke(f'evaluate {run} --queries 2 --output_dir {tmp_path}')
+    assert result.exit_code == 2 and 'Traceback' not in result.stderr
+    assert re.search(r'^policy +\d', result.stdout, re.MULTILINE) and 'Saved' not in result.stdout
+    assert (
+        result.stderr.splitlines()[-1]
+        == f'error: --output_dir: cannot write to {tmp_path}: No space left on device; '
+        f'`./launch.py evaluate {run} --output_dir ANOTHER` writes elsewhere'
+    )
+
+
+def test_training_that_ends_with_a_table_prints_it_though_it_cannot_be_kept(tmp_path):
+    """The run is saved; status and message are those of `evaluate`."""
+    directory = tmp_path / 'first'
+    (directory / 'evaluation.json').mkdir(parents=True)
+    result = invoke(
+        f'train_policy test first --mpi 1 --save_dir {tmp_path} --task.response_length 1 '
+        '--ppo.total_episodes 64 --rewards.train_new_model off --rewards.trained_model test '
+        '--run.evaluate on'
+    )
+    assert result.exit_code == 2, result.output
+    assert re.search(r'^policy +\d', result.stdout, re.MULTILINE)
+    assert (
+        result.stderr.splitlines()[-1]
+        == f'error: --output_dir: cannot write to {directory}: Is a directory; '
+        f'`./launch.py evaluate {directory} --output_dir ANOTHER` writes elsewhere'
+    )
+    assert (directory / 'policy' / 'checkpoints' / 'checkpoint').exists()
+
+
+def test_what_the_run_was_trained_on_may_be_gone(run, tmp_path):
+    """The reward model's own directory, and the events that hold the coefficient."""
+    result = invoke(
+        f'train_policy test second --mpi 1 --save_dir {tmp_path} --task.response_length 1 '
+        '--ppo.total_episodes 64 --rewards.train_new_model off --rewards.trained_model test'
+    )
+    assert result.exit_code == 0, result.output
+    first = evaluated(tmp_path / 'second', '--queries 3')[1]
+    hparams = json.loads((tmp_path / 'second' / 'train_policy_hparams.json').read_text())
+    hparams['rewards']['trained_model'] = str(tmp_path / 'nowhere')
+    (tmp_path / 'second' / 'train_policy_hparams.json').write_text(json.dumps(hparams))
+    shutil.rmtree(tmp_path / 'second' / 'tb')
+    second = evaluated(tmp_path / 'second', '--queries 3')[1]
+    assert second['kl_coef'] is None and 'optimum' not in second['rewards']['reward model']
+    assert (
+        second['rewards']['reward model']['best_of_4']
+        == first['rewards']['reward model']['best_of_4']
+    )
+    given = evaluated(tmp_path / 'second', f'--queries 3 --kl_coef {first["kl_coef"]}')[1]
+    assert given['rewards'] == first['rewards']
+
+
+@pytest.mark.slow
+def test_training_on_the_known_reward_ends_with_a_table_that_agrees_with_ppo(tmp_path):
+    """What PPO saw in its last 8 of 40 steps, where the learning rate is low, is what enumeration
+    finds."""
+    result = invoke(
+        f'train_policy mock_sentiment first --mpi 1 --save_dir {tmp_path} --rewards.trained_model'
+        ' mock --rewards.train_new_model off --ppo.total_episodes 10240 --task.response_length 2'
+    )
+    assert result.exit_code == 0, result.output
+    assert 'exact, from all 2500 responses to each of 32 queries' in result.stdout
+    found = json.loads((tmp_path / 'first' / 'evaluation.json').read_text())
+    assert list(found['rewards']) == ['known reward']
+    policy = found['rewards']['known reward']['policy']
+    assert 'standard_errors' not in policy and 0.5 < policy['share'] < 1
+    for name, exact in [('score', policy['reward']), ('kl', policy['kl'])]:
+        seen = torch.tensor(events_of(tmp_path / 'first' / 'tb' / 'ppo')[f'objective/{name}'])[
+            -8:, 1
+        ].double()
+        assert abs(seen.mean() - exact) < 4 * optimum.standard_error(seen), name
+
+
+@pytest.mark.parametrize(
+    'words, told',
+    [
+        (
+            '/nowhere',
+            '--save_dir /nowhere is no run of train_policy: it has no train_policy_hparams.json',
+        ),
+        ('. --kl_coef 0', '--kl_coef 0.0 must be above 0'),
+        ('. --samples 8', '--samples must be at least 64, got 8'),
+    ],
+)
+def test_mistakes(words, told):
+    assert error_of(invoke(f'evaluate {words}')) == told

@@ -1,0 +1,329 @@
+"""`./launch.py figures`: the right runs, each done once, and what the tables and pictures say of
+them."""
+
+import collections
+import copy
+import csv
+import dataclasses
+import errno
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import worker_jobs
+from command_line import error_of, invoke
+from experiments import resolved
+from launched import Launch, eventually
+
+from lm_human_preferences import storage, train_policy
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.evaluation import measure
+from lm_human_preferences.reproduction import figure_plots, figures, jobs, plan, worker_pool
+
+ANCHORS = Path(__file__).parents[3] / 'shared' / 'anchors.json'
+TINY = plan.Scale(labels=(64, 32), targets=(1.0, 2.0), curve=1.0, episodes=(512, 1024), seeds=2)
+
+
+@pytest.fixture(scope='module')
+def experiment():
+    return resolved('train_policy', 'mock_sentiment')
+
+
+def runs_of(scale, experiment):
+    return {run: run.hparams(experiment) for run in plan.plan(scale)}
+
+
+# ---------------------------------------------------------------- what is run
+
+
+@pytest.mark.parametrize('scale', [plan.FULL, plan.QUICK, TINY])
+def test_plan(scale, experiment):
+    runs = runs_of(scale, experiment)
+    combinations = {(run.access, run.target, run.episodes, run.seed) for run in runs}
+    count = (1 + len(scale.labels)) * len(scale.targets) * len(scale.episodes) * scale.seeds
+    assert len(combinations) == len(runs) == count
+    assert [run.episodes for run in runs] == sorted((run.episodes for run in runs), reverse=True)
+    curves = [run for run in runs if run.points > 1]  # Figure 2's are among Figure 3's
+    assert len(curves) == (1 + len(scale.labels)) * scale.seeds
+    assert {(run.target, run.episodes) for run in curves} == {(scale.curve, max(scale.episodes))}
+
+
+def test_runs_differ_from_the_experiment_in_what_they_say(experiment):
+    for run, hparams in runs_of(TINY, experiment).items():
+        assert (hparams.run.seed, hparams.ppo.total_episodes) == (run.seed, run.episodes)
+        assert vars(hparams.rewards.adaptive_kl) == {
+            'target': run.target,
+            'horizon': plan.HORIZON,
+        }
+        new = hparams.rewards.train_new_model
+        if run.access == 'direct':
+            assert (new, hparams.rewards.trained_model) == (None, 'mock')
+        else:
+            assert (new.labels.num_train, new.labels.source, new.run.seed) == (
+                int(run.access),
+                'mock',
+                run.seed,
+            )
+        hparams.run, hparams.rewards = experiment.run, experiment.rewards
+        hparams.ppo.total_episodes = experiment.ppo.total_episodes
+        assert hparams == experiment
+    assert experiment == resolved('train_policy', 'mock_sentiment')
+
+
+def test_reward_models_are_shared(experiment):
+    first, second, files, frontier = jobs.jobs_of(runs_of(TINY, experiment), 'out')
+    used = collections.Counter(job[2] for job in second.values())
+    assert used.pop('mock') == 2 * 2 * 2  # targets, budgets, seeds
+    assert len(used) == 2 * 2 and set(used.values()) == {
+        2 * 2
+    }  # sizes and seeds; targets and budgets
+    assert set(first) == {*used, frontier} and set(files.values()) == set(second)
+
+
+def test_other_settings_are_other_files(experiment, monkeypatch):
+    def files():
+        first, second, *_ = jobs.jobs_of(runs_of(TINY, experiment), 'out')
+        return {*first, *second}
+
+    before = files()
+    assert files() == before
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment.ppo, 'lr', 0.5)
+        changed = files() - before
+        assert len(changed) == 24 and not any('reward_models' in path for path in changed)
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment.rewards.train_new_model, 'lr', 0.5)
+        assert len(files() - before) == 16 + 4  # direct access has no reward model
+    monkeypatch.setattr(jobs, 'VERSION', jobs.VERSION + 1)
+    assert not files() & before
+
+
+# ---------------------------------------------------------------- each run once
+
+
+def test_jobs_are_done_once(tmp_path):
+    marks = tmp_path / 'marks'
+    marks.mkdir()
+    (marks / 'broken-1').touch()
+    jobs = {
+        str(tmp_path / 'results' / name): (worker_jobs.write_number, number, str(marks))
+        for number, name in enumerate('abc')
+    }
+    (tmp_path / 'results').mkdir()
+    (tmp_path / 'results' / 'a').write_text('of an earlier run')
+    done = []
+    with worker_pool.pool(2) as pool:
+        with pytest.raises(
+            UserError,
+            match=f'^1 of 3 runs failed, the first with {tmp_path}/results/b.log: 1 is brok',
+        ):
+            worker_pool.finish(pool, jobs, lambda: done.append(1))
+        assert (len(done), (tmp_path / 'results' / 'c').read_text()) == (2, '2')
+        log = (tmp_path / 'results' / 'b.log').read_text()
+        assert log.startswith('number 1 False 1\n') and 'UserError: 1 is broken' in log
+        (marks / 'broken-1').unlink()
+        worker_pool.finish(pool, jobs, lambda: done.append(1))
+        worker_pool.finish(pool, jobs, lambda: done.append(1))
+    assert len(done) == 3
+    assert [Path(path).read_text() for path in jobs] == ['of an earlier run', '1', '2']
+    assert sorted(name[0] for name in os.listdir(marks)) == ['1', '1', '2']
+
+
+@pytest.fixture
+def faked(monkeypatch):
+    monkeypatch.setattr(plan, 'QUICK', TINY)
+    for name in ('run_policy', 'run_reward', 'write_frontier'):
+        monkeypatch.setattr(jobs, name, getattr(worker_jobs, name))
+
+
+def read_csv(path):
+    with path.open(newline='') as file:
+        return [
+            {key: value if key == 'access' else float(value) for key, value in row.items()}
+            for row in csv.DictReader(file)
+        ]
+
+
+def test_interrupted_set_continues(tmp_path, faked, experiment, capsys):
+    (tmp_path / 'stop').touch()
+    with pytest.raises(
+        UserError, match='^12 of 24 runs failed, the first with .*seed2.*: stopped$'
+    ):
+        figures.figures(experiment, str(tmp_path), quick=True, processes=1)
+    finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob('runs/*.json')}
+    assert len(finished) == 12 + 1 and not list(tmp_path.glob('*.png'))
+    (tmp_path / 'stop').unlink()
+    figures.figures(experiment, str(tmp_path), quick=True, processes=1)
+    assert len(list(tmp_path.glob('runs/*.json'))) == 24 + 1
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    figures.figures(experiment, str(tmp_path / 'other'), quick=True, processes=1)
+    for name in ('figure2.csv', 'figure3.csv', 'frontier.csv', 'figure2.png', 'figure3.png'):
+        assert (tmp_path / name).read_bytes() == (tmp_path / 'other' / name).read_bytes(), name
+
+
+def test_tables(tmp_path, faked, experiment, capsys):
+    figures.figures(experiment, str(tmp_path), quick=True, seeds=3, processes=1)
+    rows = read_csv(tmp_path / 'figure3.csv')
+    assert len(rows) == 3 * 2 * 2 * 3
+    for row in rows:
+        assert row['known_reward'] == row['seed'] + row['target'] / row['episodes']
+        assert (row['kl'], row['optimal_reward'], row['share']) == (
+            2,
+            6,
+            (row['known_reward'] - 1) / 5,
+        )
+    curves = read_csv(tmp_path / 'figure2.csv')
+    assert [(row['access'], row['seed'], row['episodes']) for row in curves] == [
+        (access, seed, episodes)
+        for access in ('direct', '64', '32')
+        for seed in (1, 2, 3)
+        for episodes in (0, 1024)
+    ]
+    assert {row['known_reward'] - row['seed'] for row in curves if row['episodes']} == {1 / 1024}
+    assert read_csv(tmp_path / 'frontier.csv')[2] == {'kl': 2, 'known_reward': 2**0.5}
+    line = next(
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.split()[:3] == ['64', '512', '2']
+    )
+    assert line.split() == [
+        '64',
+        '512',
+        '2',
+        '2.00',
+        '2.00',
+        '6.00',
+        '20.1%',
+        '0.1%',
+        'to',
+        '40.1%',
+    ]
+
+
+def test_the_end_says_what_is_there_and_what_comes_next(tmp_path, faked, experiment, capsys):
+    figures.figures(experiment, str(tmp_path), quick=True, processes=1)
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        (
+            'Each run starts at the KL coefficient at which the exact optimum has the target KL:'
+            ' the runs are too short to look for it.'
+        ),
+        f'figure2.png, figure3.png and the tables they show are in {tmp_path}',
+        f'More seeds, without redoing these runs: ./launch.py figures {tmp_path} --quick --seeds 4',
+    ]
+
+
+@pytest.mark.parametrize('taken', ['figure2.csv', 'figure3.png', ''])
+def test_an_output_directory_that_cannot_be_is_refused_before_the_work(
+    tmp_path, monkeypatch, taken
+):
+    def run_all(*arguments):
+        raise AssertionError('the runs were started first')
+
+    monkeypatch.setattr(jobs, 'run_all', run_all)
+    folder = tmp_path / 'out'
+    if taken:
+        (folder / taken).mkdir(parents=True)
+    else:
+        folder.touch()
+    told = error_of(invoke(f'figures {folder}'))
+    assert told.startswith(
+        f'--output_dir: {folder / taken} is a directory, so'
+        if taken
+        else f'--output_dir: cannot write to {folder}: File exists; give another'
+    )
+
+
+def test_the_summary_is_printed_though_nothing_can_be_written(tmp_path, faked, monkeypatch):
+    """Status 2; the runs stay, and the same command goes on."""
+
+    def full(path, rows):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(figures, 'write_table', full)
+    result = invoke(f'figures {tmp_path} --quick --processes 1')
+    assert result.exit_code == 2 and ' of seeds\n' in result.stdout
+    assert (
+        result.stderr.splitlines()[-1]
+        == f'error: --output_dir: cannot write to {tmp_path}: No space left on device; '
+        'make room there, and the same command goes on'
+    )
+    assert len(list(tmp_path.glob('runs/*.json'))) == 24 + 1
+
+
+def test_paper_curves_are_the_paper_s():
+    if not ANCHORS.exists():
+        pytest.skip(f'{ANCHORS} is not here: it holds what was read from the paper')
+    anchors, ours = json.loads(ANCHORS.read_text()), storage.read_json(figure_plots.PAPER)
+    names = {'60000': '60k', '20000': '20k', '5000': '5k'}
+    for access, points in ours['figure2'].items():
+        theirs = anchors['figure2_mock_sentiment_reward_vs_episodes_KL8'][names.get(access, access)]
+        assert len(points) > 50 and points == sorted(points) and points[-1] == theirs[-1]
+        assert all(point in theirs for point in points)
+    theirs, curves = anchors['figure3_kl_vs_reward'], ours['figure3']
+    assert curves['optimal'] == theirs['optimal'][::2]
+    assert curves['64000000'] == {'direct': theirs['direct_64M']}
+    assert curves['2000000'] == {
+        access: theirs[names.get(access, 'direct_2M')] for access in ('direct', *names)
+    }
+
+
+# ---------------------------------------------------------------- the real thing
+
+
+@pytest.mark.slow
+def test_end_to_end(tmp_path, monkeypatch, experiment, capsys):
+    """Tables of real runs, whose numbers are those of the policy that train_policy saves under the
+    same settings.
+
+    Responses of two tokens, 2,500 in all, are measured in a fraction of the time.
+    """
+    short = copy.deepcopy(experiment)
+    for task in (short.task, short.rewards.train_new_model.task):
+        task.response_length = 2
+    scale = dataclasses.replace(TINY, labels=(64,), targets=(1.0,), seeds=1)
+    monkeypatch.setattr(plan, 'QUICK', scale)
+    monkeypatch.setattr(plan, 'POINTS', 2)
+    figures.figures(short, str(tmp_path), quick=True, processes=1)
+    for name in ('figure2.png', 'figure3.png'):
+        assert (tmp_path / name).read_bytes().startswith(b'\x89PNG')
+    rows = {(row['access'], row['episodes']): row for row in read_csv(tmp_path / 'figure3.csv')}
+    assert set(rows) == {('direct', 1024), ('direct', 512), ('64', 1024), ('64', 512)}
+    assert all(row['known_reward'] < row['optimal_reward'] for row in rows.values())
+
+    run = next(run for run in plan.plan(scale) if (run.access, run.episodes) == ('64', 512))
+    hparams = run.hparams(short)
+    (result,) = tmp_path.glob('runs/64-kl1-512-seed1-*.json')
+    hparams.rewards.kl_coef = storage.read_json(str(result))['kl_coef']
+    hparams.run.save_dir, hparams.run.evaluate = str(tmp_path / 'saved'), False
+    train_policy.train(hparams)
+    policy, reference, models = measure.load_models(hparams.run.save_dir, hparams)
+    queries = measure.queries_of(hparams, policy.encoder, None)
+    enumerated = measure.enumerate_all(policy, reference, models, hparams.task, queries)
+    assert rows['64', 512]['kl'] == pytest.approx(enumerated.kl.mean().item(), rel=1e-6)
+    assert rows['64', 512]['known_reward'] == pytest.approx(
+        enumerated.scores['known reward'][1].mean().item(), rel=1e-6
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'signum, status, unseen',
+    [(signal.SIGINT, 130, 'Traceback|Warning'), (signal.SIGKILL, -signal.SIGKILL, 'Traceback')],
+)
+def test_no_worker_survives(tmp_path, signum, status, unseen):
+    launch = Launch(
+        tmp_path,
+        str(tmp_path / 'out'),
+        '--quick',
+        '--processes',
+        '2',
+        command=('launch.py', 'figures'),
+    )
+    eventually(lambda: list(tmp_path.glob('out/*/*.log')) or launch.process.poll() is not None)
+    launch.process.send_signal(signum)
+    assert launch.wait() == status, launch.stderr.read_text()
+    launch.assert_nothing_left(10)
+    assert not re.search(unseen, launch.stderr.read_text())

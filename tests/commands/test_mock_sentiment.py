@@ -1,0 +1,306 @@
+"""The experiment `mock_sentiment`: film reviews from a grammar, a model that has read them, a
+reward that is known."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from command_line import invoke
+from console import printed, responses
+from experiments import resolved
+
+import sample
+from lm_human_preferences import lm_tasks
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.datasets import reviews
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.labels import simulated
+from lm_human_preferences.language import encodings
+from lm_human_preferences.language.datasets import get_dataset
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.synthetic import known_reward, language_model
+
+ENCODER = encodings.Reviews.get_encoder()
+
+
+@pytest.fixture(scope='module')
+def reward():
+    return known_reward.MockRewardModel(encodings.Reviews)
+
+
+def tokens(*texts):
+    return torch.tensor([ENCODER.encode(text) for text in texts])
+
+
+def test_grammar_and_encoding():
+    assert len(set(reviews.WORDS)) == len(reviews.WORDS)
+    starts = reviews.queries()
+    assert len(set(starts)) == len(starts) == 32
+    for part in ('train', 'valid', 'test'):
+        for text in itertools.islice(reviews.reviews_generator(part), 500):
+            query, response = text.rsplit(maxsplit=3)[0], ' '.join(text.split()[-3:])
+            assert query in starts and len(response.split()) == reviews.RESPONSE
+            assert response in reviews.responses(True) or response in reviews.responses(False)
+            assert ENCODER.decode(ENCODER.encode(text)) == text
+    assert all(math.isclose(sum(reviews.responses(liked).values()), 1) for liked in (True, False))
+    assert next(reviews.reviews_generator('train')) != next(reviews.reviews_generator('valid'))
+
+
+def test_queries_end_where_the_response_begins():
+    """The task's settings cut reviews into exactly the queries that there are, padded where they
+    are shorter."""
+    task = resolved('train_policy', 'mock_sentiment').task
+    sequences = get_dataset(task.query_dataset).sequences(
+        task.query_length, mode='train', encoder=ENCODER, end_token=ENCODER.encode(task.end_text)[0]
+    )
+    found = list(itertools.islice(sequences, 1000))
+    assert (
+        {len(tokens) for tokens in found}
+        == {task.query_length}
+        == {max(len(q.split()) for q in reviews.queries())}
+    )
+    assert {ENCODER.decode(tokens) for tokens in found} == set(reviews.queries())
+
+
+def test_words_that_no_review_has():
+    with pytest.raises(UserError, match="encoding 'reviews' has no word 'xyzzy'"):
+        ENCODER.encode('the xyzzy was good')
+    with pytest.raises(IndexError):
+        ENCODER.decode([ENCODER.padding_token + 1])
+
+
+@pytest.mark.parametrize(
+    'words, sign',
+    [
+        ('really very good', 1),
+        ('not very good', -1),
+        ('not boring indeed', 1),
+        ('truly awful today', -1),
+        ('good but awful', -1),
+        ('awful but good', -1),
+        ('dull but brilliant', 1),
+        ('long but funny', 1),
+    ],
+)
+def test_sentiment_and_classifier(reward, words, sign):
+    assert sign * reviews.sentiment(words.split()) > 0
+    assert sign * reward.score(tokens('the film was'), tokens(words)) > 0
+
+
+def test_classifier_agrees_with_sentiment(reward):
+    texts = [*reviews.responses(True), *reviews.responses(False)]
+    scores = reward.score(tokens('the film was').expand(len(texts), -1), tokens(*texts))
+    said = torch.tensor([reviews.sentiment(text.split()) for text in texts])
+    assert scores.dtype == torch.float32 and torch.corrcoef(torch.stack([scores, said]))[0, 1] > 0.9
+    held_out = itertools.islice(reviews.labelled_reviews('test'), 4000)
+    texts, liked = zip(*[(text, liked) for text, liked in held_out if len(text.split()) == 6])
+    odds = reward.score(tokens(*texts)[:, :3], tokens(*texts)[:, 3:])
+    predicted = torch.sigmoid(odds)
+    for low in (0, 0.25, 0.5, 0.75):  # calibrated: among those it gives 80 %, 80 % are positive
+        among = (predicted >= low) & (predicted < low + 0.25)
+        assert abs(predicted[among].mean() - np.mean(np.array(liked)[among.numpy()])) < 0.08
+
+
+def test_padding_says_nothing(reward):
+    query, response = tokens('the film was'), tokens('not very good')
+    padded = torch.cat([query, torch.full((1, 2), ENCODER.padding_token)], dim=1)
+    assert reward.score(padded, response) == reward.score(query, response)
+
+
+def test_classifier_sums_its_weights(reward):
+    """By hand, for three words that no review has in this order."""
+    a, b, c = words = ENCODER.encode('and was good')
+    one, two, three = reward.weights
+    by_hand = sum(one[word, word] for word in words) + two[a, b] + two[b, c] + three[a, c]
+    assert reward.score(tokens('and'), tokens('was good')).item() == pytest.approx(by_hand.item())
+
+
+def test_other_encodings_are_refused():
+    with pytest.raises(UserError, match="judges film reviews only, encoding 'reviews', not 'test'"):
+        known_reward.MockRewardModel(encodings.Test)
+
+
+def cross_entropy_of_the_grammar():
+    """Nats that a response takes on average where the grammar is known, exactly."""
+    total = 0
+    for share in reviews.SUBJECTS.values():
+        mixed = [
+            share * reviews.responses(True).get(r, 0)
+            + (1 - share) * reviews.responses(False).get(r, 0)
+            for r in {**reviews.responses(True), **reviews.responses(False)}
+        ]
+        total -= sum(p * math.log(p) for p in mixed) / len(reviews.SUBJECTS)
+    return total
+
+
+def test_base_model_has_learnt_the_grammar():
+    policy = Policy(lm_tasks.initial_model('reviews'))
+    texts = [
+        text
+        for text in itertools.islice(reviews.reviews_generator('test'), 20000)
+        if len(text.split()) == 6
+    ]
+    queries, answers = tokens(*texts)[:, :3], tokens(*texts)[:, 3:]
+    loss = -policy.analyze_responses(queries, answers)['logprobs'].sum(1).mean().item()
+    assert abs(loss - cross_entropy_of_the_grammar()) < 0.1
+
+
+def test_base_model_is_made_once_and_always_the_same():
+    model = lm_tasks.initial_model('reviews')
+    assert (
+        lm_tasks.initial_model('reviews').savedir == model.savedir
+        and model.encoding == encodings.Reviews
+    )
+    state = torch.get_rng_state()
+    first, again = (
+        language_model.train(model.hparams(), steps=5).tf_parameters() for _ in range(2)
+    )
+    assert torch.equal(torch.get_rng_state(), state), (
+        'what follows must not depend on whether the model was there'
+    )
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def labels_of(kind, seed=0):
+    hparams = train_reward.HParams()
+    hparams.override_from_nested_dict(resolved('train_reward', 'mock_sentiment').to_nested_dict())
+    hparams.labels.type, hparams.labels.num_train = kind, 64
+    torch.manual_seed(seed)
+    return simulated.simulated_labels(
+        hparams, Policy(lm_tasks.initial_model('reviews')), LocalComm()
+    )
+
+
+def test_best_is_the_best(reward):
+    labels = labels_of('best_of_4')
+    scores = torch.stack([reward.score(labels['query'], labels[f'sample{i}']) for i in range(4)])
+    assert torch.equal(labels['best'], scores.argmax(0)) and len(set(labels['best'].tolist())) == 4
+    assert list(labels) == ['query', 'sample0', 'sample1', 'sample2', 'sample3', 'best']
+    assert labels['query'].shape == (64, 5) and labels['sample3'].shape == (64, 3)
+
+
+def test_other_kinds_of_labels(reward):
+    rated, compared = labels_of('scalar_rating'), labels_of('scalar_compare')
+    torch.testing.assert_close(rated['score'], reward.score(rated['query'], rated['sample']))
+    torch.testing.assert_close(
+        compared['difference'],
+        reward.score(compared['query'], compared['sample1'])
+        - reward.score(compared['query'], compared['sample0']),
+    )
+
+
+def train(folder, *words, name='run'):
+    result = invoke(
+        [
+            'train_policy',
+            'mock_sentiment',
+            name,
+            '--mpi=1',
+            f'--save_dir={folder}',
+            '--run.log_interval=1',
+            '--run.console=original',
+            '--run.evaluate=false',
+            '--ppo.total_episodes=2560',
+            *words,
+        ]
+    )
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+FEW = '--rewards.train_new_model.labels.num_train=512'
+DIRECT = ('--rewards.train_new_model=off', '--rewards.trained_model=mock')
+
+
+@pytest.mark.parametrize(
+    'words',
+    [pytest.param((FEW,), id='labels', marks=pytest.mark.slow), pytest.param(DIRECT, id='direct')],
+)
+def test_a_policy_learns_what_is_liked(tmp_path, words):
+    scores = printed('objective/score', train(tmp_path, *words))
+    assert len(scores) == 10 and np.mean(scores[-2:]) > scores[0] + 0.3
+    checkpoint = Bundle(checkpoints.latest(f'{tmp_path}/run/policy/checkpoints'))
+    assert any(name.startswith('reward_model/') for name in checkpoint) == (words == (FEW,))
+    sampled = invoke(f'sample --save_dir {tmp_path}/run --nsamples 8 --mpi 1', sample.cli)
+    assert sampled.exit_code == 0, sampled.output
+    for query, response in responses(sampled.stdout):
+        assert query in reviews.queries() and set(response.split()) <= set(reviews.WORDS)
+
+
+@pytest.mark.slow
+def test_bf16_ends_where_float32_does(tmp_path):
+    """The whole run. Six seeds in float32: 3.545 +- 0.046 at a KL of 1.996 +- 0.035; in bf16 3.530
+    +- 0.030, 1.991."""
+    train(
+        tmp_path,
+        *DIRECT,
+        '--run.precision=bf16',
+        '--ppo.total_episodes=51200',
+        '--run.evaluate=true',
+    )
+    results = json.loads((tmp_path / 'run' / 'evaluation.json').read_text())
+    policy = results['rewards']['known reward']['policy']
+    assert abs(policy['reward'] - 3.545) < 4 * 0.046 and abs(policy['kl'] - 1.996) < 4 * 0.035
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_run(tmp_path):
+    first, second = (
+        train(tmp_path, FEW, '--ppo.total_episodes=512', name=name) for name in ('a', 'b')
+    )
+    assert printed('objective/score', first) == printed('objective/score', second)
+    saved = [
+        Bundle(checkpoints.latest(f'{tmp_path}/{name}/policy/checkpoints')) for name in ('a', 'b')
+    ]
+    for name in saved[0]:
+        if not name.endswith('_time'):
+            np.testing.assert_array_equal(saved[0][name], saved[1][name])
+
+
+@pytest.mark.parametrize(
+    'words, told',
+    [
+        (
+            DIRECT,
+            (
+                "the known reward ('mock') judges film reviews only, encoding 'reviews', not"
+                " 'test': set --task.policy.initial_model reviews"
+            ),
+        ),
+        (
+            [
+                '--rewards.train_new_model.labels.source',
+                'mock',
+                '--rewards.train_new_model.labels.num_train',
+                '32',
+            ],
+            (
+                "the known reward ('mock') judges film reviews only, encoding 'reviews', not"
+                " 'test': set --task.policy.initial_model reviews"
+            ),
+        ),
+        (['--task.policy.initial_model', 'reviews'], "encoding 'reviews' has no word '"),
+    ],
+)
+def test_mistakes(tmp_path, words, told):
+    result = invoke(['train_policy', 'test', 'mine', '--mpi=1', f'--save_dir={tmp_path}', *words])
+    assert result.exit_code == 2 and result.stderr.splitlines()[-1].startswith(f'error: {told}')
+
+
+def test_mock_labels_are_as_many_as_asked_for(tmp_path):
+    result = invoke(
+        f'train_reward mock_sentiment mine --mpi 1 --save_dir {tmp_path} --labels.num_train None'
+    )
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+        2,
+        (
+            'error: --labels.source mock answers as many queries as it is asked: give'
+            ' --labels.num_train'
+        ),
+    )

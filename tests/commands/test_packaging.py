@@ -1,0 +1,361 @@
+"""What a fresh machine installs: everything that is imported, and nothing that ties the lock to one
+machine."""
+
+import ast
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import lm_human_preferences
+from lm_human_preferences.commands import doctor
+
+ROOT = Path(__file__).parents[2]
+PIPFILE = tomllib.loads((ROOT / 'Pipfile').read_text())
+LOCK = json.loads((ROOT / 'Pipfile.lock').read_text())
+CATEGORIES = [category for category in LOCK if category != '_meta']
+PRODUCT = ['launch.py', 'sample.py', 'lm_human_preferences/**/*.py']
+
+
+def imported(patterns):
+    """The top-level names that the files imported from elsewhere, at any level of their code."""
+    names = set()
+    for path in (p for pattern in patterns for p in ROOT.glob(pattern)):
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition('.')[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names.add(node.module.partition('.')[0])
+    ours = {
+        p.stem
+        for pattern in ('*', 'tests/helpers/*', 'tests/**/*.py', 'benchmarks/*')
+        for p in ROOT.glob(pattern)
+    }
+    return names - set(sys.stdlib_module_names) - ours
+
+
+def undeclared(names, packages):
+    """Those of the imported `names` that none of `packages` provides."""
+    providers = importlib.metadata.packages_distributions()
+    return sorted(
+        name
+        for name in names
+        if not {p.lower() for p in [name, *providers.get(name, [])]} & packages
+    )
+
+
+def test_imports_are_declared():
+    packages = set(PIPFILE['packages']) | {
+        'horovod'
+    }  # which is optional, and compiled by tools/horovod.sh
+    names = imported(PRODUCT)
+    assert 'torch' in names
+    assert undeclared(names, packages) == []
+    packages |= {
+        *PIPFILE['dev-packages'],
+        'trl',
+    }  # which a benchmark compares with, where it is installed
+    assert undeclared(imported(['tests/**/*.py', 'benchmarks/*.py']), packages) == []
+
+
+@pytest.mark.parametrize(
+    'section, category', [('packages', 'default'), ('dev-packages', 'develop')]
+)
+def test_lock_holds_what_the_pipfile_asks_for(section, category):
+    for package, wanted in PIPFILE[section].items():
+        version = wanted if isinstance(wanted, str) else wanted['version']
+        locked = LOCK[category][package]['version']
+        assert version in ('*', locked), package
+        assert LOCK[category][package].get('hashes') or package == 'torch', package
+
+
+def test_lock_is_portable():
+    assert 'source' not in PIPFILE and LOCK['_meta']['sources'] == []
+    assert not re.search(r'://|"index"|"file"|"path"', (ROOT / 'Pipfile.lock').read_text())
+    assert '+' not in LOCK['default']['torch']['version']
+    assert not [p for p in LOCK['default'] if p == 'triton' or p.startswith(('nvidia-', 'cuda-'))]
+
+
+def test_version_is_the_same_everywhere():
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']
+    assert (project['name'], project['version']) == (
+        'lm-human-preferences',
+        lm_human_preferences.__version__,
+    )
+    assert f'\n## [{project["version"]}]' in (ROOT / 'CHANGELOG.md').read_text(encoding='utf-8')
+
+
+def lock_tool():
+    """tools/lock.py as a module."""
+    spec = importlib.util.spec_from_file_location('lock_tool', ROOT / 'tools/lock.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_lock_refuses_no_python():
+    assert 'requires' not in PIPFILE and LOCK['_meta']['requires'] == {}
+
+
+def test_supported_pythons_are_the_same_everywhere():
+    script = (ROOT / 'tools/setup.sh').read_text()
+    oldest, newest = (
+        int(re.search(rf'^{name}=(\d+)$', script, re.M)[1]) for name in ('oldest', 'newest')
+    )
+    assert ((3, oldest), (3, newest)) == (doctor.OLDEST_PYTHON, doctor.NEWEST_PYTHON)
+    assert tuple(f'3.{minor}' for minor in range(oldest, newest + 1)) == lock_tool().PYTHONS
+    for minor in range(oldest, newest + 1):
+        assert f'python3.{minor}' in script, 'tools/setup.sh does not look for it'
+
+
+def test_lock_meets_what_packages_require_on_every_python():
+    tool = lock_tool()
+    installed = {
+        package
+        for category in CATEGORIES
+        for package in LOCK[category]
+        if any(importlib.metadata.distributions(name=package))
+    }
+    assert set(LOCK['default']) <= installed
+    requires = {package: importlib.metadata.requires(package) or [] for package in installed}
+    for python in tool.PYTHONS:
+        assert [
+            line for category in CATEGORIES for line in tool.unmet(LOCK, category, requires, python)
+        ] == []
+
+
+def test_lock_tool_finds_what_another_python_needs():
+    lock = {
+        'default': {'a': {'version': '==1.0', 'extras': ['x']}, 'b-c': {'version': '==2.0'}},
+        'develop': {},
+    }
+    requires = {
+        'a': [
+            'B.C>=2',
+            'nvidia-d',
+            'e; extra == "x"',
+            'f; extra == "y"',
+            'g; python_version >= "3.13"',
+        ],
+        'b-c': ['a<1; python_full_version < "3.12"'],
+    }
+    unmet = lock_tool().unmet
+    assert [line.partition(':')[0] for line in unmet(lock, 'default', requires, '3.11')] == [
+        'a requires e; extra == "x" on Python 3.11',
+        'b-c requires a<1; python_full_version < "3.12" on Python 3.11, not a==1.0',
+    ]
+    assert [line.partition(':')[0] for line in unmet(lock, 'default', requires, '3.13')] == [
+        'a requires e; extra == "x" on Python 3.13',
+        'a requires g; python_version >= "3.13" on Python 3.13',
+    ]
+    assert list(unmet(lock, 'develop', requires, '3.13')) == []
+
+
+# A command that claims to be the Python of some version. It runs the program that it is given by
+# standard input with that version, and says what environment it was asked to make, whereupon
+# tools/setup.sh ends with its status.
+FAKE_PYTHON = """#!/bin/sh
+case "$*" in
+    -) exec {python} -c 'import sys; sys.version_info = {version}; exec(sys.stdin.read())' ;;
+    '-c import ensurepip, venv') exit {no_venv} ;;
+    --version) echo 'Python {version}' ;;
+    '-m venv '*) echo "$0 -m venv $3${{4:+ $4}}"; exit 9 ;;
+    *) echo "unexpected: $*" >&2; exit 99 ;;
+esac
+"""
+
+
+@pytest.fixture
+def setup(tmp_path):
+    """A project with nothing but tools/setup.sh, where no Python can be found but fake ones."""
+    return FakeProject(tmp_path)
+
+
+class FakeProject:
+    def __init__(self, root):
+        self.root, self.bin = root / 'project', root / 'bin'
+        (self.root / 'tools').mkdir(parents=True)
+        self.bin.mkdir()
+        shutil.copy(ROOT / 'tools/setup.sh', self.root / 'tools')
+        for tool in ('dirname', 'grep'):
+            (self.bin / tool).symlink_to(shutil.which(tool))
+
+    def add(self, path, minor, has_venv=True):
+        """A fake Python 3.`minor` at `path`, which is in the folder on the PATH unless it is
+        absolute."""
+        path = self.bin / path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            FAKE_PYTHON.format(
+                python=sys.executable, version=(3, minor, 1), no_venv=int(not has_venv)
+            )
+        )
+        path.chmod(0o755)
+        return path
+
+    def add_venv(self, minor):
+        self.add(self.root / '.venv/bin/python', minor)
+        (self.root / '.venv/bin/pip').write_text(f'#!{self.root.resolve()}/.venv/bin/python\n')
+
+    def run(self, **environment):
+        """(exit status, last line of standard output, standard error) of tools/setup.sh."""
+        done = subprocess.run(
+            [shutil.which('sh'), self.root / 'tools/setup.sh'],
+            capture_output=True,
+            text=True,
+            env={'PATH': str(self.bin), **environment},
+        )
+        return done.returncode, done.stdout.rpartition('\n')[0].rpartition('\n')[2], done.stderr
+
+    def chosen(self, **environment):
+        """The command that tools/setup.sh makes .venv with."""
+        status, output, error = self.run(**environment)
+        assert (status, error) == (9, '')
+        command, _, arguments = output.partition(' ')
+        assert arguments == '-m venv --clear .venv'
+        return command
+
+    def keeps_venv(self, **environment):
+        """Whether .venv stays, so that what comes next is pipenv's own environment."""
+        status, output, error = self.run(**environment)
+        assert (status, error) == (9, '')
+        return output == '.venv/bin/python -m venv .venv/pipenv'
+
+
+@pytest.mark.parametrize(
+    'pythons, newest',
+    [
+        ({'python3.11': 11, 'python3.13': 13, 'python3.12': 12, 'python3': 11}, 'python3.13'),
+        ({'python3.11': 11, 'python3.12': 12, 'python3.13': 13, 'python3.14': 14}, 'python3.14'),
+        ({'python3.12': 12, 'python3': 13}, 'python3'),
+        ({'python3.12': 12, 'python3': 15, 'python': 10}, 'python3.12'),
+        ({'python': 14}, 'python'),
+    ],
+)
+def test_setup_takes_the_newest_python(setup, pythons, newest):
+    for name, minor in pythons.items():
+        setup.add(name, minor)
+    assert setup.chosen() == str(setup.bin / newest)
+
+
+@pytest.mark.parametrize(
+    'shim', ['echo "python3.13: command not found" >&2; exit 127', 'echo 13; exit 1', 'exit 0']
+)
+def test_setup_passes_over_a_shim_that_does_not_run(setup, shim):
+    setup.add('python3.12', 12)
+    path = setup.bin / 'python3.13'
+    path.write_text(f'#!/bin/sh\n{shim}\n')
+    path.chmod(0o755)
+    assert setup.chosen() == str(setup.bin / 'python3.12')
+
+
+def test_setup_says_which_pythons_there_may_be(setup):
+    setup.add('python3', 10)
+    setup.add('python', 15)
+    status, _, error = setup.run()
+    assert status == 2 and not (setup.root / '.venv').exists()
+    assert (
+        error
+        == 'error: found no Python 3.11 to 3.14 (tried: python3.14 python3.13 python3.12 python3.11'
+        ' python3 python); install one, or name one: PYTHON=/path/to/python3.14 sh'
+        ' tools/setup.sh\n'
+    )
+
+
+def test_setup_says_which_package_brings_ensurepip(setup):
+    setup.add('python3.12', 12, has_venv=False)
+    setup.add('python3', 12, has_venv=False)
+    status, _, error = setup.run()
+    assert (status, error) == (
+        2,
+        (
+            'error: Python 3.12 has no ensurepip, which a virtual environment needs; '
+            'on Debian or Ubuntu: apt install python3.12-venv\n'
+        ),
+    )
+    setup.add('python3.11', 11)
+    assert setup.chosen() == str(setup.bin / 'python3.11')
+
+
+def test_setup_takes_the_python_that_is_named(setup):
+    setup.add('python3.13', 13)
+    elsewhere = setup.add(setup.root / 'somewhere/python', 11)
+    assert setup.chosen(PYTHON=str(elsewhere)) == str(elsewhere)
+    old = setup.add('python3.10', 10)
+    status, _, error = setup.run(PYTHON=str(old))
+    assert status == 2 and error.startswith(f'error: found no Python 3.11 to 3.14 (tried: {old});')
+
+
+def test_setup_keeps_a_venv_of_a_supported_python(setup):
+    setup.add_venv(12)
+    setup.add('python3.13', 13)
+    same = setup.add('python3.12', 12)
+    assert setup.keeps_venv() and setup.keeps_venv(PYTHON=str(same))
+    assert setup.chosen(PYTHON='python3.13') == str(setup.bin / 'python3.13')
+    assert setup.run(PYTHON='python3.10')[0] == 2 and setup.keeps_venv()
+
+
+@pytest.mark.parametrize('minor', [10, 15])
+def test_setup_makes_a_venv_of_another_python_again(setup, minor):
+    setup.add_venv(minor)
+    setup.add('python3.13', 13)
+    assert setup.chosen() == str(setup.bin / 'python3.13')
+
+
+def test_setup_makes_a_venv_that_was_moved_again(setup):
+    setup.add_venv(13)
+    setup.add('python3.13', 13)
+    assert setup.keeps_venv()
+    setup.root = setup.root.rename(setup.root.with_name('moved'))
+    assert setup.chosen() == str(setup.bin / 'python3.13')
+
+
+def test_ci_runs_the_readme_test_command_and_nothing_else():
+    command = (ROOT / '.ci/run').read_text().strip().splitlines()[-1]
+    assert (ROOT / '.ci/run').stat().st_mode & 0o111
+    assert command.endswith('pytest') and f'\n    {command}\n' in (ROOT / 'README.md').read_text()
+
+
+def test_the_workflow_runs_the_readme_commands_on_every_python():
+    workflow = (ROOT / '.github/workflows/tests.yml').read_text(encoding='utf-8')
+    (pythons,) = re.findall(r'^ +python: \[(.*)\]$', workflow, re.MULTILINE)
+    assert pythons == ', '.join(f"'{python}'" for python in lock_tool().PYTHONS)
+    assert '\n      PYTHON: python${{ matrix.python }}\n' in workflow
+    commands = re.findall(r'^ +run: (.*)$', workflow, re.MULTILINE)
+    readme = (ROOT / 'README.md').read_text(encoding='utf-8')
+    in_readme = re.findall(r'^    (sh tools/setup\.sh .*)$', readme, re.MULTILINE)
+    assert len(commands) == 2 and commands == in_readme[:2]
+    assert '{{ secrets' not in workflow
+
+
+@pytest.mark.parametrize('command', ['check', 'format --check'])
+def test_ruff_is_content(command):
+    ruff = subprocess.run(
+        [sys.executable, '-m', 'ruff', *command.split(), '--no-cache', '.'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert ruff.returncode == 0, ruff.stdout
+
+
+@pytest.mark.slow
+def test_types_are_right():
+    pyright = Path(sys.executable).with_name('pyright')
+    if not pyright.exists():
+        pytest.skip('pyright is not installed')
+    done = subprocess.run([pyright], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif('CI' not in os.environ, reason='a user may do without Horovod')
+def test_ci_has_the_real_horovod():
+    assert importlib.util.find_spec('horovod'), 'tools/setup.sh --dev should have compiled it'

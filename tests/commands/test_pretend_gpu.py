@@ -1,0 +1,320 @@
+"""What has only ever run on CPUs runs on a pretended GPU, which refuses what a real one would."""
+
+from unittest import mock
+
+import numpy as np
+import pretend_gpu
+import pytest
+import torch
+from command_line import flat, invoke
+from interrupted import assert_same, result_anywhere
+from trainers import LARGE
+
+import launch
+import sample
+from lm_human_preferences import train_policy, train_reward
+from lm_human_preferences.commands import doctor
+from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.distributed.engines import MpiEngine
+from lm_human_preferences.distributed.gradients import OverlappedGradients
+from lm_human_preferences.evaluation import evaluate, measure
+from lm_human_preferences.language import model
+from lm_human_preferences.synthetic import language_model
+from lm_human_preferences.training import memory
+from lm_human_preferences.utils import core
+
+
+@pytest.fixture
+def gpu():
+    with pretend_gpu.pretended() as found:
+        yield found
+
+
+def there(*shape):
+    return torch.zeros(shape, device='cuda')
+
+
+# The pretence
+
+
+@pytest.mark.parametrize(
+    'mistake',
+    [
+        lambda: there(3) + torch.zeros(3),
+        lambda: torch.zeros(3) + there(),
+        lambda: torch.zeros(()).add_(there()),
+        lambda: torch.cat([there(3), torch.zeros(3)]),
+        lambda: torch.stack([there(), torch.zeros(())]),
+        lambda: there(3).index_select(0, torch.tensor([1])),
+        lambda: there(3).gather(0, torch.tensor([1])),
+        lambda: torch.nn.Embedding(3, 2).to('cuda')(torch.tensor([1])),
+        lambda: torch.nn.Linear(3, 2)(there(3)),
+        lambda: there(3).masked_fill(torch.ones(3) > 0, 1),
+        lambda: torch.zeros(3)[there(2).long()],
+        lambda: torch.add(there(3), there(3), out=torch.zeros(3)),
+        lambda: torch.where(there(3) > 0, torch.zeros(3), 1.0),
+        lambda: torch.randn(3, device='cuda', generator=torch.Generator()),
+    ],
+)
+def test_devices_do_not_mix(gpu, mistake):
+    with pytest.raises(
+        RuntimeError, match='Expected all tensors to be on the same device|Expected a .cuda. device'
+    ):
+        mistake()
+
+
+@pytest.mark.parametrize('convert', [lambda t: t.numpy(), torch.Tensor.__array__])
+def test_no_arrays_of_what_is_on_the_gpu(gpu, convert):
+    with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
+        convert(there(3))
+    assert convert(there(3).cpu()).shape == (3,)
+
+
+def test_what_may_mix(gpu):
+    assert (there(3) + torch.ones(())).tolist() == [1, 1, 1] and there(3)[
+        torch.tensor([0, 2])
+    ].shape == (2,)
+    assert (
+        there(3).copy_(torch.ones(3)).sum().item() == 3
+        and torch.zeros(3).copy_(there(3)).device.type == 'cpu'
+    )
+    assert (
+        there(3).device == torch.arange(3).to(there(3)).device == torch.device('cuda:0')
+        and there(3).is_cuda
+    )
+    assert not there(3).cpu().is_cuda
+
+
+def test_gradients_stay_on_the_gpu(gpu):
+    layer = torch.nn.Linear(3, 2).to('cuda')
+    (layer(there(4, 3) + 1).square().sum()).backward()
+    assert layer.weight.grad.is_cuda and layer.weight.grad.any() and layer.weight.is_leaf
+    with torch.autocast('cuda', torch.bfloat16):
+        assert layer(there(3)).dtype == torch.bfloat16
+
+
+def test_its_generator_is_its_own(gpu):
+    torch.manual_seed(1)
+    drawn, on_host = torch.rand(3, device='cuda'), torch.rand(3)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(3), on_host) and torch.equal(torch.rand(3, device='cuda'), drawn)
+    assert not torch.equal(drawn.cpu(), on_host)
+
+
+# Parts
+
+
+class Twins:
+    """What the communicator of two ranks does that hold the same."""
+
+    def Iallreduce(self, place, array):
+        array *= 2
+        return mock.Mock()
+
+    def Bcast(self, array):
+        array[...] = 7
+
+
+def test_ranks_meet_in_host_memory(gpu):
+    engine = object.__new__(MpiEngine)
+    engine.world, engine.in_place = Twins(), None
+    comm = object.__new__(comms.MpiComm)
+    comm.world = Twins()
+    layer, x = torch.nn.Linear(3, 2).to('cuda'), torch.ones(4, 3, device='cuda')
+    layer(x).sum().backward()
+    alone = [parameter.grad.tolist() for parameter in layer.parameters()]
+    gradients = OverlappedGradients(layer.parameters(), 2, engine)
+    gradients.zero_grad()
+    gradients.require_sync()
+    layer(x).sum().backward()
+    gradients.synchronize()
+    assert [
+        parameter.grad.tolist() for parameter in layer.parameters()
+    ] == alone and layer.weight.grad.is_cuda
+    comm.broadcast_(list(layer.parameters()))
+    assert layer.bias.is_cuda and layer.bias.tolist() == [7, 7]
+
+
+def test_what_is_said_of_it(gpu, monkeypatch, capsys):
+    """Memory that a training has left to PyTorch is free for the next."""
+    assert doctor._devices() == '1 GPU(s): NVIDIA Pretence, 40 GiB free'
+    gpu.cached = pretend_gpu.MEMORY
+    memory.check(LARGE, comms.LocalComm(), core.default_device())
+    assert capsys.readouterr().out == ''
+    monkeypatch.setattr(pretend_gpu, 'MEMORY', 10**10)
+    memory.check(LARGE, comms.LocalComm(), core.default_device())
+    assert (
+        'GB of memory for each rank, which has 10.0 GB: --ppo.micro_batch_size'
+        in capsys.readouterr().out
+    )
+
+
+def test_a_base_model_that_is_missing_changes_no_run(gpu, monkeypatch):
+    """It is trained on the CPU, after the run was seeded."""
+    monkeypatch.setattr(language_model, 'N_REVIEWS', 64)
+    torch.manual_seed(5)
+    before = torch.cuda.get_rng_state(), torch.get_rng_state()
+    language_model.train(model.HParams(**language_model.SIZES), steps=1)
+    assert all(map(torch.equal, before, (torch.cuda.get_rng_state(), torch.get_rng_state())))
+
+
+# Workflows
+
+LABELS = '--labels.num_train 96 --normalize_samples 64'
+POLICY = 'train_policy test run --ppo.total_episodes 128'
+TEST = f'{POLICY} --rewards.train_new_model off --rewards.trained_model test'
+RUNS = {
+    'reward': f'train_reward test run {LABELS} --debug_normalize 64',
+    'reward in parts': (
+        f'train_reward test run {LABELS} --micro_batch_size 8 --run.gradient_checkpointing true'
+    ),
+    'ratings': f'train_reward test run {LABELS} --labels.type scalar_rating --labels.num_train 64',
+    'both': f'{POLICY} --ppo.noptepochs 2 ' + LABELS.replace('--', '--rewards.train_new_model.'),
+    'policy in parts': (
+        f'{TEST} --ppo.batch_size 16 --ppo.total_episodes 32 --ppo.micro_batch_size 2 '
+        '--run.gradient_checkpointing true'
+    ),
+    'whitened': (
+        f'{TEST} --ppo.whiten_rewards true --task.truncate_token 3 --task.query_prefix a'
+        ' --task.query_length 2'
+    ),
+    'mock': (
+        'train_policy mock_sentiment run --ppo.total_episodes 32 --ppo.batch_size 16'
+        ' --rewards.train_new_model off --rewards.trained_model mock --run.evaluate off'
+    ),
+    'tf32': f'{TEST} --run.precision tf32',
+    'bf16': f'{TEST} --run.precision bf16',
+    'bf16 in parts': (
+        f'train_reward test run {LABELS} --run.precision bf16 --run.gradient_checkpointing true'
+    ),
+}
+
+
+def ran(words, directory, cli=launch.cli):
+    """What a command has printed, which must have done its work."""
+    result = invoke(f'{words} --save_dir {directory} --mpi 1', cli)
+    assert result.exit_code == 0, (result.output, result.exc_info)
+    return result.stdout
+
+
+def assert_close(ours, reference, *, steps, rtol):
+    """The same files, of `steps` the same statistics, and the same weights; rtol: of the norm of an
+    array."""
+    ours, reference = (result_anywhere(directory) for directory in (ours, reference))
+    assert ours.keys() == reference.keys()
+    for what, expected in reference.items():
+        if what[1] == 'state' or not isinstance(what, tuple):
+            continue  # files, and the generators'
+        is_weights = isinstance(expected, bytes)
+        a, b = (
+            np.frombuffer(value, np.float32) if is_weights else np.array(value)[:steps]
+            for value in (ours[what], expected)
+        )
+        if not is_weights or steps is None:
+            assert np.linalg.norm(a - b) <= rtol * (np.linalg.norm(b) + 0.1), what
+
+
+@pytest.mark.parametrize('name', RUNS)
+def test_the_same_as_on_the_cpu(tmp_path, name):
+    """To rounding, where numbers are drawn from the same generator; in bf16, the first step's
+    statistics."""
+    words = f'{RUNS[name]} --run.save_interval 1'
+    ran(words.replace('tf32', 'fp32'), tmp_path / 'cpu')
+    with pretend_gpu.pretended(shared=True):
+        ran(words, tmp_path / 'gpu')
+        assert torch.backends.cuda.matmul.allow_tf32 == (name[:4] in ('tf32', 'bf16'))
+    assert_close(
+        tmp_path / 'gpu',
+        tmp_path / 'cpu',
+        **dict(steps=1, rtol=0.05) if 'bf16' in name else dict(steps=None, rtol=1e-3),
+    )
+
+
+STEPS = {
+    'both': (train_policy.PPOTrainer, 'step'),
+    'reward': (train_reward.RewardModelTrainer, 'train_batch'),
+}
+
+
+@pytest.fixture
+def cut(tmp_path, monkeypatch):
+    """Function that runs one of RUNS on the GPU until its second step; returns the directory."""
+
+    def run(name):
+        step, taken = getattr(*STEPS[name]), []
+
+        def failing(trainer, *args, **kwargs):
+            if taken:
+                raise KeyboardInterrupt
+            taken.append(step(trainer, *args, **kwargs))
+            return taken[0]
+
+        with pretend_gpu.pretended(), monkeypatch.context() as patch:
+            patch.setattr(*STEPS[name], failing)
+            assert (
+                invoke(
+                    f'{RUNS[name]} --run.save_interval 1 --save_dir {tmp_path}/cut --mpi 1'
+                ).exit_code
+                == 130
+            )
+        return tmp_path / 'cut'
+
+    return run
+
+
+@pytest.mark.parametrize('name', STEPS)
+def test_going_on(cut, tmp_path, name):
+    """With the generator of the GPU where it was: to the digit what it would have been."""
+    directory = cut(name)
+    with pretend_gpu.pretended():
+        torch.rand(1, device='cuda')
+        result = invoke(f'resume {directory}/run')
+    assert (
+        result.exit_code == 0 and 'Going on from' in result.stdout and 'note:' not in result.stdout
+    ), result.output
+    with pretend_gpu.pretended():
+        ran(f'{RUNS[name]} --run.save_interval 1', tmp_path / 'whole')
+    assert_same(result_anywhere(directory), result_anywhere(tmp_path / 'whole'))
+
+
+def test_going_on_without_the_gpu(cut):
+    result = invoke(f'resume {cut("reward")}/run')
+    assert (
+        result.exit_code == 0
+        and 'note: 1 rank(s) on CPU, before 1 rank(s) on GPU: ' in result.stdout
+    )
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """The directory of a policy that was trained on the CPU."""
+    directory = tmp_path_factory.mktemp('trained')
+    ran(f'{TEST} --task.response_length 2', directory)
+    return directory / 'run'
+
+
+@pytest.mark.parametrize(
+    'options', ['', '--precision tf32', '--precision bf16 --savescope ref_policy']
+)
+def test_samples(trained, options):
+    words = f'sample --nsamples 3 --batch_size 2 --seed 3 {options}'
+    reference = ran(words.replace('tf32', 'fp32'), trained, sample.cli)
+    with pretend_gpu.pretended(shared=True):
+        assert ran(words, trained, sample.cli) == reference
+    with pretend_gpu.pretended():
+        assert ran(words, trained, sample.cli) != reference
+
+
+@pytest.mark.parametrize('most', [measure.MOST_RESPONSES, 1])
+def test_evaluation(trained, tmp_path, monkeypatch, most):
+    """Exact, and from samples."""
+    monkeypatch.setattr(measure, 'MOST_RESPONSES', most)
+    settings = dict(queries=2, samples=64, batch_size=16)
+    reference = evaluate.evaluate(str(trained), output_dir=str(tmp_path), **settings)
+    with pretend_gpu.pretended(shared=True):
+        ours = evaluate.evaluate(str(trained), output_dir=str(tmp_path), **settings)
+    assert ours['exact'] == (most > 1)
+    points, expected = (
+        flat(results['rewards']['reward model']['policy']) for results in (ours, reference)
+    )
+    assert points == pytest.approx(expected, rel=1e-3, abs=1e-4)

@@ -1,0 +1,341 @@
+"""Starting ranks: how mpiexec is found and called, and what a user sees of two ranks.
+
+Ranks and launchers that are killed: tests/faults/test_kill.py.
+"""
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+
+import pytest
+from command_line import invoke
+from launched import CONSOLE, MPIEXEC, REPOSITORY, Launch, job, needs_mpi, start_job
+
+import sample
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.distributed import env, launcher, worker
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.utils import launch
+
+SHORT = ('--ppo.total_episodes=256', '--run.log_interval=1')
+
+
+# ---------------------------------------------------------------- calling mpiexec
+
+
+@pytest.mark.parametrize(
+    'is_open_mpi, processors, expected',
+    [
+        (False, 2, '-rmk user -launcher fork -n 4'),
+        (True, 4, '--host localhost:4 --bind-to none -n 4'),
+        (True, 3, '--host localhost:4 --bind-to none --oversubscribe -n 4'),
+    ],
+)
+def test_options(is_open_mpi, processors, expected):
+    assert launcher.mpiexec_options(is_open_mpi, 4, processors) == expected.split()
+
+
+@pytest.mark.parametrize(
+    'is_open_mpi, user, is_noted', [(True, 0, True), (True, 1000, False), (False, 0, False)]
+)
+def test_root_under_open_mpi(monkeypatch, capsys, is_open_mpi, user, is_noted):
+    monkeypatch.setattr(os, 'geteuid', lambda: user)
+    monkeypatch.delenv('OMPI_ALLOW_RUN_AS_ROOT', raising=False)
+    monkeypatch.delenv('OMPI_ALLOW_RUN_AS_ROOT_CONFIRM', raising=False)
+    variables = launcher.rank_environment('/job', 3, is_open_mpi)
+    for name in ('OMPI_ALLOW_RUN_AS_ROOT', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM'):
+        assert variables.get(name) == ('1' if is_noted else None)
+    assert ('root' in capsys.readouterr().err) == is_noted
+
+
+@pytest.mark.parametrize(
+    'paths, expected',
+    [(None, f'{REPOSITORY}'), ('', f'{REPOSITORY}'), ('/a:/b', f'{REPOSITORY}:/a:/b')],
+)
+def test_environment(monkeypatch, paths, expected):
+    monkeypatch.setenv('INHERITED', 'yes')
+    monkeypatch.delenv('PYTHONPATH', raising=False)
+    if paths is not None:
+        monkeypatch.setenv('PYTHONPATH', paths)
+    variables = launcher.rank_environment('/job', 3, False)
+    assert variables['INHERITED'] == 'yes'
+    assert variables['LMHP_RANKS'] == '3'
+    assert variables['TMPDIR'] == '/job'
+    assert variables['PYTHONPATH'] == expected
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """The folder of this environment's programs, empty."""
+    folder = tmp_path / 'own'
+    folder.mkdir()
+    monkeypatch.setattr(sys, 'executable', str(folder / 'python'))
+    return folder
+
+
+@pytest.fixture
+def path_folder(tmp_path, monkeypatch):
+    """The only folder on PATH, empty."""
+    folder = tmp_path / 'path'
+    folder.mkdir()
+    monkeypatch.setenv('PATH', str(folder))
+    return folder
+
+
+def install(folder, version):
+    """An mpiexec that prints its version."""
+    program = folder / 'mpiexec'
+    program.write_text(f'#!/bin/sh\necho "{version}"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+OPEN_MPI_5 = 'mpiexec (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/'
+OPEN_MPI_4 = 'mpiexec (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/'
+
+
+@pytest.mark.parametrize(
+    'version, is_open_mpi',
+    [('HYDRA build details:', False), (OPEN_MPI_5, True), (OPEN_MPI_4, True)],
+)
+def test_mpiexec_on_path(own_folder, path_folder, version, is_open_mpi):
+    program = install(path_folder, version)
+    assert launcher.find_mpiexec() == (program, is_open_mpi)
+
+
+def test_the_environments_own_mpiexec_comes_first(own_folder, path_folder):
+    program = install(own_folder, 'HYDRA')
+    install(path_folder, OPEN_MPI_5)
+    assert launcher.find_mpiexec() == (program, False)
+
+
+def test_no_mpiexec(own_folder, path_folder):
+    message = (
+        '^there is no mpiexec to start ranks with: `sh tools/setup.sh` installs one, '
+        'or take --mpi 1$'
+    )
+    with pytest.raises(UserError, match=message):
+        launcher.launch_ranks('job:job', {}, 2)
+
+
+# ---------------------------------------------------------------- being a rank
+
+
+@pytest.fixture
+def no_mpi(monkeypatch):
+    for name in env.SIZE_VARIABLES + env.RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+OPEN_MPI = {'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_RANK': '3'}
+MPICH = {'PMI_SIZE': '4', 'PMI_RANK': '3'}
+SLURM = {'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1'}
+
+
+@pytest.mark.parametrize(
+    'variables, size, rank',
+    [
+        ({}, 1, 0),
+        (MPICH, 4, 3),
+        (OPEN_MPI, 4, 3),
+        (SLURM, 2, 1),
+        ({'LMHP_RANKS': '4', 'PMI_RANK': '3'}, 4, 3),
+        ({**SLURM, **MPICH}, 4, 3),  # srun started MPICH's mpiexec
+        ({'PMI_SIZE': '1', 'PMI_RANK': '0', **OPEN_MPI}, 4, 3),
+        ({'SLURM_PROCID': '3'}, 1, 0),
+        ({'PMI_SIZE': ''}, 1, 0),
+    ],
+)
+def test_size_and_rank(no_mpi, monkeypatch, variables, size, rank):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert env.launched_size() == size
+    assert env.launched_rank() == rank
+
+
+@pytest.mark.parametrize('mpi', [None, 16])
+def test_srun_starts_the_ranks_itself(no_mpi, monkeypatch, mpi):
+    monkeypatch.setenv('SLURM_STEP_NUM_TASKS', '16')
+    jobs = []
+    monkeypatch.setattr(worker, 'run_job', lambda *job, at_interrupt: jobs.append(job))
+    launch.start_job('job:job', {'a': 1}, mpi)
+    assert jobs == [('job:job', {'a': 1})]
+
+
+def test_srun_and_mpi_disagree(no_mpi, monkeypatch):
+    monkeypatch.setenv('SLURM_STEP_NUM_TASKS', '16')
+    with pytest.raises(
+        UserError, match='^--mpi 8, but 16 ranks were started by mpiexec or srun: leave --mpi out$'
+    ):
+        launch.start_job('job:job', {}, 8)
+
+
+# ---------------------------------------------------------------- two ranks
+
+
+def shape_of(text):
+    """What the console shows without what differs between runs: numbers, samples, the engine."""
+    text = re.sub(r'^\d ranks, averaging by .*\n', '', text)
+    text = re.sub(r'^[a-z.]*\n[a-z.]*\n(?=  score)', '', text, flags=re.MULTILINE)
+    return re.sub(r'[-+]?\d+\.?\d*(e[-+]\d+)?', '0', text).splitlines()
+
+
+@pytest.fixture(scope='module')
+def one(tmp_path_factory):
+    """What the embedded experiment prints with one rank, and its directory."""
+    save_dir = tmp_path_factory.mktemp('one')
+    result = invoke(
+        ['train_policy', 'test', 'run', '--mpi=1', f'--save_dir={save_dir}', *CONSOLE, *SHORT]
+    )
+    assert result.exit_code == 0, result.output
+    return result.stdout, save_dir / 'run'
+
+
+@pytest.fixture(scope='module')
+def two(tmp_path_factory):
+    """The same with two ranks, twice at the same time."""
+    launches = [Launch(tmp_path_factory.mktemp('two'), '--mpi=2', *SHORT) for _ in range(2)]
+    for launched in launches:
+        assert launched.wait() == 0, launched.errors()
+    return launches
+
+
+@needs_mpi
+def test_two_ranks_look_like_one(one, two):
+    """One line per fact, not one per rank."""
+    expected = shape_of(one[0].replace(str(one[1]), 'RUN'))
+    assert shape_of(two[0].output().replace(str(two[0].run), 'RUN')) == expected
+    assert expected.count('hparams:') == 2
+    assert two[0].errors() == ''
+    assert two[0].output().startswith('2 ranks, averaging by ')
+
+
+def files_of(run):
+    """Paths in a run's directory, without the host and time that names of event files contain."""
+    paths = [str(path.relative_to(run)) for path in run.rglob('*')]
+    return {re.sub(r'tfevents.*', 'tfevents', path) for path in paths}
+
+
+@needs_mpi
+def test_two_ranks_leave_the_same_files(one, two):
+    files = files_of(two[0].run)
+    assert files == files_of(one[1])
+    assert 'policy/checkpoints/model.ckpt-4.index' in files
+
+
+@needs_mpi
+def test_two_launches_at_once_do_not_meet(two):
+    """Both end with the same parameters, to the bit, and both clean up."""
+    first, second = (
+        Bundle(str(launched.run / 'policy/checkpoints/model.ckpt-4')) for launched in two
+    )
+    names = [name for name in first if name.startswith('policy/')]
+    assert names
+    for name in names:
+        assert first[name].tobytes() == second[name].tobytes(), name
+    for launched in two:
+        launched.assert_nothing_left(10)
+        assert str(launched.run) in launched.output()
+
+
+def queries_in(text):
+    return re.findall(r'^={80}\n(.*)\n.*$', text, re.MULTILINE)
+
+
+@needs_mpi
+def test_sampling_by_two_ranks(one, tmp_path):
+    """The same queries in the same order, even where ranks cannot share them equally."""
+    options = [f'--save_dir={one[1]}', '--nsamples=5', '--seed=1']
+    sampling = Launch(tmp_path, *options, '--mpi=2', command=('sample.py', 'sample'))
+    assert sampling.wait() == 0, sampling.errors()
+    by_one = invoke(['sample', '--mpi=1', *options], sample.cli)
+    queries = queries_in(sampling.output())
+    assert len(queries) == 5
+    assert queries == queries_in(by_one.stdout)
+
+
+by_mpiexec = pytest.mark.parametrize(
+    'started_by', [(), (MPIEXEC, '-n', '2')], ids=['our launcher', 'own mpiexec']
+)
+
+
+@needs_mpi
+@by_mpiexec
+def test_a_user_error_on_all_ranks_is_one_line(tmp_path, started_by):
+    failed = job(tmp_path, 'raise_user_error', started_by=started_by)
+    assert 'error: /labels.json is no label file' in failed.errors().splitlines()
+    assert failed.errors().count('label file') == 1
+    assert failed.process.returncode == 2
+    if not started_by:
+        assert len(failed.errors().splitlines()) == 1
+
+
+@needs_mpi
+@by_mpiexec
+def test_an_error_of_one_rank_ends_all(tmp_path, started_by):
+    failed = job(tmp_path, 'fail', started_by=started_by)
+    lines = failed.errors().splitlines()
+    assert lines.count('ArithmeticError: rank 1 cannot count') == 1
+    assert lines.count('Traceback (most recent call last):') == 1
+    assert failed.process.returncode == 1
+    if not started_by:
+        assert lines[-1] == 'error: rank 1 failed, so all 2 ranks were stopped'
+
+
+@needs_mpi
+def test_ranks_of_another_mpi_are_recognised(tmp_path):
+    """The other MPI's mpiexec starts two worlds of one rank each."""
+    other = tmp_path / 'mpiexec'
+    other.write_text(
+        '#!/bin/sh\nshift 2\nexport OMPI_COMM_WORLD_SIZE=2\n'
+        'OMPI_COMM_WORLD_RANK=1 "$@" &\nOMPI_COMM_WORLD_RANK=0 "$@"\nstatus=$?\nwait\nexit $status'
+    )
+    other.chmod(0o755)
+    failed = job(tmp_path, 'talk', started_by=(other, '-n', '2'))
+    assert failed.process.returncode == 2
+    assert (
+        'error: 2 ranks were started, but each sees a world of 1: they were started by the mpiexec'
+        ' of another MPI' in failed.errors()
+    )
+
+
+@needs_mpi
+@by_mpiexec
+def test_only_one_rank_speaks(tmp_path, started_by):
+    talk = job(tmp_path, 'talk', started_by=started_by)
+    assert talk.process.returncode == 0
+    assert talk.output().splitlines() == ['rank 0 of [0, 1] speaks']
+    # Once in the warning, once in the line of code that it shows.
+    assert talk.errors().count('everybody warns') == 2
+
+
+@needs_mpi
+def test_on_a_terminal(tmp_path):
+    """Progress bars are as wide as it is, and lines appear above them."""
+    terminal, terminal_of_job = pty.openpty()
+    rows, columns = 24, 60
+    size = struct.pack('4H', rows, columns, 0, 0)
+    fcntl.ioctl(terminal_of_job, termios.TIOCSWINSZ, size)
+    draw = start_job(tmp_path, 'draw', stdout=terminal_of_job, stderr=terminal_of_job)
+    os.close(terminal_of_job)
+    text = read_until_closed(terminal)
+    assert draw.wait() == 0
+    bars = re.findall(r'\r(bar:.*?)(?=[\r\n])', text)
+    assert bars
+    assert {len(bar) for bar in bars} == {columns - 1}
+    lines = re.findall('^line .*', text.replace('\r', '\n'), re.MULTILINE)
+    assert lines == ['line 0', 'line 1', 'line 2']
+
+
+def read_until_closed(terminal):
+    """All that is written to a terminal until nobody has it open any more."""
+    content = b''
+    with contextlib.suppress(OSError):  # raised at its end
+        while True:
+            content += os.read(terminal, 1 << 16)
+    return content.decode()

@@ -1,0 +1,317 @@
+"""README and docs/ stay true: commands are understood, options and links exist, docs/options.md is
+the code's."""
+
+import dataclasses
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import caught_jobs, invoke
+from experiments import resolved
+
+import launch
+import sample
+from lm_human_preferences import train_policy
+from lm_human_preferences.commands import program
+from lm_human_preferences.hparams import model
+from lm_human_preferences.runs import run_dir
+from lm_human_preferences.utils import hyperparams, option_help
+from lm_human_preferences.utils import launch as jobs
+from lm_human_preferences.utils.arguments import convert
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / 'README.md').read_text(encoding='utf-8')
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding='utf-8')
+    for path in [ROOT / 'README.md', *sorted(ROOT.glob('docs/*.md'))]
+}
+LINKING = {
+    **PAGES,
+    **{
+        name: (ROOT / name).read_text(encoding='utf-8')
+        for name in ('CHANGELOG.md', 'CONTRIBUTING.md', 'benchmarks/README.md')
+    },
+}
+FIRST = (
+    'sh tools/setup.sh && .venv/bin/pipenv run ./launch.py train_policy mock_sentiment first'
+    ' --mpi 1'
+)
+TESTS = 'sh tools/setup.sh --dev && .venv/bin/pipenv run pytest'
+SIZES = {  # width, heads and blocks
+    '124M': (768, 12, 12),
+    '355M': (1024, 16, 24),
+    '774M': (1280, 20, 36),
+    '1558M': (1600, 25, 48),
+}
+TRAININGS = ('train_reward', 'train_policy')
+OTHER_TOOLS = {  # their options
+    '--dev',
+    '--hostfile',
+    '--logdir',
+    '--kill-on-bad-exit',
+    '--ntasks',
+    '--gpus-per-task',
+}
+SPELLINGS = {'--noppo.whiten_rewards', '--flag', '--noflag'}  # other ways to set a switch
+
+
+def options_page():
+    """The module that generates docs/options.md."""
+    spec = importlib.util.spec_from_file_location('options_page', ROOT / 'tools/options.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---------------------------------------------------------------- docs/options.md
+
+
+def test_options_page_is_up_to_date():
+    page = options_page().page()
+    assert PAGES['docs/options.md'] == page, 'write it anew: pipenv run python tools/options.py'
+
+
+def test_options_page_has_every_option_of_every_command():
+    tables = options_page().tables()
+    shown = set().union(*tables.values())
+    for cli in (launch.cli, sample.cli):
+        for command in cli.commands.values():
+            new = f'{option_help.NEW_REWARD_MODEL}.'  # train_reward's once more
+            assert {name.removeprefix(new) for name in command.fields} <= shown
+    assert set(option_help.HEADINGS.values()) <= tables.keys()
+    rows = re.findall(
+        r'^\| `--([\w.]+)` \| (.*?) \| (.*) \|$', PAGES['docs/options.md'], re.MULTILINE
+    )
+    assert len(rows) == sum(map(len, tables.values()))
+    assert ('ppo.lr', '`5e-06`', 'learning rate of the first step; it falls linearly to 0') in rows
+    assert (
+        'task.query_length',
+        'required',
+        'tokens of a query: longer texts are cut, shorter ones padded',
+    ) in rows
+
+
+def test_a_bar_in_a_help_text_does_not_end_its_cell(monkeypatch):
+    module = options_page()
+    field = dataclasses.make_dataclass('Options', [('x', str, hyperparams.option('a', 'one|two'))])
+    monkeypatch.setattr(module, 'tables', lambda: {'Options': hyperparams.fields(field)})
+    assert "\n| `--x` | `'a'` | one\\|two |\n" in module.page()
+
+
+# ---------------------------------------------------------------- README
+
+
+def test_readme_is_short_and_its_first_command_installs():
+    assert len(README.splitlines()) < 250
+    blocks = code_blocks(README)
+    assert blocks[0] == f'    {FIRST}\n' and blocks[1] == f'    {TESTS}\n'
+
+
+def test_readme_leads_to_every_page():
+    links = set(re.findall(r'\]\(([^)#]*)', README))
+    assert {name for name in LINKING if name != 'README.md'} <= links
+
+
+def test_memory_in_readme_is_what_the_program_estimates():
+    """In GB, of each released model, on CPUs and on GPUs."""
+    hparams = resolved('train_policy', 'sentiment')
+    hparams.ppo.micro_batch_size = 8
+    rows = re.findall(r'^\| `(\w+)` \| ([\d.]+) GB \| ([\d.]+) GB \|', README, re.MULTILINE)
+    assert [name for name, *_ in rows] == list(SIZES)
+    for name, *shown in rows:
+        n_embd, n_head, n_layer = SIZES[name]
+        sizes = model.HParams(
+            n_vocab=50257, n_ctx=1024, n_embd=n_embd, n_head=n_head, n_layer=n_layer
+        )
+        training = train_policy.memory_plan(hparams, sizes, ranks=1)
+        estimates = [
+            dataclasses.replace(training, fused=fused).peak() / 1e9 for fused in (False, True)
+        ]
+        assert shown == [f'{gigabytes:.1f}' for gigabytes in estimates], name
+
+
+# ---------------------------------------------------------------- commands
+
+
+def code_blocks(text):
+    """The indented code blocks."""
+    return re.findall(r'(?:^    .*\n)+', text, re.MULTILINE)
+
+
+@pytest.fixture(scope='module')
+def commands(tmp_path_factory):
+    """{page: what its code blocks, run one after the other by one shell, ask pipenv to run}."""
+    return {
+        name: _commands_of(text, tmp_path_factory.mktemp('page')) for name, text in PAGES.items()
+    }
+
+
+def _commands_of(text, folder):
+    record = folder / 'commands'
+    stub = (
+        f'#!{sys.executable}\nimport json, sys\nopen({str(record)!r},'
+        ' "a").write(json.dumps(sys.argv[1:]) + "\\n")\n'
+    )
+    for name in ('bin/pipenv', '.venv/bin/pipenv', 'tools/setup.sh'):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('exit 0\n' if name == 'tools/setup.sh' else stub)
+        path.chmod(0o755)
+    script = '\n'.join(block for block in code_blocks(text) if 'pipenv' in block)
+    environment = {'PATH': f'{folder}/bin:/usr/bin:/bin'}
+    subprocess.run(['sh', '-eu', '-c', script], cwd=folder, check=True, env=environment)
+    return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+
+
+def of_program(commands, name):
+    """The arguments of all commands that run the program `name`."""
+    return [args for page in commands.values() for _, program, *args in page if program == name]
+
+
+def test_commands_name_what_is_there(commands):
+    found = [command for page in commands.values() for command in page]
+    assert all(run == 'run' for run, *_ in found)
+    assert {program for _, program, *_ in found} == {
+        './launch.py',
+        './sample.py',
+        'mpiexec',
+        'pytest',
+        'tensorboard',
+    }
+    scripts = re.findall(
+        r'\b(?:python|sh) ((?:tools|benchmarks)/\S+?)[`\s]', '\n'.join(LINKING.values())
+    )
+    assert {'tools/lock.py', 'tools/options.py', 'tools/setup.sh', 'tools/horovod.sh'} <= set(
+        scripts
+    )
+    assert [script for script in scripts if not (ROOT / script).exists()] == []
+
+
+def test_trainings_are_understood(commands, monkeypatch):
+    """Each is started by the command line, up to the call of its job."""
+    lines = of_program(commands, './launch.py')
+    for text in PAGES.values():
+        for line in re.findall(r'^    .*\b(?:mpiexec|srun) .*$', text, re.MULTILINE):
+            lines.append(shlex.split(line.partition('./launch.py ')[2]))
+    trainings = [args for args in lines if args[0] in TRAININGS]
+    assert {tuple(args[:2]) for args in trainings} >= {
+        ('train_policy', 'mock_sentiment'),
+        ('train_policy', 'test'),
+        ('train_policy', 'descriptiveness'),
+        ('train_reward', 'descriptiveness'),
+        ('train_reward', 'sentiment'),
+    }
+    monkeypatch.setattr(
+        run_dir, 'prepare_run_dir', lambda *args, **settings: None
+    )  # which asks stores and disks
+    started = caught_jobs(monkeypatch)
+    for number, args in enumerate(trainings, start=1):
+        result = invoke(args)
+        assert result.exit_code == 0, (args, result.output)
+        assert len(started) == number, args
+
+
+@pytest.mark.parametrize('program, cli', [('./launch.py', launch.cli), ('./sample.py', sample.cli)])
+def test_other_commands_are_understood(commands, program, cli):
+    """Their words are known and their values of the right type."""
+    others = [args for args in of_program(commands, program) if args[0] not in TRAININGS]
+    assert {args[0] for args in others} == cli.commands.keys() - {*TRAININGS}
+    for name, *args in others:
+        command = cli.commands[name]
+        given = command.make_context(name, args).params
+        settings = {
+            key: convert(key, field, given[key])
+            for key, field in command.fields.items()
+            if key in given
+        }
+        if name == 'sample':
+            assert jobs.validated(sample.SampleHParams(**settings))
+
+
+def code(text):
+    """What is written as code: blocks, and spans in backticks."""
+    prose = re.sub(r'(?:^    .*\n)+', '\n', text, flags=re.MULTILINE)
+    return code_blocks(text) + re.findall(r'`([^`\n]+)`', prose)
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_every_option_that_is_named_exists(page):
+    known = {
+        f'--{key}'
+        for cli in (launch.cli, sample.cli)
+        for command in cli.commands.values()
+        for key in command.fields
+    } | {*program.HELP, program.HELP_ALL, '--version', *OTHER_TOOLS}
+    groups = {name.rpartition('.')[0] for name in known}
+    words = re.findall(r'(?<![\w-])--[a-z][\w.=-]*', '\n'.join(code(PAGES[page])))
+    named = {word.partition('=')[0].removesuffix('.NAME').removesuffix('.') for word in words}
+    assert named - known - groups - SPELLINGS == set()
+
+
+# ---------------------------------------------------------------- links and names
+
+
+def anchors(text):
+    """The anchors that GitHub gives the headings of a page."""
+    return {
+        re.sub(r'[^\w -]', '', heading).lower().replace(' ', '-')
+        for heading in re.findall(r'^#+ (.*)$', text, re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize('page', LINKING)
+def test_links_lead_somewhere(page):
+    links = re.findall(r'\]\((?!https?:)([^)#]*)#?([^)]*)\)', LINKING[page])
+    for path, heading in links:
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), path
+        assert not heading or heading in anchors(target.read_text(encoding='utf-8')), (
+            path,
+            heading,
+        )
+
+
+def test_pages_list_all_their_sections():
+    for page, text in PAGES.items():
+        contents = set(re.findall(r'\]\(#([^)]*)\)', text))
+        sections = anchors('\n'.join(re.findall(r'^## .*$', text, re.MULTILINE)))
+        assert (
+            page in ('docs/clusters.md', 'docs/cloud.md', 'docs/troubleshooting.md')
+            or sections <= contents
+        ), page
+
+
+def test_pictures_are_small():
+    assert all(picture.stat().st_size < 150_000 for picture in ROOT.glob('docs/*.png'))
+    assert '](docs/evaluation.png)' in README
+
+
+def test_defects_that_the_code_cites_are_listed():
+    listed = set(
+        map(int, re.findall(r'^\| (\d+) \|', PAGES['docs/original-defects.md'], re.MULTILINE))
+    )
+    assert listed == set(range(1, 37))
+    source = '\n'.join(
+        path.read_text(encoding='utf-8')
+        for folder in ('lm_human_preferences', 'tests')
+        for path in (ROOT / folder).rglob('*.py')
+    )
+    cited = set(map(int, re.findall(r'\b(?:[Oo]riginal-)?[Dd]efects? (\d+)', source)))
+    assert cited and cited <= listed
+
+
+def test_variables_are_documented():
+    source = '\n'.join(
+        p.read_text(encoding='utf-8') for p in (ROOT / 'lm_human_preferences').rglob('*.py')
+    )
+    used = set(re.findall(r'\benviron\b.*?(LMHP_\w+)', source)) - {
+        'LMHP_RANKS'
+    }  # set by the launcher, not by users
+    assert used and used | {'LMHP_GOLDEN'} == set(
+        re.findall(r'LMHP_\w+', '\n'.join(LINKING.values()))
+    )

@@ -1,0 +1,641 @@
+"""Trainings that are interrupted and go on: nothing is lost, and nothing differs from a run that
+was left alone."""
+
+import functools
+import json
+import os
+import re
+import shutil
+import socket
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from command_line import error_of, invoke
+from events import events_of
+from experiments import resolved
+from interrupted import assert_same, result_anywhere, result_of, run, start
+from ranks import give_each_thread_its_own_numpy_random, on_ranks
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from lm_human_preferences import train_policy, train_reward
+from lm_human_preferences.checkpointing import checkpointer, checkpoints
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.train_reward import RunHParams
+from lm_human_preferences.runs import run_dir
+from lm_human_preferences.utils.logging import Logger
+
+SMALL = (  # 5 steps, 2 checkpoints
+    '--labels.num_train 160 --normalize_samples 64 --run.save_interval 2'
+)
+COMMANDS = {
+    'train_reward': SMALL,
+    'train_policy': (
+        '--ppo.total_episodes 192 --ppo.noptepochs 2 --run.save_interval 2 '  # 3 steps
+        + SMALL.replace('--', '--rewards.train_new_model.')
+    ),
+}
+
+
+def words(command, directory, more=''):
+    """The same run in another directory, which it does not know: it works where the directory
+    is."""
+    return f'{command} test run --mpi 1 --save_dir {directory} {COMMANDS[command]} {more}'.split()
+
+
+@pytest.fixture(scope='module', params=COMMANDS)
+def reference(request, tmp_path_factory):
+    """(command, what it leaves when nobody interrupts it, how many moments there are to do
+    that)."""
+    directory = tmp_path_factory.mktemp(request.param)
+    assert (
+        run(words(request.param, directory), directory / 'out', counter=directory / 'moments') == 0
+    )
+    return request.param, result_anywhere(directory), int((directory / 'moments').read_text())
+
+
+def interrupted(command, directory, kill_at, more=''):
+    """Start a run that is killed at a moment."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    assert run(words(command, directory, more), directory / 'out', kill_at=kill_at) == -9
+
+
+# Going on
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment(reference, tmp_path):
+    """Before, during and after each step and each system call that saving makes; half of the runs
+    are killed twice."""
+    command, expected, moments = reference
+    assert moments > 30
+    for moment in range(1, moments + 1, 1 if os.environ.get('LMHP_FAULTS') else moments // 10):
+        directory = tmp_path / 'killed'
+        interrupted(command, directory, moment)
+        if moment % 2:
+            assert run(
+                words(command, directory, '--run.resume on'), directory / 'out', kill_at=15
+            ) in (-9, 0)
+        again = words(command, directory, '--run.resume on')
+        if (directory / f'run/{command}_hparams.json').exists():
+            again = ['resume', str(directory / 'run')]
+        assert run(again, directory / 'out') == 0, (moment, (directory / 'out').read_text()[-1000:])
+        try:
+            assert_same(result_anywhere(directory), expected)
+        except AssertionError as e:
+            raise AssertionError(f'killed at moment {moment}') from e
+
+
+def test_events_are_one_line(reference, tmp_path):
+    """Each step once and in its order, whichever way the files are read."""
+    command, _, moments = reference
+    interrupted(
+        command, tmp_path, moments - 10
+    )  # in the last checkpoint, or in the normalisation at the end
+    assert run(['resume', str(tmp_path / 'run')], tmp_path / 'out') == 0
+    folder = tmp_path / 'run/tb' / {'train_reward': 'reward_model', 'train_policy': 'ppo'}[command]
+    first, second = (
+        [event.step for event in EventFileLoader(str(path)).Load() if event.summary.value]
+        for path in sorted(folder.iterdir())
+    )
+    assert first and second and first + second == list(range(len(first + second)))
+
+
+@pytest.mark.parametrize('process, time_passed', [(998, 0), (1002, 0), (1002, -3600)])
+def test_events_stay_in_order_whatever_the_clock_and_the_process(
+    tmp_path, monkeypatch, process, time_passed
+):
+    """Process ids begin again from 1, and another machine's clock may be behind."""
+    for step, (number, now) in enumerate([(999, 1e9), (process, 1e9 + time_passed)]):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, 'getpid', lambda number=number: number)
+            patch.setattr('time.time', lambda now=now: now)
+            logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=LocalComm())
+            logger.purge_from(step)
+            logger.log({'a': step}, step)
+            logger.close()
+    assert len(list((tmp_path / 'tb/ppo').iterdir())) == 2
+    assert events_of(tmp_path / 'tb/ppo') == {'a': [(0, 0), (1, 1)]}
+
+
+def test_clock_goes_on(tmp_path):
+    """elapsed/time counts what the run has cost, not how long the machine was off."""
+    interrupted('train_policy', tmp_path / 'killed', 85)
+    directory = tmp_path / 'killed/run/policy/checkpoints'
+    _, state = checkpoints.latest_resumable(str(directory))
+    assert 0 < state['trainer']['elapsed'] < 60
+    trainer = mock.Mock(last_time=1000.0, optimizer=mock.Mock(), query_sampler=mock.Mock())
+    train_policy.PPOTrainer.load_state_dict(trainer, state['trainer'])
+    assert trainer.start_time == 1000 - state['trainer']['elapsed']
+
+
+def test_error_in_the_midst_of_a_step_saves_but_does_not_go_on_from_there(tmp_path, monkeypatch):
+    """As before, the last weights are kept; the run goes on from the last whole step that was
+    saved."""
+    steps = []
+    train_minibatch = train_policy.PPOTrainer.train_minibatch
+
+    def failing(trainer, rollouts):
+        stats = train_minibatch(trainer, rollouts)
+        steps.append(trainer.global_step)
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+        return stats
+
+    monkeypatch.setattr(train_policy.PPOTrainer, 'train_minibatch', failing)
+    argv = words('train_policy', tmp_path, '--run.save_interval 1')
+    assert invoke(argv).exit_code == 130
+    found = tmp_path / 'run/policy/checkpoints'
+    assert (
+        checkpoints.latest(found) == str(found / 'model.ckpt-1')
+        and not (tmp_path / 'run/lock').exists()
+    )
+    steps.clear()
+    monkeypatch.setattr(train_policy.PPOTrainer, 'train_minibatch', train_minibatch)
+    result = invoke(['resume', str(tmp_path / 'run')])
+    assert result.exit_code == 0 and f'Going on from {found}/model.ckpt-1\n' in result.stdout, (
+        result.output
+    )
+    assert checkpoints.latest(found) == str(found / 'model.ckpt-3')
+
+
+def test_finished_run_has_nothing_left_to_do(reference, tmp_path):
+    command, expected, _ = reference
+    assert run(words(command, tmp_path), tmp_path / 'out') == 0
+    assert run(['resume', str(tmp_path / 'run')], tmp_path / 'out') == 0
+    assert_same(result_anywhere(tmp_path), expected)
+
+
+def test_killed_before_the_last_checkpoint_is_listed(tmp_path):
+    """All of its files are there, so the run is finished; whoever reads the list is to find it,
+    too."""
+    expected, killed = tmp_path / 'expected', tmp_path / 'killed'
+    expected.mkdir()
+    killed.mkdir()
+    replaced = dict(moments=['os:replace'])
+    assert (
+        run(
+            words('train_policy', expected),
+            expected / 'out',
+            counter=expected / 'count',
+            **replaced,
+        )
+        == 0
+    )
+    last = int((expected / 'count').read_text())
+    assert run(words('train_policy', killed), killed / 'out', kill_at=last, **replaced) == -9
+    found = killed / 'run/policy/checkpoints'
+    assert checkpoints.latest_resumable(str(found))[0] == str(found / 'model.ckpt-3')
+    assert checkpoints.latest(found) == str(found / 'model.ckpt-2')
+    assert run(['resume', str(killed / 'run')], killed / 'out') == 0
+    assert_same(result_anywhere(killed), result_anywhere(expected))
+
+
+def test_resume_on_starts_anew_where_nothing_is(tmp_path):
+    assert run(words('train_reward', tmp_path, '--run.resume on'), tmp_path / 'out') == 0
+    assert not json.loads((tmp_path / 'run/train_reward_hparams.json').read_text())['run'].get(
+        'resume'
+    )
+
+
+def test_another_number_of_ranks(tmp_path, monkeypatch, capsys):
+    """It goes on, every rank at its share of the queries, and says what is not the same."""
+    interrupted('train_policy', tmp_path, 85)
+    hparams = train_policy.HParams()
+    hparams.override_from_json_file(str(tmp_path / 'run/train_policy_hparams.json'))
+    hparams.run.resume = True
+    hparams.ppo.total_episodes = 256
+    give_each_thread_its_own_numpy_random(monkeypatch)
+    monkeypatch.setattr(np.random, 'set_state', lambda state: pytest.fail('of another rank'))
+    on_ranks(2, lambda comm: train_policy.train(hparams, comm))
+    assert (
+        'note: 2 rank(s) on CPU, before 1 rank(s) on CPU: responses and minibatches are drawn from'
+        ' other random streams and sums are rounded otherwise, so this is not bit for bit the run'
+        ' that it would have been\n' in capsys.readouterr().out
+    )
+    assert checkpoints.latest(tmp_path / 'run/policy/checkpoints').endswith('model.ckpt-4')
+
+
+def test_random_state_goes_through_json():
+    before = checkpointer.random_state()
+    drawn = np.random.standard_normal(3), torch.rand(3)  # an odd number: numpy keeps one in reserve
+    between = checkpointer.random_state()
+    further = np.random.standard_normal(3), torch.rand(3)
+    for state, values in ((before, drawn), (between, further)):
+        checkpointer.set_random_state(json.loads(json.dumps(state)))
+        assert (np.random.standard_normal(3) == values[0]).all() and (
+            torch.rand(3) == values[1]
+        ).all()
+    assert len(json.dumps(before)) < 12000
+
+
+# Settings
+
+
+def test_changed_settings(tmp_path):
+    interrupted('train_policy', tmp_path, 60)
+    base = f'train_policy test run --mpi 1 --save_dir {tmp_path} '
+    assert (
+        error_of(
+            invoke(
+                base + '--run.resume on --rewards.train_new_model.labels.num_train 160 --rewards.'
+                'train_new_model.normalize_samples 64 --rewards.train_new_model.run.save_interval 2'
+            )
+        )
+        == f'{tmp_path}/run was begun with other settings than --run.save_interval 50 (before: 2),'
+        ' --ppo.total_episodes 6400 (before: 192), --ppo.noptepochs 4 (before: 2): name what is'
+        f' to change, or keep them all by `./launch.py resume {tmp_path}/run`'
+    )
+    result = invoke(
+        f'resume {tmp_path}/run --mpi 1 --ppo.total_episodes 128 --rewards.adaptive_kl off'
+    )
+    assert result.exit_code == 0, result.output
+    assert {line for line in result.stderr.splitlines() if line.startswith('note: ')} >= {
+        'note: going on with --ppo.total_episodes 128 (before: 192)',
+        'note: going on with --rewards.adaptive_kl.target off (before: 6.0)',
+    }
+    recorded = json.loads((tmp_path / 'run/train_policy_hparams.json').read_text())
+    assert recorded['ppo']['total_episodes'] == 128 and 'resume' not in recorded['run']
+    assert checkpoints.latest(tmp_path / 'run/policy/checkpoints').endswith('model.ckpt-2')
+
+
+@pytest.mark.parametrize(
+    'argv, told',
+    [
+        (
+            'resume {}',
+            (
+                '{} holds no run that could go on: it has no train_policy_hparams.json or'
+                ' train_reward_hparams.json'
+            ),
+        ),
+        ('resume', 'SAVE_DIR missing; example: ./launch.py resume /tmp/save/train_policy/first'),
+        ('resume {} --ppo.lrr 3', 'no such option: --ppo.lrr (did you mean --ppo.lr?)'),
+        (
+            'train_reward test run --save_dir {} --run.resume on --overwrite',
+            '--overwrite and --run.resume contradict each other: give one of them',
+        ),
+    ],
+)
+def test_mistakes(tmp_path, argv, told):
+    assert error_of(invoke(argv.format(tmp_path))) == told.format(tmp_path)
+
+
+def test_option_of_the_other_training(tmp_path):
+    hparams = resolved('train_policy', 'test').to_nested_dict()
+    (tmp_path / 'train_policy_hparams.json').write_text(json.dumps(hparams))
+    assert (
+        error_of(invoke(f'resume {tmp_path} --normalize_samples 3'))
+        == '--normalize_samples is no option of train_policy'
+    )
+
+
+# Names that are taken
+
+
+def test_finished_name_is_refused(tmp_path):
+    argv = words('train_reward', tmp_path)
+    assert invoke(argv).exit_code == 0
+    before = result_of(tmp_path / 'run')
+    for other in (argv, words('train_policy', tmp_path)):
+        assert (
+            error_of(invoke(other))
+            == f'{tmp_path}/run holds a run already: go on with it by `./launch.py resume'
+            f' {tmp_path}/run`, take another NAME, or give --overwrite to delete it and start'
+            ' anew'
+        )
+        with pytest.raises(UserError, match='holds a run already'):  # whoever calls it
+            hparams = train_reward.HParams()
+            hparams.override_from_json_file(str(tmp_path / 'run/train_reward_hparams.json'))
+            train_reward.train(hparams)
+    assert_same(result_of(tmp_path / 'run'), before)
+
+
+def test_overwrite_deletes_its_own_files_only(tmp_path):
+    argv = words('train_reward', tmp_path)
+    assert invoke(argv).exit_code == 0
+    mine = [
+        'notes',
+        'tb/mine',
+        'reward_model/checkpoints/model.ckpt.index.bak',
+        'policy/hparams.json',
+        'reward_model/x',
+        'other/train_reward_hparams.json',
+    ]
+    for name in mine:
+        (tmp_path / 'run' / name).parent.mkdir(exist_ok=True)
+        (tmp_path / 'run' / name).write_text('mine')
+    left = tmp_path / 'run/reward_model/unfinished/model.ckpt-4.index.12.part'
+    left.parent.mkdir()
+    left.write_text('half')
+    assert invoke([*argv, '--overwrite', '--run.seed', '2']).exit_code == 0
+    assert (
+        all((tmp_path / 'run' / name).read_text() == 'mine' for name in mine) and not left.exists()
+    )
+    assert len(list((tmp_path / 'run/tb/reward_model').iterdir())) == 1
+
+
+def test_a_policy_beside_its_reward_model(tmp_path):
+    """Both trainings may share a directory: what they write differs."""
+    assert invoke(words('train_reward', tmp_path)).exit_code == 0
+    result = invoke(
+        f'train_policy test run --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 64 '
+        f'--rewards.train_new_model off --rewards.trained_model {tmp_path}/run'
+    )
+    assert result.exit_code == 0, result.output
+    assert 'holds a run already' in error_of(invoke(words('train_reward', tmp_path)))
+
+
+# The lock
+
+
+def hparams_in(directory):
+    return train_reward.HParams(run=RunHParams(save_dir=str(directory)))
+
+
+def comm_of(rank=0):
+    return mock.Mock(rank=rank, size=1)
+
+
+def test_running_name_is_refused(tmp_path):
+    """By the launcher, whatever is asked for, and by the training itself."""
+    with (
+        run_dir.lock_run_dir(hparams_in(tmp_path / 'run'), comm_of()),
+        run_dir.lock_run_dir(hparams_in(tmp_path / 'run'), comm_of(rank=1)),
+    ):
+        told = re.compile(
+            rf'{tmp_path}/run/lock: process {os.getpid()} on {socket.gethostname()}, '
+            r'since \d{4}-[-\d]+ [:\d]+, 1 rank\(s\) is writing this run: wait for its end, or'
+            r' take '
+            'another NAME'
+        )
+        for more in ('', '--overwrite', '--run.resume on'):
+            assert told.fullmatch(error_of(invoke(words('train_reward', tmp_path, more))))
+        with (
+            pytest.raises(UserError, match=told.pattern),
+            run_dir.lock_run_dir(hparams_in(tmp_path / 'run'), comm_of()),
+        ):
+            pass
+        assert (tmp_path / 'run/lock').exists()
+    assert not (tmp_path / 'run').exists()  # nothing was kept
+
+
+def test_lock_of_a_killed_process_is_taken_over(tmp_path):
+    interrupted('train_reward', tmp_path, 25)
+    left = (tmp_path / 'run/lock').read_text()
+    assert run_dir.ranks_of(str(tmp_path / 'run')) == 1
+    assert run(['resume', str(tmp_path / 'run')], tmp_path / 'again') == 0
+    assert (
+        f'note: {left}, was writing {tmp_path}/run and is gone\n'
+        in (tmp_path / 'again').read_text()
+    )
+    assert not (tmp_path / 'run/lock').exists()
+
+
+def test_lock_of_another_host(tmp_path):
+    (tmp_path / 'lock').write_text('process 7 on elsewhere, since 2019-09-19 10:00:00, 8 rank(s)')
+    with pytest.raises(UserError) as e, run_dir.lock_run_dir(hparams_in(tmp_path), comm_of()):
+        pass
+    assert (
+        str(e.value)
+        == f'{tmp_path}/lock: process 7 on elsewhere, since 2019-09-19 10:00:00, 8 rank(s) is'
+        ' writing '
+        'this run; if it has ended there, delete this file'
+    )
+    assert run_dir.ranks_of(str(tmp_path)) == 8
+
+
+def test_two_runs_that_start_at_once(tmp_path):
+    """One of them trains, the other is refused."""
+    both = [start(words('train_reward', tmp_path), tmp_path / f'out{i}') for i in range(2)]
+    assert sorted(child.wait() for child in both) == [0, 2]
+
+
+def test_unwritable_directory_is_refused_before_training(tmp_path):
+    (tmp_path / 'run/lock').mkdir(parents=True)
+    assert (
+        error_of(invoke(words('train_reward', tmp_path)))
+        == f'--save_dir: {tmp_path}/run/lock cannot be written: Is a directory'
+    )
+
+
+# Damage
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+    """A directory with checkpoints 1 and 2, and the files of the second."""
+    directory = tmp_path_factory.mktemp('saved')
+    rng = np.random.default_rng(0)
+    for step in (1, 2):
+        checkpoints.save(
+            str(directory),
+            f'model.ckpt-{step}',
+            {
+                f'{scope}/{i}': rng.standard_normal((9, 11), np.float32)
+                for scope in 'abc'
+                for i in range(20)
+            },
+            state={'trainer': {'step': step}, 'random': [checkpointer.random_state()]},
+        )
+    return directory
+
+
+@pytest.mark.parametrize('suffix', ['.index', '.data-00000-of-00001', '.resume.json'])
+def test_any_damage_is_noticed(saved, suffix, capsys):
+    """A byte that is flipped, a file that ends too early or too late: it is named, the checkpoint
+    before is taken."""
+    path, rng = saved / f'model.ckpt-2{suffix}', np.random.default_rng(1)
+    whole = path.read_bytes()
+    damaged = [whole[:length] for length in (0, 1, len(whole) // 2, len(whole) - 1)] + [
+        whole + b'\0',
+        whole * 2,
+    ]
+    for position in rng.integers(len(whole), size=200):
+        damaged.append(bytearray(whole))
+        damaged[-1][position] ^= rng.integers(1, 256)
+    for content in damaged:
+        path.write_bytes(content)
+        prefix, state = checkpoints.latest_resumable(str(saved))
+        assert prefix == str(saved / 'model.ckpt-1') and state['trainer'] == {'step': 1}
+        (warning,) = capsys.readouterr().out.splitlines()
+        assert warning.startswith(
+            f'WARNING: {saved}/model.ckpt-2 is passed over: {saved}/model.ckpt-2.'
+        )
+    path.write_bytes(whole)
+    assert checkpoints.latest_resumable(str(saved))[0] == str(saved / 'model.ckpt-2')
+
+
+def test_nothing_whole_is_left(saved, tmp_path):
+    for name in ('model.ckpt-1.index', 'model.ckpt-1.resume.json'):
+        shutil.copy(saved / name, tmp_path)
+    (tmp_path / 'model.ckpt-1.data-00000-of-00001').write_bytes(b'')
+    with pytest.raises(UserError) as e:
+        checkpoints.latest_resumable(str(tmp_path))
+    assert str(e.value) == f'no checkpoint in {tmp_path} is whole: begin again with --overwrite'
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    """The directory of a policy training, with checkpoints 2 and 3."""
+    directory = tmp_path_factory.mktemp('whole')
+    assert run(words('train_policy', directory), directory / 'out') == 0
+    return directory / 'run'
+
+
+MISSING = object()
+
+
+@pytest.fixture
+def changed_in_newest(whole, tmp_path):
+    """Function that puts `value` under `keys` in the newest resume.json of that run, checksum and
+    all."""
+
+    def change(keys, value):
+        shutil.copytree(whole, tmp_path / 'run')
+        path = tmp_path / 'run/policy/checkpoints/model.ckpt-3.resume.json'
+        saved = checkpoints._parse_signed(path.read_bytes())
+        place = functools.reduce(lambda place, key: place[key], keys[:-1], saved)
+        if value is MISSING:
+            del place[keys[-1]]
+        else:
+            place[keys[-1]] = value
+        path.write_bytes(checkpoints._sign(saved))
+        return path
+
+    return change
+
+
+@pytest.mark.parametrize(
+    'keys, values',
+    [
+        ('index_sha256', [MISSING, 5, 'x']),
+        ('sizes', [MISSING, [], {}, {'.index': 1, '.data-00000-of-00001': 'x'}]),
+        ('state', [MISSING, None, [], 'x', {}]),
+        ('state trainer', [MISSING, None, 5]),
+        ('state trainer step', [MISSING, None, -1, 1.0, True, '3', 10**30]),
+        ('state trainer kl_coef', [MISSING, 'x']),
+        ('state trainer optimizer_steps', [-1, 'x']),
+        ('state trainer elapsed', ['x', {}]),
+        ('state trainer queries', [[], [1], [1, -1], 'x', 10**30]),
+        ('state seed', [MISSING, None, 'x', 10**30]),
+        ('state random', [MISSING, [], {}, [1], [[]], [{}]]),
+        ('state random 0 numpy', [MISSING, [], ['x', 10**6, 0, 0.0], [5, 1, 0, 0.0]]),
+        ('state random 0 torch', [None]),
+    ],
+)
+def test_states_of_no_run_are_passed_over(changed_in_newest, tmp_path, capsys, keys, values):
+    """Their checksum is right; they were made by something else."""
+    for value in values:
+        path = changed_in_newest([int(key) if key == '0' else key for key in keys.split()], value)
+        with checkpointer.Checkpointer(
+            str(path.parent), LocalComm(), resume=True, schema=train_policy.STATE
+        ) as kept:
+            assert kept.prefix == str(path.parent / 'model.ckpt-2')
+        (told,) = capsys.readouterr().out.splitlines()
+        assert told.startswith(f'WARNING: {path.parent}/model.ckpt-3 is passed over: {path}')
+        assert run_dir.ranks_of(str(tmp_path / 'run')) in (None, 0, 1)
+        shutil.rmtree(tmp_path / 'run')
+
+
+@pytest.mark.parametrize(
+    'keys, value',
+    [
+        (['torch'], 'AAAA'),
+        (['torch'], 'x'),
+        (['numpy', 0], ''),
+        (['numpy', 0], 'AAAA'),
+        (['numpy', 0], '\u00e4'),
+    ],
+)
+def test_states_of_no_random_generator_are_told(changed_in_newest, tmp_path, keys, value):
+    path = changed_in_newest(['state', 'random', 0, *keys], value)
+    prefix = str(path).removesuffix('.resume.json')
+    again = f'resume {tmp_path}/run --ppo.total_episodes 256'  # a step more, as the run is finished
+    result = invoke(again)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith(
+        f'error: {prefix} holds no state of random generators ('
+    )
+    for file in path.parent.glob('model.ckpt-3*'):
+        file.unlink()
+    assert invoke(again).exit_code == 0
+
+
+def test_other_labels_than_before(tmp_path):
+    interrupted('train_reward', tmp_path, 40)
+    result = invoke(f'resume {tmp_path}/run --labels.num_train 128')
+    assert (
+        result.exit_code == 2
+        and result.stderr.splitlines()[-1]
+        == 'error: the run was begun with 160 labels, not 128: name them as before, or begin again'
+        ' with --overwrite'
+    )
+
+
+@pytest.mark.parametrize('make', [os.mkfifo, lambda path: os.symlink('/dev/zero', path), os.mkdir])
+@pytest.mark.parametrize('suffix', ['.index', '.data-00000-of-00001', '.resume.json'])
+def test_parts_that_are_no_files(whole, tmp_path, suffix, make, capsys):
+    shutil.copytree(whole, tmp_path / 'run')
+    path = tmp_path / f'run/policy/checkpoints/model.ckpt-3{suffix}'
+    path.unlink()
+    make(path)
+    prefix, _ = checkpoints.latest_resumable(str(path.parent))
+    assert prefix.endswith('model.ckpt-2') and f'{path} is not a file' in capsys.readouterr().out
+
+
+def test_going_on_from_the_checkpoint_before_a_damaged_one(reference, tmp_path):
+    command, expected, moments = reference
+    interrupted(command, tmp_path / 'killed', moments - 2)
+    places = list((tmp_path / 'killed').rglob('*.resume.json'))
+    newest = max(places, key=lambda path: int(re.search(r'-(\d+)', path.name)[1]))
+    newest.write_bytes(newest.read_bytes()[:-5])
+    assert run(['resume', str(tmp_path / 'killed/run')], tmp_path / 'out') == (
+        0 if len(places) > 1 else 2
+    )
+    if len(places) > 1:
+        assert 'is passed over' in (tmp_path / 'out').read_text()
+        assert_same(result_anywhere(tmp_path / 'killed'), expected)
+
+
+# Disks
+
+
+def test_no_room_is_told_before_training(tmp_path):
+    usage = shutil.disk_usage
+    with mock.patch('shutil.disk_usage', lambda path: usage(path)._replace(free=10 << 20)):
+        result = invoke(
+            words('train_policy', tmp_path, '--run.save_interval 1 --ppo.total_episodes 3200')
+        )
+    assert result.exit_code == 2
+    assert (
+        result.stderr.splitlines()[-1]
+        == f'error: --save_dir: {tmp_path}/run has 10 MiB free, but 21 checkpoints will take 21'
+        ' MiB: make room, or raise --run.save_interval'
+    )
+    assert not (tmp_path / 'run/policy').exists()
+
+
+def test_disk_that_is_full_in_training(tmp_path, monkeypatch):
+    """One line, and the checkpoint before stays whole."""
+    save, saved_so_far = checkpoints.save, []
+
+    def failing(directory, name, *args, **kwargs):
+        saved_so_far.append(name)
+        if len(saved_so_far) == 5:  # the fifth is the second of the policy
+            with mock.patch('os.fsync', side_effect=OSError(28, 'No space left on device')):
+                return save(directory, name, *args, **kwargs)
+        return save(directory, name, *args, **kwargs)
+
+    monkeypatch.setattr(checkpoints, 'save', failing)
+    result = invoke(words('train_policy', tmp_path, '--run.save_interval 1'))
+    found = tmp_path / 'run/policy/checkpoints'
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith(
+        f'error: cannot save model.ckpt-2 in {found}: No space left on device; it needs '
+    )
+    assert checkpoints.latest_resumable(str(found))[0] == str(found / 'model.ckpt-1')
+    assert saved_so_far[5:] == []

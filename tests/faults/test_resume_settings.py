@@ -1,0 +1,214 @@
+"""Settings that are named when a run goes on hold from there, each seen by its effect; or they are
+refused."""
+
+import json
+import shutil
+
+import pytest
+from command_line import error_of, invoke
+from events import CLOCK, events_of
+
+from lm_human_preferences.hparams import train_policy
+from lm_human_preferences.utils import hyperparams
+
+NEW = 'rewards.train_new_model'
+BEGUN, ALL = 128, 256  # episodes: two steps, then four
+SMALL = (
+    f'--ppo.noptepochs 2 --ppo.nminibatches 2 --{NEW}.labels.num_train 64'
+    f' --{NEW}.normalize_samples 16'
+)
+# Another value of each option, and what it changes in the steps after it, to the eye of
+# TensorBoard.
+EFFECTS = {
+    'run.seed': (7, 'objective/score'),
+    'run.precision': ('bf16', 'ppo/loss/total'),
+    'task.policy.temperature': (1.5, 'objective/entropy'),
+    'task.truncate_token': (3, 'objective/score'),
+    'task.penalty_reward_value': (-7.5, 'objective/score'),
+    'task.truncate_after': (2, 'objective/score'),
+    'task.query_length': (2, 'objective/score'),
+    'task.query_suffix': ('a', 'objective/entropy'),
+    'task.query_prefix': ('a', 'objective/entropy'),
+    'task.response_length': (3, 'objective/score'),
+    'rewards.kl_coef': (3.0, 'objective/kl_coef'),
+    'rewards.adaptive_kl.target': (0.01, 'objective/kl_coef'),
+    'rewards.adaptive_kl.horizon': (300, 'objective/kl_coef'),
+    'rewards.adaptive_kl': ('off', 'objective/kl_coef'),
+    'ppo.total_episodes': (192, 'objective/score'),
+    'ppo.batch_size': (32, 'objective/score'),
+    'ppo.nminibatches': (1, 'ppo/loss/total'),
+    'ppo.noptepochs': (1, 'ppo/loss/total'),
+    'ppo.lr': (0.1, 'ppo/loss/total'),
+    'ppo.vf_coef': (9.0, 'ppo/loss/total'),
+    'ppo.cliprange': (1e-6, 'ppo/policy/clipfrac'),
+    'ppo.cliprange_value': (1e-6, 'ppo/val/clipfrac'),
+    'ppo.gamma': (0.5, 'ppo/returns/mean'),
+    'ppo.lam': (0.1, 'ppo/returns/mean'),
+    'ppo.whiten_rewards': ('false', 'ppo/returns/var'),
+}
+REFUSED = {
+    'task.policy.initial_model': '/somewhere',
+    'rewards.trained_model': 'mock',
+    NEW: 'off',
+    f'{NEW}.lr': 1e-4,
+    f'{NEW}.labels.num_train': 96,
+}
+# These change how the run is done, shown or kept, not its numbers; or are tested elsewhere.
+WITHOUT_NUMBERS = {
+    'run.log_interval',
+    'run.save_interval',
+    'run.save_dir',
+    'run.resume',
+    'run.evaluate',
+    'run.console',
+    'run.allreduce',
+    'run.on_anomaly',
+    'run.gradient_checkpointing',
+    'ppo.micro_batch_size',
+}
+OF_TEXTS = {
+    'task.query_dataset',
+    'task.start_text',
+    'task.end_text',
+}  # the run's data set has no texts
+
+
+@pytest.fixture(scope='module')
+def begun(tmp_path_factory):
+    """A run of two steps. The response's last token of `test` may be anything, so a token to
+    truncate at is set."""
+    directory = tmp_path_factory.mktemp('begun')
+    result = invoke(
+        f'train_policy test run --mpi 1 --save_dir {directory} {SMALL} --ppo.total_episodes {BEGUN}'
+        ' --task.truncate_token 5'
+    )
+    assert result.exit_code == 0, result.output
+    return directory
+
+
+def resumed(begun, folder, words=''):
+    """What TensorBoard shows of the run that went on, in `folder`, with `words`: {tag: [(step,
+    value), ...]}."""
+    shutil.copytree(begun, folder)
+    total = '' if 'total_episodes' in words else f'--ppo.total_episodes {ALL}'
+    result = invoke(f'resume {folder}/run {total} {words}')
+    assert result.exit_code == 0, result.output
+    return {
+        tag: events for tag, events in events_of(folder / 'run/tb/ppo').items() if tag not in CLOCK
+    }
+
+
+@pytest.fixture(scope='module')
+def unchanged(begun, tmp_path_factory):
+    return resumed(begun, tmp_path_factory.mktemp('unchanged') / 'save')
+
+
+@pytest.mark.parametrize('option', EFFECTS)
+def test_named_settings_hold(option, begun, unchanged, tmp_path):
+    value, tag = EFFECTS[option]
+    events = resumed(begun, tmp_path / 'save', f'--{option} {value}')
+    assert events[tag][:2] == unchanged[tag][:2]
+    assert events[tag][2:] != unchanged[tag][2:]
+
+
+@pytest.mark.parametrize('option', REFUSED)
+def test_settings_without_effect_are_refused(option, begun, tmp_path):
+    shutil.copytree(begun, tmp_path / 'save')
+    assert f'--{option}' in error_of(
+        invoke(f'resume {tmp_path}/save/run --{option} {REFUSED[option]}')
+    )
+
+
+@pytest.mark.parametrize('words, mode', [('', 'stop'), ('--run.andon off', 'off')])
+def test_a_run_that_recorded_the_former_name_goes_on(words, mode, begun, tmp_path):
+    shutil.copytree(begun, tmp_path / 'save')
+    path = tmp_path / 'save/run/train_policy_hparams.json'
+    recorded = json.loads(path.read_text())
+    recorded['run']['andon'] = 'stop'
+    path.write_text(json.dumps(recorded))
+    result = invoke(f'resume {tmp_path}/save/run --ppo.total_episodes {ALL} {words}')
+    assert result.exit_code == 0, result.output
+    assert ('--run.on_anomaly off (before: stop)' in result.stderr) == bool(words)
+    rewritten = json.loads(path.read_text())['run']
+    assert rewritten['on_anomaly'] == mode and 'andon' not in rewritten
+
+
+def test_every_option_is_looked_at():
+    options = {
+        key
+        for key, field in hyperparams.fields(train_policy.HParams).items()
+        if not key.startswith(f'{NEW}.')
+        and (not hyperparams.group_class(field.type) or field.default is None)
+    }
+    refused = {key for key in REFUSED if not key.startswith(f'{NEW}.')}
+    assert options == {*EFFECTS, *WITHOUT_NUMBERS, *OF_TEXTS, *refused}
+
+
+def test_a_named_coefficient_is_the_one_in_force_and_stays(begun, tmp_path):
+    """Also where it does not adapt, and when the run goes on once more."""
+    shutil.copytree(begun, tmp_path / 'save')
+    run = tmp_path / 'save/run'
+    words = '--rewards.adaptive_kl off --rewards.kl_coef 0.875'
+    assert invoke(f'resume {run} --ppo.total_episodes 192 {words}').exit_code == 0
+    assert invoke(f'resume {run} --ppo.total_episodes 256').exit_code == 0
+    coefficients = [value for _, value in events_of(run / 'tb/ppo')['objective/kl_coef']]
+    assert coefficients[2:] == [0.875, 0.875] and coefficients[0] != 0.875
+    assert (
+        json.loads((run / 'train_policy_hparams.json').read_text())['rewards']['kl_coef'] == 0.875
+    )
+
+
+def test_an_adapting_coefficient_goes_on_from_a_named_one(begun, tmp_path):
+    shutil.copytree(begun, tmp_path / 'save')
+    assert (
+        invoke(
+            f'resume {tmp_path}/save/run --ppo.total_episodes 256 --rewards.kl_coef 0.875'
+        ).exit_code
+        == 0
+    )
+    coefficients = [
+        value for _, value in events_of(tmp_path / 'save/run/tb/ppo')['objective/kl_coef']
+    ]
+    assert coefficients[2] == 0.875 and coefficients[3] not in (0.875, coefficients[2])
+
+
+@pytest.mark.parametrize(
+    'words',
+    [
+        'resume {}/run',
+        (
+            'train_policy test run --mpi 1 --save_dir {} --run.resume on '
+            f'{SMALL} --ppo.total_episodes {BEGUN} --task.truncate_token 5'
+        ),
+    ],
+)
+def test_a_finished_run_says_so_and_does_nothing(words, begun, tmp_path):
+    shutil.copytree(begun, tmp_path / 'save')
+    hparams = (tmp_path / 'save/run/train_policy_hparams.json').read_text()
+    (tmp_path / 'save/run/train_policy_hparams.json').write_text(
+        hparams.replace(str(begun), str(tmp_path / 'save'))
+    )
+    files = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / 'save').rglob('*') if path.is_file()
+    }
+    result = invoke(words.format(tmp_path / 'save'))
+    assert result.exit_code == 0, result.output
+    assert 'The policy in ' in result.stdout and ' is finished: 2 of 2 steps.' in result.stdout
+    assert 'settings:' not in result.stdout and '1/2' not in result.stdout
+    assert files == {
+        path: path.stat().st_mtime_ns for path in (tmp_path / 'save').rglob('*') if path.is_file()
+    }
+
+
+def test_a_finished_reward_model_says_so(tmp_path):
+    words = (
+        f'train_reward test run --mpi 1 --save_dir {tmp_path} --labels.num_train 64'
+        ' --normalize_samples 16'
+    )
+    assert invoke(words).exit_code == 0
+    result = invoke(f'resume {tmp_path}/run')
+    assert (
+        result.exit_code == 0
+        and f'The reward model in {tmp_path}/run/reward_model is finished' in result.stdout
+    )
+    assert 'settings:' not in result.stdout

@@ -1,0 +1,53 @@
+"""Running the command line inside a test, without starting a job."""
+
+import io
+
+from click.testing import CliRunner
+
+import launch
+from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils import launch as jobs
+
+NEW = 'rewards.train_new_model'
+PUBLISHED = 'az://openaipublic/lm-human-preferences/runs/{}/reward_model'
+
+
+def caught_jobs(monkeypatch):
+    """A list that will hold (job, arguments, mpi) of every job that a command would start."""
+    found = []
+    monkeypatch.setattr(
+        jobs, 'start_job', lambda job, arguments, mpi: found.append((job, arguments, mpi))
+    )
+    return found
+
+
+def invoke(argv, cli=launch.cli):
+    return CliRunner().invoke(cli, argv.split() if isinstance(argv, str) else argv)
+
+
+def error_of(result):
+    """The one line of a user's mistake."""
+    assert (result.exit_code, result.stdout) == (2, ''), result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith('error: ')
+    return line.removeprefix('error: ')
+
+
+def hparams_of(started):
+    ((_, job_arguments, _),) = started
+    return job_arguments['hparams']
+
+
+def dumped(hparams):
+    out = io.StringIO()
+    hyperparams.dump(hparams, out=out)
+    return out.getvalue()
+
+
+def flat(nested, prefix=''):
+    found = {}
+    for key, value in nested.items():
+        found |= (
+            flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {f'{prefix}{key}': value}
+        )
+    return found

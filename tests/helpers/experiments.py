@@ -1,0 +1,34 @@
+"""The experiments of launch.py, resolved, and what was recorded of the original's."""
+
+from golden_data import json_if_there
+
+import launch
+from lm_human_preferences.hparams import train_policy, train_reward
+
+RECORDED = json_if_there(
+    'experiments.json', default={'experiments': {}, 'names': {}, 'dry_run': {}, 'cli': []}
+)
+EXPERIMENTS = {'train_reward': launch.reward_experiments, 'train_policy': launch.policy_experiments}
+CLASSES = {'train_reward': train_reward.HParams, 'train_policy': train_policy.HParams}
+# What the original's experiments meant by the field rewards.whiten, which it has not.
+WHITEN = 'ppo.whiten_rewards'
+
+
+def binds(command, name):
+    (trial,) = EXPERIMENTS[command][name]
+    return {var: value for var, value, _ in trial}
+
+
+def resolved(command, name):
+    hparams = CLASSES[command]()
+    hparams.override_from_dict(binds(command, name))
+    hparams.validate()
+    return hparams
+
+
+def recorded_hparams(entry):
+    """Nested hyperparameters of a recorded experiment; original-defects 1 where the original
+    failed."""
+    return (
+        entry['ok'] if 'ok' in entry else entry[f'with_rewards.whiten_replaced_by_{WHITEN}']['ok']
+    )

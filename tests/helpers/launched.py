@@ -1,0 +1,188 @@
+"""Jobs of several ranks, started by the command line in processes of their own and watched from
+outside."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PATIENCE = (
+    300  # seconds for what has to happen at some time, on a machine that has much else to do, too
+)
+FAULTS = int(os.environ.get('LMHP_FAULTS', 8))  # how often a test that interrupts at random does so
+ROOT_MAY = {
+    'OMPI_ALLOW_RUN_AS_ROOT': '1',
+    'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
+}  # Open MPI's mpiexec, too
+FOREVER = (
+    '--ppo.total_episodes=64_000_000',
+    '--run.save_interval=1',
+)  # a checkpoint after every step
+MPIEXEC = Path(sys.executable).with_name('mpiexec')
+needs_mpi = pytest.mark.skipif(
+    not MPIEXEC.exists(), reason='this environment has no mpiexec of its own'
+)
+
+_started = []  # by the present test
+
+CONSOLE = ('--run.console=original',)  # prints lines such as `[ppo_step N]`, which tests wait for
+TRAININGS = {'train_policy', 'train_reward', 'resume'}
+
+
+def with_console(words) -> list[str]:
+    """The words of a command line, with CONSOLE if it is a training; all that tests start go
+    through here."""
+    words = list(map(str, words))
+    return [*words, *CONSOLE] if TRAININGS & set(words[:2]) else words
+
+
+def eventually(found, seconds=PATIENCE):
+    """What `found()` returns as soon as it is true; AssertionError when it stays false for so many
+    seconds."""
+    until = time.monotonic() + seconds
+    while not (result := found()):
+        assert time.monotonic() < until, f'not within {seconds} seconds: {found}'
+        time.sleep(0.02)
+    return result
+
+
+def end_what_was_started():
+    """Kill the processes that the present test has left running, as one that failed may have."""
+    while _started:
+        launch = _started.pop()
+        if launch.process.poll() is None:
+            for process in launch.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            launch.process.wait()
+
+
+class Launch:
+    """`./launch.py train_policy test run WORDS`, or another command, whose files are all in
+    `directory`.
+
+    Every process that it starts inherits a mark in its environment, and is found by it wherever its
+    parents go.
+    """
+
+    def __init__(
+        self,
+        directory,
+        *words,
+        command=('launch.py', 'train_policy', 'test', 'run'),
+        started_by=(),
+        stdout=None,
+        stderr=None,
+        **env,
+    ):
+        self.run = directory / 'run'
+        self.temporary = directory / 'tmp'
+        self.temporary.mkdir(parents=True)
+        self.stdout, self.stderr = directory / 'stdout', directory / 'stderr'
+        self.mark = f'LAUNCHED_BY_TEST={uuid.uuid4()}'
+        save_dir = [f'--save_dir={directory}'] if 'train_policy' in command else []
+        # COLUMNS and PYTHONWARNINGS: what a tester has set would be seen in what is printed.
+        environment = {
+            **os.environ,
+            'OMP_NUM_THREADS': '1',
+            'COLUMNS': '',
+            'PYTHONWARNINGS': '',
+            'TMPDIR': str(self.temporary),
+            **ROOT_MAY,
+            **env,
+            **dict([self.mark.split('=')]),
+        }
+        self.process = subprocess.Popen(
+            [
+                *started_by,
+                sys.executable,
+                REPOSITORY / command[0],
+                *with_console([*command[1:], *save_dir, *words]),
+            ],
+            env=environment,
+            stdout=stdout or self.stdout.open('wb'),
+            stderr=stderr or self.stderr.open('wb'),
+            cwd=directory,
+        )
+        _started.append(self)
+
+    def output(self):
+        return self.stdout.read_text()
+
+    def errors(self):
+        """What it wrote to standard error, without progress bars."""
+        return re.sub(r'.*\r|(reward model|policy):.*', '', self.stderr.read_text()).strip()
+
+    def saved_step(self):
+        """A regular expression for what is said when a training of a policy is asked to end."""
+        return (
+            r'Step \d+ of the policy is saved; to go on from there: \./launch\.py resume'
+            rf' {re.escape(str(self.run))}'
+        )
+
+    def wait(self, seconds=PATIENCE):
+        """The exit status."""
+        return self.process.wait(seconds)
+
+    def reach(self, step):
+        """Return when PPO step `step` is done."""
+        eventually(lambda: f'[ppo_step {step}]' in self.output() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.errors()
+
+    def processes(self):
+        """{process: its environment} of all that live, the launcher as well."""
+        found = {}
+        for path in Path('/proc').glob('[0-9]*/environ'):
+            try:
+                variables = path.read_bytes().decode(errors='replace').split('\0')
+            except OSError:
+                continue
+            if self.mark in variables:
+                found[int(path.parent.name)] = dict(v.partition('=')[::2] for v in variables)
+        return found
+
+    def ranks(self):
+        """The processes of the ranks, in their order."""
+        numbered = {
+            env.get('PMI_RANK', env.get('OMPI_COMM_WORLD_RANK')): process
+            for process, env in self.processes().items()
+        }
+        return [numbered[rank] for rank in sorted(numbered.keys() - {None})]
+
+    def assert_shared_memory_is_nameless(self):
+        """The files through which the ranks share memory would stay behind if they had names."""
+        for process in self.ranks():
+            mapped = Path(f'/proc/{process}/maps').read_text()
+            assert re.search(r'/dev/shm/.* \(deleted\)$', mapped, re.MULTILINE)
+            assert not re.search(r'/dev/shm/[^ \n]+$', mapped, re.MULTILINE)
+
+    def assert_nothing_left(self, seconds):
+        """All processes end within so many seconds; the folder of their job is gone."""
+        eventually(lambda: not self.processes(), seconds)
+        assert not list(self.temporary.glob('lmhp-*'))
+
+
+def job(directory, name, **settings):
+    """A Launch of one of rank_jobs that has ended."""
+    launch = start_job(directory, name, **settings)
+    launch.wait()
+    launch.assert_nothing_left(10)
+    return launch
+
+
+def start_job(directory, name, **settings):
+    """A Launch of one of rank_jobs."""
+    return Launch(
+        directory,
+        command=('tests/helpers/rank_jobs.py', name),
+        PYTHONPATH=f'{REPOSITORY}:{REPOSITORY}/tests/helpers',
+        **settings,
+    )

@@ -1,0 +1,79 @@
+"""pytest on the ranks of MPI: `mpiexec -n 2 python tests/helpers/on_mpi.py ENGINE,... TEST...`.
+
+The tests are those that use ranks.on_ranks. All engines are tested in one start of the ranks,
+because starting them takes longer than most of these tests.
+
+After every update of the parameters, all ranks must have the same ones, to the bit. For each
+engine, rank 0 prints how many tests of which functions passed on each rank; a rank where one failed
+prints what pytest said.
+"""
+
+import collections
+import contextlib
+import hashlib
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import ranks
+
+from lm_human_preferences.distributed import comm
+from lm_human_preferences.training.optimizer import Adam
+
+
+class PassedCounter:
+    """A pytest plugin that counts how many tests of each function passed."""
+
+    def __init__(self):
+        self.counts = collections.Counter()
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == 'call' and report.passed:
+            file, name = report.nodeid.partition('[')[0].split('::')
+            self.counts[f'{Path(file).stem}::{name}'] += 1
+
+
+def compare_parameters_after_updates():
+    update = Adam.update
+
+    def update_and_compare(adam, lr):
+        update(adam, lr)
+        digest = hashlib.sha256()
+        for parameter in adam.parameters.values():
+            digest.update(parameter.detach().contiguous().numpy())
+        digests = ranks.WORLD.all_gather_object(digest.digest())
+        assert len(set(digests)) == 1, 'parameters differ between ranks'
+
+    Adam.update = update_and_compare
+
+
+def main(engines, *tests):
+    compare_parameters_after_updates()
+    for engine in engines.split(','):
+        run_tests(engine, tests)
+
+
+def run_tests(engine, tests):
+    ranks.WORLD = comm.init_comm(engine)
+    passed = PassedCounter()
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        status = pytest.main(
+            ['-x', '-q', '-n0', '-p', 'no:cacheprovider', *tests], plugins=[passed]
+        )
+    if status:
+        print(f'rank {ranks.WORLD.rank}:\n{output.getvalue()}', flush=True)
+        # Others may be waiting for this rank. As it ends without finalizing MPI, mpiexec ends them.
+        os._exit(1)
+    counts_of_ranks = ranks.WORLD.all_gather_object(dict(sorted(passed.counts.items())))
+    if ranks.WORLD.rank == 0:
+        print(*counts_of_ranks, sep='\n', flush=True)
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

@@ -1,0 +1,66 @@
+"""Small jobs that test launching: `python tests/helpers/rank_jobs.py JOB` starts two ranks."""
+
+import time
+import warnings
+
+from lm_human_preferences.commands import program
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.utils import hyperparams, launch, logging
+
+
+def wait(comm):
+    """Rank 0 never stops by itself; the others wait for it."""
+    print(f'{comm.size} ranks wait for ever')
+    while comm.rank == 0:
+        time.sleep(1)
+    comm.barrier()
+
+
+def fail(comm):
+    """Rank 1 fails while rank 0 waits for it."""
+    if comm.rank == 1:
+        raise ArithmeticError('rank 1 cannot count')
+    comm.barrier()
+
+
+def fail_all(comm):
+    """All ranks fail alike."""
+    raise ArithmeticError('nobody can count')
+
+
+def run_out_of_memory(comm):
+    if comm.rank == 1:
+        bytearray(1 << 60)
+    comm.barrier()
+
+
+def raise_user_error(comm):
+    raise UserError('/labels.json is\nno label file')
+
+
+def talk(comm):
+    """All ranks print and warn."""
+    print(f'rank {comm.rank} of {comm.all_gather_object(comm.rank)} speaks')
+    warnings.warn('everybody warns', stacklevel=1)
+
+
+def draw(comm):
+    """A full progress bar, and a line above it."""
+    bar = logging.progress(range(3), comm=comm, desc='bar')
+    for i in bar:
+        logging.log_line(f'line {i}')
+
+
+JOBS = wait, fail, fail_all, run_out_of_memory, raise_user_error, talk, draw
+
+
+def command(name):
+    return program.Command(
+        name,
+        lambda settings: launch.start_job(f'rank_jobs:{name}', {}, settings.get('mpi', 2)),
+        hyperparams.fields(launch.RankHParams),
+    )
+
+
+if __name__ == '__main__':
+    program.Program(commands=[command(job.__name__) for job in JOBS]).main()

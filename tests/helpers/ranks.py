@@ -1,0 +1,125 @@
+"""Ranks as threads of one process: what each computes, without the machinery that starts them.
+
+Under `mpiexec`, tests/helpers/on_mpi.py sets WORLD, and the same tests run on the ranks of MPI.
+"""
+
+import threading
+
+import numpy as np
+import pytest
+
+from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.distributed.gradients import OverlappedGradients
+
+TIMEOUT_SECONDS = 300  # after which a rank that waits for the others gives up
+WORLD = None  # the Comm of this process, where MPI started it as one rank of several
+
+
+class ThreadComm(comms.Comm):
+    """Rank `rank` of the threads that share `slots` and `barrier`. It is its own engine."""
+
+    name = 'threads'
+
+    def __init__(self, rank, slots, barrier):
+        self.rank = self.local_rank = rank
+        self.size = self.local_size = len(slots)
+        self._slots = slots
+        self._barrier = barrier
+
+    def all_gather_object(self, value):
+        self._slots[self.rank] = value
+        self._barrier.wait()
+        values = list(self._slots)
+        self._barrier.wait()
+        return values
+
+    def all_reduce_mean_(self, tensors):
+        tensors_of_ranks = self.all_gather_object([tensor.clone() for tensor in tensors])
+        for tensor, *terms in zip(tensors, *tensors_of_ranks, strict=True):
+            tensor.copy_(sum(terms) / self.size)
+
+    def average_gradients(self, parameters):
+        return OverlappedGradients(parameters, self.size, self)
+
+    def all_reduce_async_(self, tensor):
+        terms = self.all_gather_object(tensor.clone())
+        tensor.copy_(sum(terms))
+
+    def synchronize(self, handle):
+        """The sum is there already."""
+
+    def broadcast_(self, tensors):
+        copies = [tensor.detach().clone() for tensor in tensors]
+        tensors_of_rank_0 = self.all_gather_object(copies)[0]
+        for tensor, source in zip(tensors, tensors_of_rank_0, strict=True):
+            tensor.data.copy_(source)
+
+    def barrier(self):
+        self.all_gather_object(None)
+
+
+def on_ranks(size, work):
+    """[work(comm) of each of `size` ranks in this process]; the first error in one is raised."""
+    if WORLD:
+        need(size)
+        return [work(WORLD)]
+    if size == 1:
+        return [work(comms.LocalComm())]
+    slots = [None] * size
+    barrier = threading.Barrier(size, timeout=TIMEOUT_SECONDS)
+    results = [None] * size
+    errors = []
+
+    def run(rank):
+        try:
+            results[rank] = work(ThreadComm(rank, slots, barrier))
+        except Exception as e:
+            errors.append(e)
+            barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        # Ranks that waited for the one that failed have errors, too.
+        causes = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
+        raise [*causes, *errors][0]
+    return results
+
+
+def need(size):
+    """Skip a test of `size` ranks where MPI started another number."""
+    if WORLD and WORLD.size != size:
+        pytest.skip(f'for {size} ranks, not {WORLD.size}')
+
+
+def ranks_here(size):
+    """Which of `size` ranks are in this process."""
+    return [WORLD.rank] if WORLD else range(size)
+
+
+def same_for_all(value):
+    """Rank 0's `value`."""
+    return WORLD.all_gather_object(value)[0] if WORLD else value
+
+
+def give_each_thread_its_own_numpy_random(monkeypatch):
+    """Ranks are processes with a generator each; threads would share numpy's."""
+    if WORLD:
+        return
+    local = threading.local()
+
+    def generator():
+        if not hasattr(local, 'random'):
+            local.random = np.random.RandomState(0)
+        return local.random
+
+    monkeypatch.setattr(np.random, 'seed', lambda seed=None: generator().seed(seed))
+    monkeypatch.setattr(np.random, 'permutation', lambda x: generator().permutation(x))
+
+
+def rank_prefix(rank, size):
+    """How recordings of several ranks name what belongs to one."""
+    return '' if size == 1 else f'rank{rank}/'

@@ -1,0 +1,247 @@
+"""Running the real training functions on recorded queries and responses, and keeping what passes
+through them."""
+
+import copy
+import re
+import threading
+from collections import deque
+
+import numpy as np
+import torch
+from compare import assert_close, assert_equal, assert_stats, tokens
+from golden_data import require, under
+from ranks import give_each_thread_its_own_numpy_random, need, on_ranks, rank_prefix, ranks_here
+from trainers import snapshot
+
+from lm_human_preferences import lm_tasks, train_policy, train_reward
+from lm_human_preferences.language import sample
+from lm_human_preferences.language.parameters import as_tf
+from lm_human_preferences.language.trained_models import TrainedModel
+
+INITIAL_MODELS = {
+    'golden': 'train_model',
+    'tiny-main': 'tiny_main_model',
+}  # what the recordings call them
+
+
+def local_paths(hparams, save_dir):
+    """Point recorded hyperparameters, of either command, at the files of the set and at
+    `save_dir`."""
+    for group in (hparams, getattr(getattr(hparams, 'rewards', None), 'train_new_model', None)):
+        if group is None:
+            continue
+        policy = group.task.policy
+        if policy.initial_model != 'test':
+            policy.initial_model = str(
+                require(INITIAL_MODELS.get(policy.initial_model, policy.initial_model))
+            )
+        if hasattr(group, 'labels'):
+            group.labels.source = str(require(*group.labels.source.split('/')))
+        group.run.save_dir = str(save_dir)
+    return hparams
+
+
+def numbered(arrays, kind):
+    """[the entries of kind0/, those of kind1/, ...]."""
+    numbers = sorted({int(m[1]) for m in (re.match(rf'{kind}(\d+)/', key) for key in arrays) if m})
+    return [under(arrays, f'{kind}{i}/') for i in numbers]
+
+
+class TracedRewardTrainer(train_reward.RewardModelTrainer):
+    """Keeps each batch (indices, lr, statistics) and each estimate of the scale of rewards."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.batches, self.scales, self.rewards = [], [], []
+        get_rewards = self.reward_model.get_rewards
+
+        def traced(queries, responses):
+            self.rewards.append(get_rewards(queries, responses))
+            return self.rewards[-1]
+
+        self.reward_model.get_rewards = traced
+
+    def train_batch(self, indices, lr):
+        stats = super().train_batch(indices, lr)
+        self.batches.append((indices, lr, stats))
+        return stats
+
+    def sampled_mean_std(self, n_samples):
+        self.rewards.clear()
+        mean, std = super().sampled_mean_std(n_samples)
+        self.scales.append({'mean': mean, 'std': std, 'rewards': torch.cat(self.rewards)})
+        return mean, std
+
+    def normalize(self, target_mean, target_std):
+        which = len(self.scales)
+        super().normalize(target_mean, target_std)
+        self.scales[which].update(
+            target_mean=target_mean,
+            target_std=target_std,
+            gain=self.reward_model.reward_gain.item(),
+            bias=self.reward_model.reward_bias.item(),
+        )
+
+
+class TracedPPOTrainer(train_policy.PPOTrainer):
+    """Keeps of each step what the recordings have of it, under their names."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.steps = []
+
+    def train(self, rollout):
+        stats = super().train(rollout)
+        self.steps.append(
+            {
+                'scores': rollout.scores,
+                'postprocessed_responses': rollout.scored_responses,
+                'rewards': rollout.rewards,
+                'respond/logprobs': rollout.logprobs,
+                'respond/values': rollout.values,
+                'ref/logprobs': rollout.ref_logprobs,
+                'train_stats': {
+                    name: [value.item() for value in values] for name, values in stats.items()
+                },
+            }
+        )
+        return stats
+
+    def record_step_stats(self, rollout, *, kl_coef, non_score_reward, train_stats):
+        stats = super().record_step_stats(
+            rollout, kl_coef=kl_coef, non_score_reward=non_score_reward, train_stats=train_stats
+        )
+        self.steps[-1].update(
+            kl_coef=kl_coef,
+            non_score_reward=non_score_reward,
+            global_step=self.global_step,
+            step_stats=stats,
+        )
+        return stats
+
+    def step(self):
+        stats = super().step()
+        self.steps[-1].update(
+            kl_coef_after=self.kl_ctl.value,
+            policy_params_after=snapshot(self.policy.tf_parameters()),
+        )
+        return stats
+
+
+class Replay:
+    """Feeds recorded episodes: queries in place of the data set's, responses in place of random
+    draws.
+
+    episodes: per rank, a list of (queries, responses), arrays of a row per episode, in the order of
+    their use. initial: recorded starting values by variable name, for models that start at random.
+    """
+
+    def __init__(self, monkeypatch, episodes, initial=None):
+        self.left = [
+            deque(
+                row
+                for queries, responses in rank
+                for row in zip(tokens(queries), tokens(responses), strict=True)
+            )
+            for rank in episodes
+        ]
+        self.size = len(episodes)
+        need(self.size)
+        self.now = threading.local()  # the batch of each rank, and how much of it was answered
+        self.reward_trainers, self.ppo_trainers = {}, {}  # by rank, those in this process
+        if self.size > 1:
+            give_each_thread_its_own_numpy_random(monkeypatch)
+        monkeypatch.setattr(lm_tasks, 'make_query_sampler', self.make_query_sampler)
+        monkeypatch.setattr(sample, 'sample_from_logits', self.sample_from_logits)
+        monkeypatch.setattr(
+            train_reward,
+            'RewardModelTrainer',
+            self.keeping(TracedRewardTrainer, self.reward_trainers),
+        )
+        monkeypatch.setattr(
+            train_policy, 'PPOTrainer', self.keeping(TracedPPOTrainer, self.ppo_trainers)
+        )
+        monkeypatch.setattr(
+            TrainedModel, 'build', self.starting_from(initial or {}, TrainedModel.build)
+        )
+
+    def make_query_sampler(self, *, batch_size, comm, **settings):
+        def sampler():
+            queries, responses = zip(
+                *(self.left[comm.rank].popleft() for _ in range(batch_size)), strict=True
+            )
+            self.now.responses, self.now.position = torch.stack(responses), 0
+            return {'tokens': torch.stack(queries)}
+
+        sampler.position = None  # these runs are not interrupted
+        return sampler
+
+    def sample_from_logits(self, logits):
+        self.now.position += 1
+        return self.now.responses[:, self.now.position - 1]
+
+    @staticmethod
+    def keeping(cls, kept):
+        def make(**kwargs):
+            kept[kwargs['comm'].rank] = cls(**kwargs)
+            return kept[kwargs['comm'].rank]
+
+        return make
+
+    @staticmethod
+    def starting_from(initial, build):
+        def patched(trained_model, *, scope, scalar_heads=()):
+            model = build(trained_model, scope=scope, scalar_heads=scalar_heads)
+            for name, parameter in model.tf_parameters(scope).items():
+                if name in initial:
+                    assert as_tf(name, parameter).shape == initial[name].shape
+                    parameter.detach().copy_(
+                        torch.from_numpy(initial[name]).reshape(parameter.shape)
+                    )
+            return model
+
+        return patched
+
+    def run(self, train, hparams):
+        """train(hparams, comm) on every rank; all recorded episodes must be used."""
+        hparams = copy.deepcopy(hparams)
+        hparams.run.console = 'original'
+        on_ranks(self.size, lambda comm: train(copy.deepcopy(hparams), comm))
+        assert not any(self.left[rank] for rank in ranks_here(self.size)), (
+            'fewer episodes used than recorded'
+        )
+
+
+def episodes_of_normalizations(arrays, size):
+    """Per rank, the sampled episodes of a recorded reward training."""
+    return [
+        [
+            (case['queries'], case['responses'])
+            for case in numbered(under(arrays, rank_prefix(rank, size)), 'normalize')
+        ]
+        for rank in range(size)
+    ]
+
+
+def check_batches(trainers, recorded, stats, permutation):
+    """Order, learning rate and statistics of all batches; `recorded` per rank, the others of all
+    ranks together."""
+    for rank, trainer in trainers.items():
+        arrays = recorded[rank]
+        indices, lr, ours = zip(*trainer.batches, strict=True)
+        assert_equal(np.stack(indices), arrays['indices'], name='indices')
+        assert_equal(
+            np.concatenate(indices), permutation[rank :: len(recorded)], name='permutation'
+        )
+        assert_close(lr, arrays['lr'], rtol=1e-12, name='lr')
+        assert_stats({name: [s[name] for s in ours] for name in ours[0]}, stats)
+
+
+def check_normalization(trainers, recorded):
+    """Sampled rewards, their scale over all ranks, targets, gain and bias."""
+    for rank, trainer in trainers.items():
+        cases = numbered(recorded[rank], 'normalize')
+        for ours, case in zip(trainer.scales, cases, strict=True):
+            assert set(ours) == set(case) - {'queries', 'responses'}
+            for name, value in ours.items():
+                assert_close(value, case[name], atol=2e-5, name=name)

@@ -1,0 +1,131 @@
+"""Models and trainers built the way the recordings were made."""
+
+import re
+
+import numpy as np
+import torch
+from compare import array, assert_close, assert_norm_close, tokens
+from golden_data import load_npz, require
+
+from lm_human_preferences import lm_tasks
+from lm_human_preferences.language import model
+from lm_human_preferences.language.parameters import as_tf
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.ppo import Rollout
+from lm_human_preferences.train_policy import HParams, PPOTrainer
+from lm_human_preferences.training import memory
+
+PARAMETERS_ATOL = 5e-6
+
+# What training 124M as published takes.
+LARGE = memory.MemoryEstimate(
+    sizes=model.HParams(n_vocab=50257, n_ctx=1024),
+    networks=3,
+    rows=512,
+    sampled_rows=512,
+    tokens=88,
+    sampled_tokens=88,
+    predicted=24,
+    option='--ppo.micro_batch_size',
+)
+
+
+def hparams_of(cls, nested, **overrides):
+    """Hyperparameters of class `cls` from a recorded nested dict; overrides by dotted name
+    (run__seed=3)."""
+    hparams = cls()
+    hparams.override_from_nested_dict(nested)
+    hparams.override_from_dict(
+        {name.replace('__', '.'): value for name, value in overrides.items()}
+    )
+    return hparams
+
+
+def trained_model(*parts):
+    """A model directory of the set, such as train_model/."""
+    return TrainedModel(str(require(*parts)))
+
+
+def policy_for(task, model=('train_model',), scope='policy', **settings):
+    """The policy that `task` (TaskHParams) asks for, from a model directory of the set."""
+    start = trained_model(*model)
+    embed_queries = lm_tasks.query_formatter(task, start.encoding.get_encoder())
+    return Policy(
+        start,
+        scope=scope,
+        **{'embed_queries': embed_queries, 'temperature': task.policy.temperature, **settings},
+    )
+
+
+def ppo_trainer(nested, comm):
+    """A PPOTrainer of train_model/ on recorded hyperparameters; minibatches come from the test, not
+    from sampling."""
+    hparams = hparams_of(HParams, nested)
+    policy = policy_for(hparams.task)
+    return PPOTrainer(
+        policy=policy,
+        ref_policy=policy,
+        query_sampler=None,
+        score_fn=None,
+        hparams=hparams,
+        comm=comm,
+    )
+
+
+def as_tensors(arrays):
+    """Recorded arrays as the port takes them: token ids int64."""
+    return {
+        name: tokens(a) if a.dtype.kind == 'i' else torch.from_numpy(a)
+        for name, a in arrays.items()
+    }
+
+
+def rollouts_of(folder, config, rank, size):
+    """The recorded rollouts of configuration `config`, those rows that are this rank's."""
+    name = 'rollouts_affix.npz' if 'affix' in config else 'rollouts.npz'
+    return rollout_of(**as_tensors(load_npz(folder, name)))[rank::size]
+
+
+def rollout_of(**tensors):
+    """A Rollout; what is not given and updates do not read is NaN."""
+    nothing = torch.full_like(tensors['logprobs'], torch.nan)
+    unused = dict(ref_logprobs=nothing, scores=nothing[:, 0], scored_responses=nothing)
+    return Rollout(**{**unused, **tensors})
+
+
+def assert_parameters(parameters, recorded, *, start=None, atol=PARAMETERS_ATOL, change_rtol=None):
+    """Parameters under TensorFlow names against recorded ones: absolutely, and their change since
+    `start`."""
+    assert recorded
+    ours = {name: array(as_tf(name, parameters[name])) for name in recorded}
+    for name, values in recorded.items():
+        assert_close(ours[name], values, rtol=0, atol=atol, name=name)
+    if start is not None:
+        changes = (
+            np.concatenate([np.ravel(after[name] - start[name]) for name in recorded])
+            for after in (ours, recorded)
+        )
+        assert_norm_close(*changes, rtol=change_rtol, name='change of all parameters')
+
+
+def assert_checkpoint(ours, recorded, *, rtol=1e-4, parameters_atol=PARAMETERS_ATOL, without=()):
+    """Two checkpoints with the same variables, Adam's moments included; `without` are not
+    compared."""
+    assert list(ours) == list(recorded)
+    for name in recorded:
+        if name in without:
+            continue
+        kind = re.search(r'/adam(_1)?$', name)
+        atol = parameters_atol
+        if kind:  # moments of a gradient that cancels are rounding errors of the others
+            largest = max(
+                np.abs(recorded[other]).max() for other in recorded if other.endswith(kind[0])
+            )
+            atol = rtol * np.abs(recorded[name]).max() + 1e-6 * largest
+        assert_close(ours[name], recorded[name], rtol=rtol, atol=atol, name=name)
+
+
+def snapshot(parameters):
+    """A copy of parameters under TensorFlow names and in TensorFlow's shapes."""
+    return {name: array(as_tf(name, p)).copy() for name, p in parameters.items()}

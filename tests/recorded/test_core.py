@@ -1,0 +1,171 @@
+"""utils.core against the recordings in utils.npz and utils.json."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from compare import assert_close, assert_equal, tokens
+from golden_data import json_if_there, load_json, load_npz, npz_keys, under
+
+from lm_human_preferences.utils import core
+
+REMOVED = -1e10
+EPSILON = 1e-8  # of whiten
+
+
+def _groups(kind):
+    """Names such as 'whiten0' of one kind of case in the set at hand."""
+    names = {key.split('/')[0] for key in npz_keys('utils.npz')}
+    return sorted(name for name in names if re.fullmatch(kind, name))
+
+
+def _case(name):
+    return under(load_npz('utils.npz'), f'{name}/')
+
+
+def _numbers(kind, pattern):
+    """(case, number in the key, key) of results such as 'top_k_4' or 'ties_top_k_4'."""
+    found = (
+        re.fullmatch(rf'({kind})/((?:ties_)?{pattern}_(.+))', key) for key in npz_keys('utils.npz')
+    )
+    return [(m[1], float(m[3]), m[2]) for m in found if m]
+
+
+def _logits(case, key):
+    return torch.from_numpy(case['ties_logits' if key.startswith('ties_') else 'logits'])
+
+
+@pytest.mark.parametrize(
+    'case', json_if_there('utils.json', default={}).get('exact_div', ()), ids=str
+)
+def test_exact_div(case):
+    if 'ok' in case:
+        assert core.exact_div(case['a'], case['b']) == case['ok']
+    else:
+        with pytest.raises((ValueError, ZeroDivisionError)) as caught:
+            core.exact_div(case['a'], case['b'])
+        assert (caught.type.__name__, str(caught.value)) == (case['error'], case['message'])
+
+
+def test_ceil_div_as_recorded():
+    for case in load_json('utils.json')['ceil_div']:
+        assert core.ceil_div(case['a'], case['b']) == case['ok'], case
+
+
+@pytest.mark.parametrize(
+    'a, b, expected', [(0, 3, 0), (1, 3, 1), (3, 3, 1), (4, 3, 2), (-4, 3, -1)]
+)
+def test_ceil_div_rounds_up(a, b, expected):
+    assert core.ceil_div(a, b) == expected
+
+
+@pytest.mark.parametrize('name', _groups(r'whiten\d+'))
+def test_whiten(name):
+    case = _case(name)
+    x = torch.from_numpy(case['x'])
+    # A variance near epsilon, or near the rounding of a large mean, turns rounding errors into
+    # differences.
+    noise = case['x'].astype(np.float64).var() < max(
+        100 * EPSILON, 1e-5 * float(np.abs(case['x']).max()) ** 2
+    )
+    for shift_mean, key in ((True, 'shift_mean_true'), (False, 'shift_mean_false')):
+        whitened = core.whiten(x, shift_mean=shift_mean)
+        assert_close(whitened, case[key], rtol=1e-5, atol=1e-3 if noise else 2e-6, name=key)
+
+
+@pytest.mark.parametrize('name', _groups(r'logits\d+'))
+def test_entropy_and_logprobs(name):
+    case = _case(name)
+    logits = torch.from_numpy(case['logits'])
+    rounding = 1e-7 * max(
+        1, float(np.abs(case['logits']).max())
+    )  # the original took a difference of such numbers
+    assert_close(
+        core.entropy_from_logits(logits), case['entropy_from_logits'], rtol=1e-5, atol=rounding
+    )
+    logprobs = core.logprobs_from_logits(logits=logits, labels=tokens(case['labels']))
+    assert_close(logprobs, case['logprobs_from_logits'], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize('name', _groups('logits_inf'))
+def test_infinite_logits(name):
+    case = _case(name)
+    logits = torch.from_numpy(case['logits'])
+    assert_close(core.entropy_from_logits(logits), case['entropy'], rtol=1e-5)
+    labels = torch.arange(logits.shape[-1]).expand_as(
+        logits
+    )  # the label is not recorded: one of them it must be
+    logprobs = core.logprobs_from_logits(
+        logits=logits[:, None].expand(-1, logits.shape[-1], -1), labels=labels
+    )
+    assert np.isclose(logprobs, case['logprobs'][:, None], rtol=1e-5).any(-1).all()
+
+
+@pytest.mark.parametrize('name, k, key', _numbers(r'logits\d+', 'top_k'))
+def test_top_k(name, k, key):
+    case = _case(name)
+    assert_equal(core.take_top_k_logits(_logits(case, key), int(k)), case[key])
+
+
+@pytest.mark.parametrize('name, p, key', _numbers(r'logits\d+', 'top_p'))
+def test_top_p_keeps_also_the_token_that_crosses(name, p, key):
+    """Defect 31: the original dropped the token whose probability crosses p, and took no
+    batches."""
+    case = _case(name)
+    logits = _logits(case, key)
+    result = core.take_top_p_logits(logits, p).numpy()
+    rows = (x.reshape(-1, x.shape[-1]) for x in (logits.numpy(), result, case[key]))
+    for row, ours, recorded in zip(*rows, strict=True):
+        probs = torch.from_numpy(row).double().softmax(-1).numpy()
+        kept = recorded != np.float32(REMOVED)
+        if p >= 1:
+            kept[:] = True
+        elif probs[kept].sum() < p - 1e-6:
+            kept |= row == row[~kept].max()
+        assert_equal(ours, np.where(kept, row, np.float32(REMOVED)), name=f'{row}')
+
+
+@pytest.mark.parametrize('name', _groups(r'cumulative_max\d+'))
+def test_cumulative_max(name):
+    case = _case(name)
+    assert_equal(core.cumulative_max(torch.from_numpy(case['x'])), case['y'])
+
+
+@pytest.mark.parametrize('name', _groups(r'index_each\d+'))
+def test_index_each(name):
+    case = _case(name)
+    assert_equal(core.index_each(torch.from_numpy(case['a']), tokens(case['ix'])), case['y'])
+
+
+@pytest.mark.parametrize('name', _groups(r'pearson_r\d+'))
+def test_pearson_r(name):
+    case = _case(name)
+    assert_close(
+        core.pearson_r(torch.from_numpy(case['x']), torch.from_numpy(case['y'])),
+        case['r'],
+        rtol=1e-5,
+    )
+
+
+def test_samples_follow_the_distribution():
+    torch.manual_seed(0)
+    probs = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.0, 0.0, 0.1, 0.9]])
+    draws = core.sample_from_logits(probs.log().expand(20000, 2, 4))
+    frequencies = torch.nn.functional.one_hot(draws, 4).double().mean(0)
+    assert_close(frequencies, probs, rtol=0, atol=0.015)
+    assert (frequencies[probs == 0] == 0).all()
+
+
+def test_top_p_by_hand():
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(2, 3, 4)
+    kept = core.take_top_p_logits(logits, 0.7) > REMOVED
+    assert_equal(kept, np.broadcast_to([True, True, False, False], (2, 3, 4)))
+
+
+def test_seeds_of_ranks_differ_and_repeat():
+    draws = []
+    for rank in (0, 1, 0):
+        core.set_seed(7, rank)
+        draws.append((np.random.random(), torch.rand(()).item()))
+    assert draws[0] == draws[2] != draws[1]

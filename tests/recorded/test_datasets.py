@@ -1,0 +1,404 @@
+"""datasets/ and language/datasets against the recorded texts and token sequences, and what users
+get wrong."""
+
+import itertools
+import json
+import os
+import random
+import types
+
+import numpy as np
+import pytest
+from golden_data import json_if_there, load_json, load_npz, npz_keys, require, require_bpe
+from ranks import on_ranks
+
+from lm_human_preferences import lm_tasks, storage
+from lm_human_preferences.datasets import books, cnndm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.language import datasets, encodings
+
+SETTINGS = json_if_there('datasets', 'settings.json')
+TEXTS = json_if_there('datasets', 'generators.json', default={})
+
+
+def name_of(setting):
+    return f'{setting["id"]}/{setting["mode"]}'
+
+
+# (what was recorded, over how many ranks)
+SHARDED = sorted(
+    {
+        (key.rpartition('/')[0], int(key.rpartition('of')[2]))
+        for key in npz_keys('datasets', 'sequences.npz')
+    }
+)
+SETTING = {name_of(setting): setting for setting in SETTINGS}
+
+
+def of_rank(name, comm):
+    return load_npz('datasets', 'sequences.npz')[f'{name}/rank{comm.rank}of{comm.size}']
+
+
+@pytest.fixture
+def recorded_files(cache, tmp_path, monkeypatch):
+    """A cache, filled by hand as storage documents, that holds the recorded inputs; and no
+    network."""
+    (tmp_path / 'cache').mkdir()
+    (tmp_path / 'cache' / 'openaipublic').symlink_to(require('datasets', 'input').resolve())
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    books._passages.cache_clear()
+    yield
+    books._passages.cache_clear()
+
+
+@pytest.fixture
+def empty_store(cache, monkeypatch):
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    books._passages.cache_clear()
+    yield cache
+    books._passages.cache_clear()
+
+
+@pytest.fixture
+def encoder():
+    return encodings.Test.get_encoder()
+
+
+def rank_of(rank, size):
+    return types.SimpleNamespace(rank=rank, size=size)
+
+
+def take(count, iterator):
+    return list(itertools.islice(iterator, count))
+
+
+# --- against the recordings ---
+
+
+def test_recordings_are_read():
+    require('datasets')
+    assert len(SETTINGS) > 0 and len(TEXTS) > 0
+
+
+def recorded_texts(key):
+    case = TEXTS[key]
+    return (
+        case['texts']
+        if 'texts' in case
+        else [TEXTS[case['of']]['texts'][i] for i in case['order_of_unshuffled']]
+    )
+
+
+@pytest.mark.parametrize('key', TEXTS)
+def test_texts_are_the_recorded_ones(key, recorded_files):
+    name, mode, shuffle, seed = key.split('/')
+    generator = datasets.get_dataset(name).generator(
+        mode,
+        seed=int(seed.removeprefix('seed=')),
+        shuffle=bool(int(shuffle.removeprefix('shuffle='))),
+    )
+    assert list(generator) == recorded_texts(key)
+
+
+def recorded_sequences(setting, **options):
+    """The stream that a setting describes."""
+    if setting['enc'] == 'main':
+        require_bpe()
+    encoder = encodings.by_name(setting['enc']).get_encoder()
+    assert encoder.padding_token == setting['padding_token']
+    for token, text in (('start_token', 'start_text'), ('end_token', 'end_text')):
+        assert setting[token] == (
+            None if setting[text] is None else encoder.encode(setting[text])[0]
+        )
+    return datasets.get_dataset(setting['dataset']).sequences(
+        setting['sequence_length'],
+        mode=setting['mode'],
+        encoder=encoder,
+        seed=setting['seed'],
+        shuffle=setting['shuffle'],
+        start_token=setting['start_token'],
+        end_token=setting['end_token'],
+        **options,
+    )
+
+
+@pytest.mark.parametrize(('name', 'size'), [case for case in SHARDED if case[0] in SETTING])
+def test_sequences_are_the_recorded_ones(name, size, recorded_files):
+    setting = SETTING[name]
+
+    def work(comm):
+        expected = of_rank(name, comm)
+        ours = take(max(len(expected), 1), recorded_sequences(setting, comm=comm))
+        np.testing.assert_array_equal(np.reshape(ours, (-1, setting['sequence_length'])), expected)
+
+    on_ranks(size, work)
+
+
+@pytest.mark.parametrize('setting', SETTINGS, ids=name_of)
+def test_epochs_are_as_long_as_recorded(setting, recorded_files):
+    once = list(recorded_sequences(setting, repeat_count=1))
+    assert len(once) == setting['sequences_per_epoch']
+    assert list(recorded_sequences(setting, repeat_count=2)) == once + once
+
+
+@pytest.mark.parametrize(
+    ('name', 'size'), [case for case in SHARDED if case[0].startswith('query_sampler_')]
+)
+def test_batches_of_queries_are_the_recorded_ones(name, size, recorded_files):
+    require_bpe()
+    dataset = name.split('/')[0].removeprefix('query_sampler_')
+
+    def work(comm):
+        expected = of_rank(name, comm)
+        setting = next(
+            s
+            for s in SETTINGS
+            if s['dataset'] == dataset and s['sequence_length'] == expected.shape[2]
+        )
+        hparams = lm_tasks.TaskHParams(
+            query_dataset=dataset,
+            query_length=expected.shape[2],
+            start_text=setting['start_text'],
+            end_text=setting['end_text'],
+        )
+        sampler = lm_tasks.make_query_sampler(
+            hparams=hparams,
+            encoder=encodings.Main.get_encoder(),
+            batch_size=expected.shape[1],
+            comm=comm,
+        )
+        np.testing.assert_array_equal([sampler()['tokens'].numpy() for _ in expected], expected)
+
+    on_ranks(size, work)
+
+
+def test_articles_are_cleaned_as_recorded():
+    for case in load_json('datasets', 'clean_up_start.json'):
+        assert cnndm.clean_up_start(case['text']) == case['cleaned'], case['text']
+
+
+def test_stories_are_where_recorded():
+    for case in load_json('datasets', 'path_of_url.json'):
+        if 'ok' in case:
+            assert cnndm.get_path_of_url(case['url']) == case['ok']
+        else:
+            with pytest.raises(UserError, match='of neither CNN nor the Daily Mail'):
+                cnndm.get_path_of_url(case['url'])
+
+
+def test_stories_are_fetched_as_they_are_needed(recorded_files, monkeypatch):
+    asked = []
+    monkeypatch.setattr(cnndm, 'PREFETCH', 5)
+    monkeypatch.setattr(
+        storage,
+        'cached_paths',
+        lambda paths, original=storage.cached_paths: asked.append(len(paths)) or original(paths),
+    )
+    texts = datasets.get_dataset('cnndm').generator('train')
+    take(5, texts)
+    assert asked == [5]
+    take(1, texts)
+    assert asked == [5, 5]
+
+
+# --- the stream ---
+
+
+@pytest.mark.parametrize(
+    'text, start, end, expected',
+    [
+        ('ab.cd.ef', '.', '.', 'cd.'),
+        ('ab.cd.ef', '.', None, 'cd.ef'),
+        ('ab.cd.ef', None, '.', 'ab.cd.'),
+        ('ab.cdefghijkl.', '.', '.', None),
+        ('abcd', '.', None, None),
+        ('abcd', None, '.', None),
+        ('ab', None, None, 'ab'),
+        ('abcdefghij', None, None, 'abcdefgh'),
+        (
+            'abc.',
+            '.',
+            '.',
+            'abc.',
+        ),  # item 20 of original-defects.md, which the recorded sequences pin
+        ('ab..', '.', None, '.'),
+        ('', None, None, ''),
+    ],
+)
+def test_how_texts_are_cut(encoder, text, start, end, expected):
+    start_token, end_token = (x and encoder.encode(x)[0] for x in (start, end))
+    dataset = datasets.Dataset('x', lambda mode, seed, shuffle: iter([text]))
+    sequences = list(
+        dataset.sequences(
+            8,
+            mode='train',
+            encoder=encoder,
+            repeat_count=1,
+            start_token=start_token,
+            end_token=end_token,
+        )
+    )
+    padded = (
+        []
+        if expected is None
+        else [encoder.encode(expected) + [encoder.padding_token] * (8 - len(expected))]
+    )
+    assert sequences == padded
+
+
+def test_a_stream_without_usable_texts_ends(encoder):
+    dataset = datasets.Dataset('x', lambda mode, seed, shuffle: iter(['abc']))
+    assert (
+        list(
+            dataset.sequences(8, mode='train', encoder=encoder, start_token=encoder.encode('z')[0])
+        )
+        == []
+    )
+
+
+def test_the_test_data_set_is_reproducible_and_ranks_are_disjoint(encoder):
+    def stream(count, **options):
+        options = {'mode': 'train', 'encoder': encoder, **options}
+        return take(count, datasets.get_dataset('test').sequences(40, **options))
+
+    state = random.getstate()
+    both = stream(20)
+    assert random.getstate() == state and both == stream(20)
+    assert (
+        stream(10, comm=rank_of(0, 2)) == both[::2] and stream(10, comm=rank_of(1, 2)) == both[1::2]
+    )
+    assert len({tuple(x) for x in both}) == 20 and {len(x) for x in both} == {40}
+    assert both != stream(20, seed=1) and both != stream(20, mode='test')
+
+
+# --- local files ---
+
+
+def write(path, lines):
+    path.write_text('\n'.join(lines), encoding='utf-8')
+    return str(path)
+
+
+def test_a_file_of_texts(tmp_path, encoder):
+    texts = [
+        f'{letter}\u2028é' for letter in 'abcdefgh'
+    ]  # a line separator that is none in a .jsonl file
+    path = write(
+        tmp_path / 'x.jsonl', [json.dumps(text, ensure_ascii=False) for text in texts] + ['', '']
+    )
+    dataset = datasets.get_dataset(path)
+    assert list(dataset.generator('train')) == list(dataset.generator('test')) == texts
+    shuffled = list(dataset.generator('train', seed=3, shuffle=True))
+    random.seed(3)
+    random.shuffle(texts)
+    assert shuffled == texts
+    first = take(1, dataset.sequences(3, mode='train', encoder=encoder, seed=3))
+    assert first == [encoder.encode(texts[0])]
+
+
+@pytest.mark.parametrize(
+    'line, message',
+    [
+        ('"abc', 'line 2 is not JSON'),
+        ('["a"]', 'line 2 is not a JSON string'),
+        ('null', 'line 2 is not a JSON string'),
+        ('{"text": "a"}', 'line 2 is not a JSON string'),
+        ('"a" "b"', 'line 2 is not JSON'),
+        ('', 'line 2 is not JSON'),
+        ('[' * 100_000, 'line 2 is not JSON'),
+    ],
+)
+def test_bad_lines_are_named(tmp_path, line, message):
+    path = write(tmp_path / 'x.jsonl', ['"good"', line, '"good"'])
+    with pytest.raises(UserError) as e:
+        list(datasets.get_dataset(path).generator('train'))
+    assert str(e.value).startswith(f'{path}, {message}') and '\n' not in str(e.value)
+
+
+def test_what_there_is_not(tmp_path):
+    with pytest.raises(UserError) as e:
+        datasets.get_dataset(f'{tmp_path}/none.jsonl')
+    assert str(e.value) == f'--task.query_dataset {tmp_path}/none.jsonl: no such file or directory'
+    for name in ('boks', None):
+        with pytest.raises(UserError) as e:
+            datasets.get_dataset(name)
+        assert (
+            str(e.value)
+            == f'--task.query_dataset {name}: choose books, cnndm, tldr, test, reviews or a .jsonl'
+            ' file of texts'
+        )
+
+
+@pytest.mark.parametrize('name', ['cnndm', 'tldr'])
+def test_files_that_cannot_be_had_are_named(empty_store, name):
+    with pytest.raises(storage.StorageError, match='not in the cache, and LMHP_OFFLINE=1'):
+        next(datasets.get_dataset(name).generator('train'))
+
+
+# --- what stands in for books ---
+
+
+def label_file(tmp_path, queries):
+    path = tmp_path / 'labels.json'
+    path.write_text(
+        json.dumps([{'query': query, 'sample0': [1], 'best': 0} for query in queries]),
+        encoding='utf-8',
+    )
+    return str(path)
+
+
+def test_queries_of_labels_stand_in_for_books(empty_store, tmp_path, encoder, capsys):
+    padding, dot = encoder.padding_token, encoder.encode('.')[0]
+    queries = [[i, dot, 7, dot] for i in range(12)] + [
+        [20, dot, padding, padding],
+        [0, dot, 7, dot],
+    ]
+    path = label_file(tmp_path, queries)
+    options = dict(mode='train', encoder=encoder, start_token=dot, end_token=dot, repeat_count=2)
+    ours = list(datasets.get_dataset('books', labels=path).sequences(4, **options))
+    expected = queries[:13]
+    random.Random(0).shuffle(expected)
+    assert ours == expected + expected
+    printed = capsys.readouterr().out
+    url = books.URL.format(mode='train')
+    assert printed.startswith(f'The data set books is not available ({url}: not in the cache')
+    assert (
+        printed.endswith(f'Using the 13 queries of {path} instead.\n') and printed.count('\n') == 1
+    )
+    # other lengths are cut and padded like texts
+    assert sorted(
+        datasets.get_dataset('books', labels=path).sequences(3, **options | {'repeat_count': 1})
+    )[0] == [0, dot, padding]
+
+
+def test_books_themselves_come_first(recorded_files, tmp_path, capsys):
+    path = label_file(tmp_path, [[1]])
+    assert isinstance(next(datasets.get_dataset('books', labels=path).generator('train')), str)
+    assert not capsys.readouterr().out
+
+
+def test_neither_books_nor_labels(empty_store, tmp_path):
+    with pytest.raises(
+        storage.StorageError,
+        match='labels/descriptiveness/offline_5k.json.* as --task.query_dataset$',
+    ):
+        next(datasets.get_dataset('books').generator('train'))
+    with pytest.raises(
+        storage.StorageError, match='labels.json: no such file .* as --task.query_dataset$'
+    ):
+        next(
+            datasets.get_dataset('books', labels=os.path.join(tmp_path, 'labels.json')).generator(
+                'train'
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    'text', ['{"query": [1]}', '[{"sample": [1]}]', '[3]', '[{"query": 3}]', '3']
+)
+def test_labels_without_queries(empty_store, tmp_path, text):
+    (tmp_path / 'labels.json').write_text(text)
+    with pytest.raises(
+        UserError, match='labels.json is not a list of labels that each have a query'
+    ):
+        next(datasets.get_dataset('books', labels=str(tmp_path / 'labels.json')).generator('train'))

@@ -1,0 +1,537 @@
+"""utils.hyperparams and the hyperparameter classes against hparams.json, and where we do better."""
+
+import io
+import json
+import typing
+from dataclasses import dataclass, field
+
+import pytest
+from golden_data import ROOT, found, json_if_there
+
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams import train_policy, train_reward
+from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils.hyperparams import fields, group_class, members, option
+
+RECORDED = json_if_there('hparams.json', default={'cases': [], 'synthetic_classes': ''})
+TASK = {
+    'task.query_length': 5,
+    'task.query_dataset': 'books',
+    'task.response_length': 4,
+    'task.policy.initial_model': '124M',
+}
+LABELS = {'labels.type': 'best_of_4', 'labels.source': 'test'}
+
+
+def _classes():
+    scope = {
+        'hyperparams': hyperparams,
+        'field': field,
+        'dataclass': dataclass,
+        '__name__': __name__,
+        **vars(typing),
+    }
+    exec(RECORDED['synthetic_classes'].replace('class ', '@dataclass\nclass '), scope)
+    return {
+        'train_policy.HParams': train_policy.HParams,
+        'train_reward.HParams': train_reward.HParams,
+        'Synthetic': scope.get('Synthetic'),
+    }
+
+
+CLASSES = _classes()
+
+
+def _settings(call):
+    """(key, value) of what a call overrides, with the separator."""
+    method, argument, *separator = call
+    if method == 'override_from_str':
+        return [tuple(pair.split('=', 1)) for pair in argument.split(',') if '=' in pair], '.'
+    if method in ('override_from_str_dict', 'override_from_dict'):
+        return list(argument.items()), (separator or ['.'])[0]
+    return [], '.'
+
+
+def _type(cls, key, separator):
+    known = fields(cls, separator).get(key)
+    return known and known.type
+
+
+def _unknown(cls, nested):
+    """Whether a nested dict has a key that no field has."""
+    return any(
+        key not in fields(cls)
+        or (
+            isinstance(value, dict)
+            and group_class(fields(cls)[key].type)
+            and _unknown(group_class(fields(cls)[key].type), value)
+        )
+        for key, value in nested.items()
+    )
+
+
+def _defect(case):
+    """Why a recorded case does not hold for us, or None."""
+    cls, result, earlier = CLASSES[case['cls']], case['result'], []
+    for call in case['calls']:
+        settings, separator = _settings(call)
+        for key, value in settings:
+            ty = _type(cls, key, separator)
+            parents = [key[:i] for i in range(len(key)) if key[i:].startswith(separator)]
+            if (
+                value == 'on'
+                and ty
+                and group_class(ty)
+                and any(k.startswith(p) for k in earlier for p in parents)
+            ):
+                return 'original-defects 10: a group switched on reset those around it'
+            if call[0].startswith('override_from_str') and value == 'None' and ty == (str | None):
+                return 'original-defects 11: Optional[str] could not be set to None'
+            if (
+                ty
+                and len(set(members(ty)) - {type(None)}) > 1
+                and result.get('error') == 'AssertionError'
+            ):
+                return 'original-defects 11: Unions other than Optional failed'
+            if key.endswith('penalty_reward_value') and '.' in str(value):
+                return 'task.penalty_reward_value may be a fraction'
+            if (
+                key.endswith('num_train')
+                and value in (None, 'None', 'none', '')
+                and 'error' in result
+            ):
+                return 'labels.num_train may be None: all labels'
+        earlier += [key for key, _ in settings]
+        if (
+            call[0] == 'override_from_nested_dict' and 'nested' in result and _unknown(cls, call[1])
+        ) or (
+            call[0] == 'parse_json' and 'nested' in result and _unknown(cls, json.loads(call[1]))
+        ):
+            return 'original-defects 12: unknown names were accepted'
+    verdict = result.get('validate')
+    if isinstance(verdict, dict) and 'num_train must be int' in verdict['message']:
+        return 'labels.num_train may be None: all labels'
+    rewards = result.get('nested', {}).get('rewards') or {}
+    made = ((rewards.get('train_new_model') or {}).get('run') or {}).get('save_dir')
+    if verdict and made and rewards['trained_model'] == f'{made}/reward_model':
+        return 'original-defects 13: the hyperparameters of a finished run were invalid'
+    return None
+
+
+def _raised(function):
+    """Names of the classes of the exception that `function` raises."""
+    try:
+        function()
+    except Exception as e:
+        return [cls.__name__ for cls in type(e).__mro__]
+    return []
+
+
+@pytest.mark.parametrize(
+    'case', RECORDED['cases'], ids=lambda case: f'{case["cls"]}-{json.dumps(case["calls"])[:80]}'
+)
+def test_recorded(case):
+    if _defect(case):
+        pytest.skip(_defect(case))
+    hparams, result = CLASSES[case['cls']](), case['result']
+    for i, (method, *arguments) in enumerate(case['calls']):
+        raised = _raised(lambda m=method, a=arguments: getattr(hparams, m)(*a))
+        if result.get('at_call') == i:
+            assert result['error'] in raised
+            return
+        assert not raised
+    assert json.dumps(hparams.to_nested_dict()) == json.dumps(result['nested'])
+    if result.get('validate') == 'ok':
+        hparams.validate()
+    elif 'validate' in result:
+        assert result['validate']['error'] in _raised(hparams.validate)
+
+
+@pytest.mark.parametrize(
+    'path', found('*/train_*_hparams.json') + found('*/*/train_*_hparams.json')
+)
+def test_saved_by_the_original(path):
+    """Original-defects 13: what a run saved validates, with both ways to a reward model in it."""
+    hparams = (train_policy if 'policy' in path else train_reward).HParams()
+    hparams.override_from_json_file(str(ROOT / path))
+    hparams.validate()
+    text = (ROOT / path).read_text(encoding='utf-8')
+    assert json.dumps(hparams.to_nested_dict(), indent=2) == text
+
+
+@pytest.mark.parametrize('path', found('*/train_*_hparams.json'))
+def test_dump_as_recorded(path):
+    directory = path.split('/')[0]
+    printed = ROOT / f'{directory}_inputs' / 'stdout.txt'
+    if not printed.exists():
+        pytest.skip(f'{printed} is not in the golden set')
+    hparams, out = (train_policy if 'policy' in path else train_reward).HParams(), io.StringIO()
+    hparams.override_from_json_file(str(ROOT / path))
+    hyperparams.dump(hparams, out=out)
+    assert out.getvalue() in printed.read_text(encoding='utf-8')
+
+
+def policy_hparams(**overrides):
+    hparams = train_policy.HParams()
+    hparams.override_from_dict({**TASK, 'rewards.trained_model': 'x', **overrides})
+    return hparams
+
+
+def reward_hparams(**overrides):
+    hparams = train_reward.HParams()
+    hparams.override_from_dict({**TASK, **LABELS, **overrides})
+    return hparams
+
+
+def test_on_keeps_the_groups_around_it():
+    """Original-defects 10."""
+    hparams = policy_hparams(**{'rewards.kl_coef': 0.7})
+    hparams.override_from_dict({'rewards.train_new_model': 'on'})
+    hparams.override_from_str('rewards.adaptive_kl=on,rewards.adaptive_kl.target=6')
+    assert (hparams.rewards.kl_coef, hparams.rewards.trained_model) == (0.7, 'x')
+    assert hparams.rewards.train_new_model == train_reward.HParams()
+    assert hparams.rewards.adaptive_kl == train_policy.AdaptiveKLParams(target=6.0)
+
+
+def test_on_makes_the_groups_around_it():
+    hparams = train_policy.HParams()
+    hparams.override_from_dict({'rewards.train_new_model.task.policy': 'on'})
+    assert hparams.rewards.train_new_model == train_reward.HParams()
+
+
+def test_on_of_a_group_sets_its_defaults():
+    hparams = policy_hparams(**{'ppo.lr': 3.0})
+    hparams.override_from_dict({'ppo': 'on'})
+    assert hparams.ppo == train_policy.PpoHParams()
+
+
+@pytest.mark.parametrize(
+    'text, value', [('None', None), ('none', 'none'), ('', ''), ('a=b', 'a=b')]
+)
+def test_optional_text(text, value):
+    """Original-defects 11: a directory named None was made."""
+    hparams = policy_hparams(**{'run.save_dir': 'before'})
+    hparams.override_from_str(f'run.save_dir={text}')
+    assert hparams.run.save_dir == value
+
+
+@dataclass
+class Unions(hyperparams.HParams):
+    either: int | bool = option(0, 'int or bool')
+    new_style: int | None = option(0, 'the same as Optional[int]')
+    unclear: int | str | None = option(0, 'text may be either')
+
+
+def test_unions():
+    """Original-defects 11."""
+    hparams = Unions()
+    hparams.override_from_str('either=3,new_style=None,unclear=None')
+    assert hparams.to_nested_dict() == {'either': 3, 'new_style': None, 'unclear': None}
+    hparams.override_from_str('either=true,new_style=5')
+    assert (hparams.either, hparams.new_style) == (True, 5)
+    with pytest.raises(
+        TypeError,
+        match=r"cannot tell which of a whole number \(int\) or text \(str\) or None '3' is",
+    ):
+        hparams.override_from_str('unclear=3')
+    hparams.unclear = 'text'
+    hparams.validate()
+
+
+@pytest.mark.parametrize(
+    'method, argument',
+    [
+        ('override_from_str', 'ppo.nosuch=1'),
+        ('override_from_str_dict', {'ppo.nosuch': '1'}),
+        ('override_from_dict', {'ppo.nosuch': 1}),
+        ('override_from_nested_dict', {'ppo': {'nosuch': 1}}),
+        ('parse_json', '{"ppo": {"nosuch": 1}}'),
+    ],
+)
+def test_unknown_name(method, argument):
+    """Original-defects 12: one error for one mistake, which is both errors that the original raised
+    for it."""
+    with pytest.raises(AttributeError, match='HParams has no field .*nosuch') as caught:
+        getattr(train_policy.HParams(), method)(argument)
+    assert isinstance(caught.value, KeyError)
+
+
+def test_fields_where_there_are_none():
+    with pytest.raises(AttributeError, match=r"'lr' of PpoHParams holds no fields: \['a'\]"):
+        train_policy.HParams().override_from_nested_dict({'ppo': {'lr': {'a': 1}}})
+
+
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        ('{"ppo": ', ' is not JSON: Expecting value: line 1 column 9 (char 8)'),
+        (
+            '{"nosuch": 1}',
+            (
+                ' does not hold the hyperparameters that it should: '
+                "lm_human_preferences.hparams.train_policy.HParams has no field 'nosuch'"
+            ),
+        ),
+        (
+            '{"ppo": {"batch_size": 0}}',
+            (
+                ' does not hold the hyperparameters that it should: '
+                '--task.query_length must be a whole number (int), got None'
+            ),
+        ),
+        (
+            '[1]',
+            (
+                " does not hold the hyperparameters that it should: 'list' object has no attribute"
+                " 'items'"
+            ),
+        ),
+    ],
+)
+def test_bad_json_file(tmp_path, text, message):
+    path = tmp_path / 'hparams.json'
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        train_policy.HParams().override_from_json_file(str(path))
+    assert str(caught.value) == f'{path}{message}'
+
+
+def test_missing_json_file(tmp_path):
+    with pytest.raises(UserError, match='nowhere.json'):
+        train_policy.HParams().override_from_json_file(str(tmp_path / 'nowhere.json'))
+
+
+def test_finished_run_validates():
+    """Original-defects 13, without recordings."""
+    hparams = policy_hparams(**{'rewards.train_new_model': 'on'})
+    new = {**TASK, **LABELS, 'labels.num_train': 80, 'run.save_dir': '/runs/a'}
+    hparams.override_from_dict(
+        {f'rewards.train_new_model.{key}': value for key, value in new.items()}
+    )
+    with pytest.raises(AssertionError):
+        hparams.validate()
+    hparams.rewards.trained_model = '/runs/a/reward_model'
+    hparams.validate()
+
+
+@pytest.mark.parametrize(
+    'hparams, error, message',
+    [
+        (
+            policy_hparams(**{'task.query_length': None}),
+            TypeError,
+            '--task.query_length must be a whole number (int), got None',
+        ),
+        (
+            policy_hparams(**{'ppo.lr': 'a'}),
+            TypeError,
+            "--ppo.lr must be a number (float), got 'a'",
+        ),
+        (
+            policy_hparams(**{'run.seed': 1.5}),
+            TypeError,
+            '--run.seed must be a whole number (int) or None, got 1.5',
+        ),
+        (
+            policy_hparams(**{'rewards.adaptive_kl': 'on'}),
+            TypeError,
+            '--rewards.adaptive_kl.target must be a number (float), got None',
+        ),
+        (policy_hparams(**{'ppo': 'off'}), TypeError, '--ppo must be on or off, got None'),
+        (
+            policy_hparams(**{'ppo.batch_size': 9, 'ppo.nminibatches': 2}),
+            ValueError,
+            '--ppo.batch_size 9 is not a multiple of --ppo.nminibatches 2: take 8 or 10',
+        ),
+        (
+            policy_hparams(**{'ppo.batch_size': 16, 'ppo.nminibatches': 4}),
+            AssertionError,
+            (
+                '--ppo.batch_size 16 in 4 minibatches is too few for whitening: take 32 or more, or'
+                ' --ppo.whiten_rewards false'
+            ),
+        ),
+        (
+            policy_hparams(**{'rewards.trained_model': None}),
+            AssertionError,
+            (
+                'no reward model: give --rewards.trained_model DIRECTORY, or'
+                ' --rewards.train_new_model on'
+            ),
+        ),
+        (
+            reward_hparams(**{'labels.num_train': 81}),
+            ValueError,
+            '--labels.num_train 81 is not a multiple of --batch_size 40: take 80 or 120',
+        ),
+        (
+            reward_hparams(**{'labels.num_train': 7}),
+            ValueError,
+            '--labels.num_train 7 is not a multiple of --batch_size 40: take 40',
+        ),
+    ],
+)
+def test_invalid(hparams, error, message):
+    with pytest.raises(error) as caught:
+        hparams.validate()
+    assert str(caught.value) == message
+
+
+def test_prefix_of_nested_messages():
+    hparams = policy_hparams(**{'rewards.trained_model': None, 'rewards.train_new_model': 'on'})
+    for key, value in {**TASK, **LABELS, 'labels.num_train': 33, 'batch_size': 32}.items():
+        hparams.override_from_dict({f'rewards.train_new_model.{key}': value})
+    with pytest.raises(ValueError) as caught:
+        hparams.validate()
+    assert (
+        str(caught.value) == '--rewards.train_new_model.labels.num_train 33 is not a multiple of '
+        '--rewards.train_new_model.batch_size 32: take 32 or 64'
+    )
+
+
+def shared(hparams, *settings):
+    hparams.override_from_str(','.join(settings))
+    return hparams
+
+
+@pytest.mark.parametrize(
+    'hparams, ranks, message',
+    [
+        (
+            shared(policy_hparams(), 'ppo.batch_size=512'),
+            3,
+            '--ppo.batch_size 512 is not a multiple of --mpi 3: take 510 or 513',
+        ),
+        (
+            shared(policy_hparams(), 'ppo.batch_size=512', 'ppo.nminibatches=4'),
+            6,
+            (
+                '--ppo.batch_size 512 is not a multiple '
+                'of --mpi 6 x --ppo.nminibatches 4 = 24: take 504 or 528'
+            ),
+        ),
+        (
+            shared(policy_hparams(), 'ppo.batch_size=2', 'ppo.whiten_rewards=false'),
+            4,
+            '--ppo.batch_size 2 is not a multiple of --mpi 4: take 4',
+        ),
+        (
+            shared(reward_hparams(), 'batch_size=32'),
+            5,
+            '--batch_size 32 is not a multiple of --mpi 5: take 30 or 35',
+        ),
+        (
+            shared(reward_hparams(), 'batch_size=32', 'rollout_batch_size=36'),
+            8,
+            '--rollout_batch_size 36 is not a multiple of --mpi 8: take 32 or 40',
+        ),
+        (
+            shared(
+                policy_hparams(**{'rewards.trained_model': None, 'rewards.train_new_model': 'on'}),
+                'ppo.batch_size=512',
+                'rewards.train_new_model.batch_size=33',
+            ),
+            2,
+            '--rewards.train_new_model.batch_size 33 is not a multiple of --mpi 2: take 32 or 34',
+        ),
+    ],
+)
+def test_batches_that_ranks_cannot_share(hparams, ranks, message):
+    hparams.check_ranks(1)
+    with pytest.raises(UserError) as caught:
+        hparams.check_ranks(ranks)
+    assert str(caught.value) == message
+
+
+def test_batches_that_ranks_can_share():
+    shared(reward_hparams(), 'batch_size=40', 'rollout_batch_size=512').check_ranks(8)
+    shared(policy_hparams(), 'ppo.batch_size=512', 'ppo.nminibatches=4').check_ranks(8)
+
+
+def test_num_train_left_out_means_all():
+    hparams = reward_hparams()
+    hparams.validate()
+    hparams.override_from_str('labels.num_train=80')
+    hparams.override_from_str('labels.num_train=None')
+    hparams.validate()
+    assert hparams.labels.num_train is None
+
+
+def test_dump_goes_where_standard_output_goes(capsys):
+    """Original-defects 36: it was bound when the module was imported."""
+    hyperparams.dump(Unions(either=True), name='unions')
+    assert capsys.readouterr().out == 'unions:\n  either: True\n  new_style: 0\n  unclear: 0\n'
+
+
+def test_repr_as_the_original():
+    run = train_reward.RunHParams(seed=1)
+    assert repr(run) == 'RunHParams(seed=1, log_interval=10, save_interval=50, save_dir=None)'
+
+
+@pytest.mark.parametrize('cls', [train_policy.HParams, train_reward.HParams])
+def test_every_leaf_has_a_line_of_help(cls):
+    for key, known in fields(cls).items():
+        if not group_class(known.type) or known.default is None:
+            assert 3 < len(known.metadata['help']) < 120, key
+
+
+@dataclass
+class Inner(hyperparams.HParams):
+    flag: bool = option(False, 'a flag', formerly='switch')
+
+
+@dataclass
+class Renamed(hyperparams.HParams):
+    count: int = option(0, 'a number', formerly='number')
+    inner: Inner = field(default_factory=Inner)
+    group: Inner | None = option(None, 'a group that may be off')
+
+
+@pytest.mark.parametrize(
+    'method, overrides',
+    [
+        ('override_from_str', 'number=3,inner.switch=true,group=on,group.switch=true'),
+        (
+            'override_from_str_dict',
+            {'number': '3', 'inner.switch': 't', 'group': 'on', 'group.switch': 't'},
+        ),
+        (
+            'override_from_dict',
+            {'number': 3, 'inner.switch': True, 'group': 'on', 'group.switch': True},
+        ),
+        (
+            'override_from_nested_dict',
+            {'number': 3, 'inner': {'switch': True}, 'group': {'switch': True}},
+        ),
+        ('parse_json', '{"number": 3, "inner": {"switch": true}, "group": {"switch": true}}'),
+    ],
+)
+def test_former_names_are_understood_and_not_written(method, overrides):
+    hparams = Renamed()
+    getattr(hparams, method)(overrides)
+    assert hparams.to_nested_dict() == {
+        'count': 3,
+        'inner': {'flag': True},
+        'group': {'flag': True},
+    }
+
+
+def test_former_names_with_another_separator():
+    hparams = Renamed()
+    hparams.override_from_str_dict({'inner/switch': 'true', 'number': '2'}, separator='/')
+    assert hparams.inner.flag and hparams.count == 2
+
+
+def test_former_names_in_a_settings_file(tmp_path):
+    path = tmp_path / 'train_policy_hparams.json'
+    path.write_text('{"run": {"andon": "stop"}}')
+    hparams = train_policy.HParams()
+    with pytest.raises(UserError, match=r'--task\.query_length'):  # andon itself is accepted
+        hparams.override_from_json_file(str(path))
+    assert hparams.run.on_anomaly == 'stop'
+
+
+def test_a_former_name_is_no_field_of_its_own():
+    assert 'number' not in fields(Renamed)
+    with pytest.raises(AttributeError, match="no field 'switch'"):
+        Renamed().override_from_dict({'switch': True})

@@ -1,0 +1,665 @@
+"""TensorFlow checkpoints: equal to the original's byte for byte; whatever damage there is, one
+clear line."""
+
+import collections.abc
+import contextlib
+import itertools
+import os
+import struct
+import time
+import tracemalloc
+import weakref
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from golden_data import found, golden
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm_human_preferences.checkpointing import tf_bundle, tf_table
+from lm_human_preferences.checkpointing.checkpoints import write_bundle
+from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
+from lm_human_preferences.checkpointing.tf_table import Table, encode_block, encode_table, varint
+from lm_human_preferences.utils.crc import masked_crc
+
+MIB = 1 << 20
+DATA, INDEX = '.data-00000-of-00001', '.index'
+TENSORS = {
+    'model/w': np.arange(12, dtype='f4').reshape(3, 4),
+    'model/wte': np.ones((2, 3), 'f4'),
+    'scalar': np.float32(2),
+    'empty': np.zeros((0, 3), 'f8'),
+    'step': np.int64(7),
+    'é': np.array([True, False, True]),
+    **{f'm/{i:03d}': np.full(i % 5, i, 'f4') for i in range(100)},
+}
+
+
+@pytest.fixture
+def prefix(tmp_path):
+    write_bundle(tmp_path / 'model.ckpt', TENSORS)
+    return str(tmp_path / 'model.ckpt')
+
+
+def contents(path):
+    with open(path, 'rb') as f:
+        return f.read()
+
+
+def put(path, data):
+    with open(path, 'wb') as f:
+        f.write(data)
+
+
+def read_all(prefix):
+    bundle = Bundle(prefix)
+    return {name: bundle[name] for name in bundle}
+
+
+def field(number, value):
+    return tf_bundle._field(number, value)
+
+
+def entry(dtype=1, shape=(2,), shard=0, offset=0, size=8, crc=0, extra=b''):
+    """A serialized BundleEntryProto."""
+    dimensions = b''.join(field(2, field(1, n)) for n in shape)
+    fields = (
+        field(1, dtype) + field(2, dimensions) + field(3, shard) + field(4, offset) + field(5, size)
+    )
+    return fields + varint(6 << 3 | 5) + struct.pack('<I', crc) + extra
+
+
+HEADER = field(1, 1) + field(3, field(1, 1))
+
+
+def crafted(tmp_path, entries, header=HEADER, data=bytes(8)):
+    """A checkpoint with these index entries, sealed with right checksums."""
+    rows = [(b'', header), *((name.encode(), message) for name, message in entries.items())]
+    put(tmp_path / 'x.index', encode_table(rows))
+    put(tmp_path / 'x.data-00000-of-00001', data)
+    return tmp_path / 'x'
+
+
+# Equal to TensorFlow's
+
+
+@pytest.mark.parametrize('name', found('**/*.index'))
+def test_golden_checkpoint_is_reproduced(tmp_path, name):
+    original = str(golden(name)).removesuffix('.index')
+    bundle = Bundle(original)
+    assert len(bundle) > 0
+    write_bundle(tmp_path / 'x', bundle)
+    for suffix in (INDEX, DATA):
+        assert contents(original + suffix) == contents(tmp_path / f'x{suffix}')
+
+
+def test_the_golden_set_has_checkpoints():
+    assert found('**/*.index')
+
+
+@pytest.mark.parametrize(
+    'key, expected',
+    [(b'model', b'n'), (b'\xff\x01x', b'\xff\x02'), (b'\xff\xff', b'\xff\xff'), (b'', b'')],
+)
+def test_successor(key, expected):
+    assert tf_table.successor(key) == expected
+
+
+def seal(block, compression=0):
+    """A block as it is in a file."""
+    block += bytes([compression])
+    return block + struct.pack('<I', masked_crc(block))
+
+
+def table_end(meta_handle, handle):
+    return (meta_handle + handle).ljust(40, b'\0') + tf_table.MAGIC
+
+
+def split(rows, count):
+    """The table of `rows` in blocks of `count`, as TensorFlow splits one beyond 256 KiB."""
+    table, index = b'', []
+    for start in range(0, len(rows), count):
+        block = encode_block(rows[start : start + count])
+        index.append((rows[start : start + count][-1][0], varint(len(table)) + varint(len(block))))
+        table += seal(block)
+    block = encode_block(index)
+    return table + seal(block) + table_end(varint(0) * 2, varint(len(table)) + varint(len(block)))
+
+
+@pytest.mark.parametrize(
+    'encode',
+    [encode_table, lambda rows: split(rows, 3000), lambda rows: split(rows, 1)],
+    ids=['one block', 'a few', 'a block for every row'],
+)
+def test_long_index_is_read(encode):
+    rows = [(f'name/{i:06d}'.encode(), bytes(30)) for i in range(20000)]
+    assert list(Table(encode(rows)).rows()) == rows
+
+
+def test_an_entry_by_hand(tmp_path):
+    """The smallest checkpoint, its table written out: shared 0, rest 0, 8 bytes; shared 0, rest 1,
+    15 bytes."""
+    write_bundle(tmp_path / 'x', {'a': np.float32(1)})
+    crc = struct.pack('<I', masked_crc(np.float32(1).tobytes()))
+    block = (
+        bytes([0, 0, 6])
+        + bytes.fromhex('0801 1a02 0801')
+        + bytes([0, 1, 11])
+        + b'a'
+        + bytes.fromhex('0801 1200 2804')
+        + bytes([0x35])
+        + crc
+        + bytes.fromhex('00000000 01000000')
+    )
+    assert contents(tmp_path / 'x.index').startswith(block + b'\0')
+    assert (
+        masked_crc(b'123456789')
+        == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    )
+
+
+# Round trips
+
+
+def test_round_trip(prefix):
+    bundle = Bundle(prefix)
+    assert (
+        set(bundle) == set(TENSORS)
+        and len(bundle) == len(TENSORS)
+        and 'scalar' in bundle
+        and 'x' not in bundle
+    )
+    for name, value in TENSORS.items():
+        assert np.array_equal(bundle[name], value)
+        assert bundle[name].shape == value.shape and bundle[name].dtype == value.dtype
+        assert not bundle[name].flags.writeable
+    with pytest.raises(KeyError):
+        bundle['x']
+
+
+@pytest.mark.parametrize(
+    'code',
+    [
+        'f2',
+        'f4',
+        'f8',
+        'i1',
+        'i2',
+        'i4',
+        'i8',
+        'u1',
+        'u2',
+        'u4',
+        'u8',
+        '?',
+        'c8',
+        'c16',
+        '>f4',
+        '>i8',
+    ],
+)
+@pytest.mark.parametrize('shape', [(), (0,), (3,), (2, 0, 5), (2, 3, 4)])
+def test_types_and_shapes(tmp_path, code, shape):
+    value = (np.arange(np.prod(shape, dtype=int)).reshape(shape) % 2).astype(code)
+    write_bundle(tmp_path / 'x', {'a': np.True_, 'v': value})  # one byte before it: not aligned
+    read = read_all(tmp_path / 'x')['v']
+    assert (
+        read.dtype == value.dtype.newbyteorder('<')
+        and read.shape == shape
+        and np.array_equal(read, value)
+    )
+
+
+def test_torch_tensors_and_views_are_written(tmp_path):
+    base = torch.arange(12.0).reshape(3, 4)
+    tensors = {
+        'parameter': torch.nn.Parameter(base),
+        'transposed': base.T,
+        'number': torch.tensor(7),
+    }
+    write_bundle(tmp_path / 'x', {**tensors, 'slice': base.numpy()[:, ::2], 'python': 3})
+    read = read_all(tmp_path / 'x')
+    assert all(
+        np.array_equal(read[name], tensor.detach().numpy()) for name, tensor in tensors.items()
+    )
+    assert (
+        np.array_equal(read['slice'], base.numpy()[:, ::2])
+        and read['python'] == 3
+        and read['number'].dtype == 'i8'
+    )
+
+
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=20).filter(lambda s: s[0] != '\0' and s.isprintable()),
+        st.tuples(
+            st.sampled_from(['f4', 'i8', 'u1', '?']), st.lists(st.integers(0, 3), max_size=4)
+        ),
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_any_names_and_shapes(tmp_path_factory, layout):
+    path = tmp_path_factory.mktemp('any') / 'x'
+    tensors = {name: np.ones(shape, code) for name, (code, shape) in layout.items()}
+    write_bundle(path, tensors)
+    read = read_all(path)
+    assert list(read) == sorted(tensors, key=str.encode)
+    assert all(
+        read[n].dtype == t.dtype and np.array_equal(read[n], t) and read[n].shape == t.shape
+        for n, t in tensors.items()
+    )
+
+
+def test_several_shards(tmp_path):
+    first, second = np.arange(2, dtype='f4'), np.arange(4, dtype='f4')
+    crc = [masked_crc(a.tobytes()) for a in (first, second)]
+    path = crafted(
+        tmp_path,
+        {'a': entry(crc=crc[0]), 'b': entry(shape=(4,), shard=1, size=16, crc=crc[1])},
+        header=field(1, 2),
+    )
+    put(f'{path}.data-00000-of-00002', first.tobytes())
+    bundle = Bundle(path)  # the shards are not needed yet
+    assert bundle.shard_names() == ['x.data-00000-of-00002', 'x.data-00001-of-00002']
+    assert np.array_equal(bundle['a'], first)
+    with pytest.raises(BundleError, match='x.data-00001-of-00002 is missing$'):
+        bundle['b']
+    put(f'{path}.data-00001-of-00002', second.tobytes())
+    assert np.array_equal(bundle['b'], second)
+
+
+def test_nothing_is_copied(tmp_path):
+    write_bundle(tmp_path / 'x', {'a': np.ones(4 * MIB, 'f4')})
+    with peak_memory() as peak:
+        array = Bundle(tmp_path / 'x')['a']
+    assert peak() < MIB and array[-1] == 1
+
+
+@contextlib.contextmanager
+def peak_memory():
+    """Yields a function that tells the most memory allocated at a time since, in bytes."""
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+class Lazy(collections.abc.Mapping):
+    """Makes each array when it is asked for, and counts how many live."""
+
+    def __init__(self):
+        self.alive, self.most = weakref.WeakSet(), 0
+
+    def __iter__(self):
+        return iter(['a', 'b', 'c', 'd'])
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, name):
+        array = np.ones(1000, 'f4').view(
+            type('Counted', (np.ndarray,), {'__hash__': object.__hash__})
+        )
+        self.alive.add(array)
+        self.most = max(self.most, len(self.alive))
+        return array
+
+
+def test_writing_takes_one_tensor_at_a_time(tmp_path):
+    lazy = Lazy()
+    write_bundle(tmp_path / 'x', lazy)
+    assert (
+        len(read_all(tmp_path / 'x')) == 4 and lazy.most <= 2
+    )  # the one before lives until the next has its name
+
+
+def test_compressed_index_is_refused(prefix):
+    """TensorFlow writes none; the checksum is right."""
+    block = bytes([1, 0, 0])
+    put(prefix + INDEX, one_block(block, 1))
+    with pytest.raises(BundleError) as e:
+        Bundle(prefix)
+    assert str(e.value) == (
+        f'{prefix}.index is {NO_CHECKPOINT} it is compressed, which is not supported; TensorFlow '
+        'from 1.2 on writes none that is'
+    )
+
+
+# Damage and what is not supported: exact lines
+
+
+def test_missing_files(tmp_path, prefix):
+    with pytest.raises(BundleError) as e:
+        Bundle(tmp_path / 'none')
+    assert str(e.value) == f'{tmp_path}/none.index is missing'
+    os.remove(prefix + DATA)
+    bundle = Bundle(prefix)
+    with pytest.raises(BundleError) as e:
+        bundle['scalar']
+    assert str(e.value) == f'{prefix}{DATA} is missing'
+
+
+def test_files_of_other_kinds(tmp_path):
+    os.mkdir(tmp_path / 'a.index')
+    os.mkfifo(tmp_path / 'b.index')
+    os.symlink('/dev/zero', tmp_path / 'c.index')
+    for name in 'abc':
+        with pytest.raises(BundleError) as e:
+            Bundle(tmp_path / name)
+        assert str(e.value) == f'{tmp_path}/{name}.index is not a file'
+
+
+def test_file_that_may_not_be_read(prefix):
+    refusal = PermissionError(13, 'Permission denied')
+    with mock.patch('builtins.open', side_effect=refusal), pytest.raises(BundleError) as e:
+        Bundle(prefix)
+    assert str(e.value) == f'{prefix}.index cannot be read: Permission denied'
+
+
+@pytest.mark.parametrize('data', [b'', b'<html>', bytes(48), bytes(100)])
+def test_other_contents(tmp_path, data):
+    put(tmp_path / 'x.index', data)
+    with pytest.raises(BundleError) as e:
+        Bundle(tmp_path / 'x')
+    assert str(e.value) == (
+        f'{tmp_path}/x.index is damaged or no checkpoint: it does not end as the index of a '
+        'TensorFlow checkpoint'
+    )
+
+
+UNKNOWN = "'v' is neither numbers nor booleans (type {} of types.proto), which is not supported"
+SIZE = "damaged: 'v' has {} bytes, which do not make float32 {}"
+NO_CHECKPOINT = 'damaged or no checkpoint:'
+HUGE = (0, 1 << 40, 1 << 40)
+
+
+@pytest.mark.parametrize(
+    'message, line',
+    [
+        (entry(dtype=7), '.index: ' + UNKNOWN.format(7)),
+        (entry(dtype=14), '.index: ' + UNKNOWN.format(14)),
+        (
+            entry(extra=field(7, b'x')),
+            ".index: 'v' is a partitioned variable, which is not supported",
+        ),
+        (entry(shape=(3,)), '.index is ' + SIZE.format(8, (3,))),
+        (entry(shape=(2,) + (1,) * 80), '.index is ' + SIZE.format(8, (2,) + (1,) * 64)),
+        (entry(shape=HUGE, size=0), '.index is ' + SIZE.format(0, HUGE)),
+        (entry(shard=1), '.index is damaged: a tensor is in shard 1 of 1'),
+        (entry(shape=(3,), size=12), f"{DATA} is truncated: 'v' ends at byte 12, the file at 8"),
+        (
+            entry(offset=1 << 63),
+            f"{DATA} is truncated: 'v' ends at byte {(1 << 63) + 8}, the file at 8",
+        ),
+        (entry(), f"{DATA} is damaged: the checksum of 'v' does not match"),
+        (b'\x0b', f'.index is {NO_CHECKPOINT} a field is of no known kind'),
+        (b'\x12\x05a', f'.index is {NO_CHECKPOINT} a field is truncated'),
+        (b'\xff' * 9, f'.index is {NO_CHECKPOINT} damaged number'),
+        (b'\x08' + b'\xff' * 10 + b'\1', f'.index is {NO_CHECKPOINT} damaged number'),
+    ],
+)
+def test_damaged_entry(tmp_path, message, line):
+    path = crafted(tmp_path, {'v': message})
+    with pytest.raises(BundleError) as e:
+        read_all(path)
+    assert str(e.value) == f'{path}{line}'
+
+
+def test_message_is_one_line_whatever_the_name(tmp_path):
+    with pytest.raises(BundleError) as e:
+        read_all(crafted(tmp_path, {'a\n\x1b[2J': entry()}))
+    assert str(e.value).isprintable()
+
+
+def test_only_the_tensor_that_is_read_is_refused(tmp_path):
+    crc = masked_crc(bytes(8))
+    bundle = Bundle(crafted(tmp_path, {'numbers': entry(crc=crc), 'strings': entry(dtype=7)}))
+    assert bundle['numbers'].tolist() == [0, 0] and list(bundle) == ['numbers', 'strings']
+
+
+def test_index_without_header(tmp_path):
+    put(tmp_path / 'x.index', encode_table([(b'v', entry())]))
+    with pytest.raises(BundleError, match='no checkpoint: it has no header$'):
+        Bundle(tmp_path / 'x')
+
+
+def test_pieces_of_partitioned_variables_are_no_tensors(tmp_path):
+    assert list(Bundle(crafted(tmp_path, {'\0piece': entry(), 'v': entry()}))) == ['v']
+
+
+def test_name_that_is_no_text(tmp_path):
+    put(tmp_path / 'x.index', encode_table([(b'', HEADER), (b'\xff', entry())]))
+    with pytest.raises(BundleError, match='utf-8'):
+        Bundle(tmp_path / 'x')
+
+
+def test_every_flipped_bit_of_the_values_is_noticed(prefix):
+    good = contents(prefix + DATA)
+    for position in range(len(good)):
+        put(
+            prefix + DATA,
+            good[:position] + bytes([good[position] ^ 1 << position % 8]) + good[position + 1 :],
+        )
+        with pytest.raises(BundleError, match='is damaged: the checksum of .* does not match'):
+            read_all(prefix)
+
+
+def test_every_flipped_bit_of_the_index_is_noticed_or_harmless(prefix):
+    good = contents(prefix + INDEX)
+    unnoticed = 0
+    for position in range(len(good)):
+        put(
+            prefix + INDEX,
+            good[:position] + bytes([good[position] ^ 1 << position % 8]) + good[position + 1 :],
+        )
+        try:
+            read = read_all(prefix)
+        except BundleError:
+            continue
+        unnoticed += 1
+        assert all(np.array_equal(read[name], value) for name, value in TENSORS.items()) and len(
+            read
+        ) == len(TENSORS)
+    assert unnoticed <= 48 + 13  # the filling of the footer, and the meta-index, which is not read
+
+
+@pytest.mark.parametrize('suffix', [INDEX, DATA])
+def test_every_truncation_is_noticed(prefix, suffix):
+    good = contents(prefix + suffix)
+    for size in range(0, len(good), 7):
+        put(prefix + suffix, good[:size])
+        with pytest.raises(BundleError):
+            read_all(prefix)
+
+
+# Fuzzing
+
+
+def survive(prefix):
+    with contextlib.suppress(BundleError):
+        bundle = Bundle(prefix)
+        bundle.shard_names()
+        for name in itertools.islice(bundle, 50):
+            with contextlib.suppress(BundleError):
+                bundle[name]
+
+
+class _AnyChecksum(int):
+    """Lets damage through to the parsers."""
+
+    def __ne__(self, other):
+        return False
+
+
+def fuzz(directory, edits):
+    """Read a checkpoint whose index is damaged by `edits` [(position, byte)], with checksums and
+    without."""
+    path = directory / 'x'
+    if not os.path.exists(f'{path}{DATA}'):
+        write_bundle(path, TENSORS)
+        os.rename(f'{path}{INDEX}', f'{path}.good')
+    bad = bytearray(contents(f'{path}.good'))
+    for position, byte in edits:
+        bad[position % len(bad)] = byte
+    put(f'{path}{INDEX}', bad)
+    survive(path)
+    with mock.patch.object(tf_table, 'masked_crc', lambda data: _AnyChecksum()):
+        survive(path)
+
+
+EDITS = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=30)
+
+
+@pytest.fixture(scope='module')
+def scratch(tmp_path_factory):
+    return tmp_path_factory.mktemp('fuzz')
+
+
+@given(EDITS)
+@settings(max_examples=300, deadline=None)
+def test_damaged_index(scratch, edits):
+    fuzz(scratch, edits)
+
+
+@pytest.mark.slow
+@given(EDITS)
+@settings(max_examples=20000, deadline=None)
+def test_damaged_index_at_length(scratch, edits):
+    fuzz(scratch, edits)
+
+
+@given(
+    st.dictionaries(st.text(max_size=3), st.binary(max_size=40), max_size=5), st.binary(max_size=20)
+)
+@settings(max_examples=300, deadline=None)
+def test_any_messages(scratch, entries, header):
+    rows = {b'': header, **{name.encode(): message for name, message in entries.items()}}
+    put(scratch / 'y.index', encode_table(sorted(rows.items())))
+    survive(scratch / 'y')
+
+
+# What reading can cost
+
+
+def one_block(block, compression=0):
+    """A table whose index block is `block`."""
+    return seal(block, compression) + table_end(varint(0) * 2, varint(0) + varint(len(block)))
+
+
+def two_blocks(inner, handles=1):
+    """A table with the block `inner`, to which `handles` entries of the index lead."""
+    handle = varint(0) + varint(len(inner))
+    block = (bytes([0, 0, len(handle)]) + handle) * handles + struct.pack('<II', 0, 1)
+    return (
+        seal(inner)
+        + seal(block)
+        + table_end(varint(0) * 2, varint(len(inner) + 5) + varint(len(block)))
+    )
+
+
+def growing_keys():
+    """Each key is the one before and a byte: 100 KB that would become 200 MB."""
+    return two_blocks(
+        b''.join(varint(i) + b'\1\0k' for i in range(20000)) + struct.pack('<II', 0, 1)
+    )
+
+
+def repeated_block():
+    """Many entries of the index lead to one large block, which has no entries itself."""
+    return two_blocks(bytes(MIB - 4) + struct.pack('<I', MIB // 4 - 1), handles=10000)
+
+
+def large_file():
+    return encode_table(
+        [(b'', HEADER)] + [(f'{i:05d}'.encode(), bytes(2000)) for i in range(10000)]
+    )
+
+
+@pytest.mark.parametrize(
+    'block, reason',
+    [
+        (b'\1\0\0' + struct.pack('<II', 0, 1), 'an entry is damaged'),
+        (b'\0\0\5' + struct.pack('<II', 0, 1), 'an entry is damaged'),
+        (b'\0\5\0' + struct.pack('<II', 0, 1), 'an entry is damaged'),
+        (b'\xff' * 4, 'a block is too short'),
+        (b'', 'a block is too short'),
+    ],
+)
+def test_damaged_block(tmp_path, block, reason):
+    put(tmp_path / 'x.index', one_block(block))
+    with pytest.raises(BundleError, match=f'{reason}$'):
+        Bundle(tmp_path / 'x')
+
+
+@pytest.mark.parametrize(
+    'make, reason',
+    [
+        (growing_keys, tf_table.TOO_LARGE),
+        (repeated_block, tf_table.TOO_LARGE),
+        (large_file, tf_table.TOO_LARGE),
+    ],
+)
+def test_reading_a_crafted_index_is_cheap(tmp_path, make, reason):
+    put(tmp_path / 'x.index', make())
+    start = time.process_time()
+    with pytest.raises(BundleError, match=reason), peak_memory() as peak:
+        Bundle(tmp_path / 'x')
+    assert peak() < 64 * MIB and time.process_time() - start < 20
+
+
+@pytest.mark.parametrize(
+    'message',
+    [
+        entry(shape=(), extra=field(2, b'\x12\x00' * MIB)),
+        entry(shape=((1 << 64) - 1,) * 20),
+        b''.join(varint(i << 3) + b'\0' for i in range(1, 300000)),
+    ],
+    ids=['dimensions', 'product', 'fields'],
+)
+def test_a_crafted_entry_is_cheap(tmp_path, message):
+    """Millions of dimensions, and of shards, are told in few bytes: no list is made of them, no
+    product."""
+    path = crafted(tmp_path, {'v': message}, header=field(1, 1 << 60))
+    start = time.process_time()
+    with peak_memory() as peak:
+        bundle = Bundle(path)
+        with pytest.raises(BundleError):
+            bundle['v']
+        assert bundle.shard_names() == [f'x.data-00000-of-{1 << 60}']
+    assert peak() < 16 * MIB and time.process_time() - start < 20
+
+
+# Writing
+
+
+@pytest.mark.parametrize(
+    'tensors',
+    [{'': np.zeros(1)}, {'\0a': np.zeros(1)}, {'a': np.array(['text'])}, {'a': np.array([None])}],
+    ids=['empty', 'zero', 'text', 'object'],
+)
+def test_what_cannot_be_written(tmp_path, prefix, tensors):
+    before = {name: contents(tmp_path / name) for name in os.listdir(tmp_path)}
+    with pytest.raises(BundleError, match='cannot be written'):
+        write_bundle(prefix, {**TENSORS, **tensors})
+    assert {name: contents(tmp_path / name) for name in os.listdir(tmp_path)} == before
+
+
+@pytest.mark.parametrize('call', ['fsync', 'replace'])
+@pytest.mark.parametrize('after', [0, 1])
+def test_failed_write_leaves_no_part(tmp_path, call, after):
+    results = [getattr(os, call)] * after
+    with (
+        mock.patch.object(
+            os, call, side_effect=lambda *a: results.pop()(*a) if results else fail()
+        ),
+        pytest.raises(OSError, match='full'),
+    ):
+        write_bundle(tmp_path / 'x', TENSORS)
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(('.part', '.index'))]
+
+
+def fail():
+    raise OSError(28, 'full')

@@ -1,0 +1,249 @@
+"""Alarms: every fault rings, no healthy training does, and `stop` keeps the moment."""
+
+import pytest
+import torch
+from command_line import error_of, invoke
+from golden_data import load_json, load_npz
+from ranks import on_ranks
+
+from lm_human_preferences import label_types
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams import train_policy
+from lm_human_preferences.training import health, optimizer
+
+HEALTHY = {
+    'ppo/loss/total': 0.3,
+    'objective/kl': 5.0,
+    'objective/score': 1.0,
+    'ppo/policy/entropy': 1.0,
+    health.PENALIZED: 0.2,
+}
+NAN, INF = float('nan'), float('inf')
+
+
+def hparams(**overrides):
+    found = train_policy.HParams()
+    found.override_from_dict(
+        {
+            'task.response_length': 24,
+            'task.truncate_token': 13,
+            'rewards.adaptive_kl': 'on',
+            'rewards.adaptive_kl.target': 6.0,
+        }
+    )
+    found.override_from_dict(overrides)
+    return found
+
+
+@pytest.mark.parametrize(
+    'changes, settings, rings',
+    [
+        ({}, {}, None),
+        ({'objective/kl': 29.9}, {}, None),
+        ({'objective/kl': 59, 'objective/score': 0.5}, {}, None),
+        ({'ppo/loss/total': NAN}, {}, 'ppo/loss/total'),
+        ({'ppo/loss/total': INF}, {}, 'ppo/loss/total'),
+        ({'objective/kl': NAN}, {}, 'objective/kl'),
+        ({'objective/score': -INF}, {}, 'objective/score'),
+        ({'objective/kl': 61}, {}, 'objective/kl'),
+        ({'objective/kl': 31}, {}, 'objective/kl'),
+        ({'objective/kl': 31}, {'rewards.adaptive_kl': None}, 'objective/kl'),
+        ({'objective/kl': 23}, {'rewards.adaptive_kl': None}, None),
+        ({'objective/kl': 49, 'objective/score': 0}, {'rewards.adaptive_kl': None}, 'objective/kl'),
+        ({'ppo/policy/entropy': 0.01}, {}, 'ppo/policy/entropy'),
+        ({health.PENALIZED: 0.96}, {}, health.PENALIZED),
+    ],
+)
+def test_rules(changes, settings, rings):
+    alarms = health.policy_alarms(
+        {**HEALTHY, **changes}, {**HEALTHY, 'objective/score': 0.9}, hparams(**settings)
+    )
+    assert [alarm.statistic for alarm in alarms] == ([rings] if rings else [])
+
+
+def test_no_alarm_in_the_recorded_trainings():
+    """Ten trainings of the original, to a KL of three times the target and an entropy of a
+    twenty-fifth."""
+    curves, settings = load_npz('curves', 'curves.npz'), load_json('curves', 'overrides.json')
+    settings = hparams(
+        **{key: settings[key] for key in ('rewards.adaptive_kl.target', 'task.response_length')}
+    )
+    for seed in range(10):
+        first, *steps = (
+            {**{name: runs[seed, i] for name, runs in curves.items()}, health.PENALIZED: 0}
+            for i in range(150)
+        )
+        assert not any(health.policy_alarms(stats, first, settings) for stats in steps)
+
+
+@pytest.mark.parametrize(
+    'agreements, loss, rings',
+    [
+        ([0.2] * 10, 1.0, []),
+        ([], 1.0, []),
+        ([-0.1] * 10, 1.0, []),
+        ([-0.2] * 10, 1.0, ['agreement']),
+        ([0.0] * 10, 1.0, []),
+        ([], NAN, ['loss']),
+        ([], INF, ['loss']),
+        ([0.2] * 10, 2.0, []),
+        ([], 9.0, []),
+        ([0.2] * 10, 2.1, ['loss']),
+        ([-0.2] * 10, 9.0, ['agreement', 'loss']),
+    ],
+)
+def test_rules_of_reward_training(agreements, loss, rings):
+    """320 labels, so that the limit of the agreement is -0.11; guessing among four has a loss of
+    1.39."""
+    alarms = health.reward_alarms(
+        {'loss': loss}, agreements, [loss] * len(agreements), batch_size=32, guessing_loss=1.386
+    )
+    assert [alarm.statistic for alarm in alarms] == rings
+
+
+@pytest.mark.parametrize(
+    'name, labels, expected',
+    [
+        ('best_of_4', {'best': [0, 3]}, 1.3862944),
+        ('scalar_rating', {'score': [1.0, 5.0]}, 4.0),
+        ('scalar_compare', {'difference': [1.0, -3.0]}, 5.0),
+    ],
+)
+def test_loss_of_guessing(name, labels, expected):
+    labels = {field: torch.tensor(values) for field, values in labels.items()}
+    assert label_types.get(name).guessing_loss(labels) == pytest.approx(expected)
+
+
+def test_a_reward_model_that_ends_above_guessing_is_reported(tmp_path):
+    result = invoke(f'train_reward test first --mpi 1 --save_dir {tmp_path} --lr 10')
+    assert result.exit_code == 0, result.output
+    assert (
+        'WARNING: step 32: the loss of the reward model ended far above that of guessing, 1.386'
+        in result.stdout
+    )
+
+
+@pytest.mark.parametrize(
+    'name, labels, rewards, expected',
+    [
+        ('best_of_3', {'best': [1, 0]}, [[0, 2, 1], [1, 2, 0]], 0.5),
+        ('best_of_3', {'best': [1]}, [[0, 0, 0]], 0),
+        ('best_of_1', {'best': [0]}, [[1]], 0),
+        ('best_of_2', {'best': [1, 1]}, [[3, 1], [2, 0]], -1),
+        ('scalar_compare', {'difference': [1.0, -2.0, 0.0]}, [[0, 5], [1, 3], [0, 1]], 0),
+        ('scalar_rating', {'score': [1.0, 2.0, 3.0]}, [[-2], [-4], [-6]], -1),
+        ('scalar_rating', {'score': [1.0]}, [[1]], 0),
+    ],
+)
+def test_agreement(name, labels, rewards, expected):
+    labels = {field: torch.tensor(values) for field, values in labels.items()}
+    found = label_types.get(name).agreement(torch.tensor(rewards, dtype=torch.float32), labels)
+    assert found.item() == pytest.approx(expected, abs=1e-6)
+
+
+class Trainer:
+    step = 0
+
+    def state_dict(self):
+        return {'step': self.step}
+
+
+class Checkpointer:
+    saved = 0
+
+    def save_on_error(self, trainer):
+        self.saved += 1
+
+
+ALARM = health.Alarm('objective/kl', 61.0, 60.0, 'too far')
+
+
+def test_warnings_are_seldom(capsys):
+    health_monitor, trainer = health.HealthMonitor('warn', LocalComm()), Trainer()
+    for trainer.step in range(250):
+        health_monitor.report([ALARM] if trainer.step >= 10 else [], trainer, Checkpointer())
+    assert capsys.readouterr().out.splitlines() == [
+        f'WARNING: step {step}: too far (objective/kl is 61, the limit 60)'
+        for step in (10, 110, 210)
+    ]
+
+
+def test_off_says_nothing(capsys):
+    health.HealthMonitor('off', LocalComm()).report([ALARM], Trainer(), Checkpointer())
+    assert capsys.readouterr().out == ''
+
+
+def test_stop_stops_every_rank():
+    def work(comm):
+        checkpointer = Checkpointer()
+        with pytest.raises(UserError, match='stopped at step 0 by --run.on_anomaly stop: too far'):
+            health.HealthMonitor('stop', comm).report([ALARM], Trainer(), checkpointer)
+        return checkpointer.saved
+
+    assert on_ranks(2, work) == [1, 1]
+
+
+BASE = (
+    'train_policy test first --mpi 1 --save_dir {} --ppo.total_episodes 320 --run.save_interval 1'
+)
+
+
+def test_a_training_without_numbers_is_stopped_and_the_step_before_is_whole(tmp_path):
+    result = invoke(
+        f'{BASE.format(tmp_path)} --run.on_anomaly stop --ppo.lr 2e38 --ppo.noptepochs 1 '
+        '--rewards.train_new_model off --rewards.trained_model test'
+    )
+    assert result.exit_code == 2 and 'WARNING' not in result.stdout
+    assert (
+        result.stderr.splitlines()[-1]
+        == 'error: stopped at step 2 by --run.on_anomaly stop: the loss is NaN or infinite: lower'
+        ' the learning rate (ppo/loss/total is nan, the limit inf)'
+    )
+    directory = tmp_path / 'first' / 'policy' / 'checkpoints'
+    assert {'model.ckpt-1.index', 'model.ckpt-2.index'} <= {
+        path.name for path in directory.iterdir()
+    }
+    assert checkpoints.latest_resumable(directory)[0].endswith(
+        'model.ckpt-1'
+    )  # from which resume goes on
+
+
+def test_a_reward_model_that_learns_the_opposite_is_stopped(tmp_path, monkeypatch):
+    minimize = optimizer.Adam.minimize
+    monkeypatch.setattr(
+        optimizer.Adam, 'minimize', lambda adam, loss, lr: minimize(adam, loss, -lr)
+    )
+    result = invoke(f'train_reward test first --mpi 1 --save_dir {tmp_path} --run.on_anomaly stop')
+    assert (
+        'error: stopped at step 32 by --run.on_anomaly stop: the reward model is worse than chance'
+        in result.stderr
+    )
+    assert (
+        result.exit_code == 2 and not (tmp_path / 'first' / 'reward_model' / 'checkpoints').exists()
+    )
+
+
+def test_healthy_trainings_are_not_stopped(tmp_path):
+    """Both at once, through to the end; mode and rules as in the test before."""
+    result = invoke(f'{BASE.format(tmp_path)} --run.on_anomaly stop')
+    assert result.exit_code == 0, result.output
+
+
+def test_modes():
+    assert 'warn, stop' in error_of(
+        invoke('train_policy test first --dry_run --run.on_anomaly never')
+    )
+
+
+def test_mode_holds_for_both_trainings(tmp_path):
+    result = invoke(
+        f'{BASE.format(tmp_path)} --run.on_anomaly stop --rewards.train_new_model.lr 2e38'
+    )
+    assert result.exit_code == 2 and 'stopped at step 2 by --run.on_anomaly stop' in result.stderr
+    assert not (tmp_path / 'first' / 'policy').exists()
+
+
+def test_limits_are_what_readme_says():
+    assert (health.KL_TARGETS, health.KL_PER_TOKEN, health.MOST_PENALIZED) == (10, 2, 0.95)

@@ -1,0 +1,94 @@
+"""Reading the words of a command line; its values are tested through the command line, in
+test_cli."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import launch
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.utils import arguments, hyperparams
+from lm_human_preferences.utils.hyperparams import option
+
+
+@dataclass
+class Options(hyperparams.HParams):
+    flag: bool = option(False, 'a flag')
+    n: int = option(0, 'a number')
+    text: str = option('', 'a text')
+    current: bool = option(False, 'a flag with another name than before', formerly='old_name')
+
+
+@pytest.mark.parametrize(
+    'words, given',
+    [
+        ('a', {}),
+        ('--n 3 a', {'n': '3'}),
+        ('a --flag', {'flag': 'True'}),
+        ('--flag a', {'flag': 'True'}),
+        ('--flag f a', {'flag': 'f'}),
+        ('a f', {'flag': 'f'}),
+        ('a f 3', {'flag': 'f', 'n': '3'}),
+        ('a 3 --flag', {'flag': 'True', 'n': '3'}),
+        ('--arg=a --n=3', {'n': '3'}),
+        ('-- a', {}),
+        ('--noflag a', {'flag': 'False'}),
+        ('--text -x a', {'text': '-x'}),
+        ('--text=--n a', {'text': '--n'}),
+        ('--n=1 --n=2 a', {'n': '2'}),
+        ('--old_name a', {'current': 'True'}),
+        ('--old-name=f a', {'current': 'f'}),
+        ('--noold_name a', {'current': 'False'}),
+        ('--old_name t --current f a', {'current': 'f'}),
+        ('-5', {'arg': '-5'}),
+    ],
+)
+def test_words(words, given):
+    read = arguments.read_words(
+        words.split(), hyperparams.fields(Options), {'arg': 'ARG'}, ('flag', 'n')
+    )
+    assert read == {'arg': 'a', **given}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=8),
+            st.sampled_from(
+                [
+                    'a',
+                    '--ppo.lr',
+                    '--ppo.lr=',
+                    '--run.seed',
+                    '--dry_run',
+                    '--noppo.whiten_rewards',
+                    '--rewards.adaptive_kl',
+                    '--exp',
+                    '--task.start_text',
+                    "'",
+                    '"off"',
+                    '1e999',
+                    '0x',
+                    '-1',
+                    '--',
+                    '(' * 9,
+                    'None',
+                ]
+            ),
+        ),
+        max_size=6,
+    )
+)
+def test_any_words_are_read_or_refused(words):
+    fields = launch.cli.commands['train_policy'].fields
+    try:
+        given = arguments.read_words(
+            words, fields, {'exp': 'EXPERIMENT', 'name': 'NAME'}, ('dry_run', 'mpi')
+        )
+        for key in given.keys() & fields.keys():
+            arguments.convert(key, fields[key], given[key])
+    except UserError:
+        pass  # anything else would reach the user as a traceback

@@ -1,0 +1,428 @@
+"""Saving: the original's files, twenty of them, and nothing lost whatever interrupts."""
+
+import contextlib
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from golden_data import found, golden
+
+from lm_human_preferences import storage
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.checkpoints import (
+    latest,
+    parse_checkpoint_file,
+    restore_state,
+    save,
+)
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA, INDEX = '.data-00000-of-00001', '.index'
+
+
+def tensors(step, size=100):
+    return {'model/w': np.full(size, step, 'f4'), 'global_step': np.int64(step)}
+
+
+def files(directory):
+    """{name: contents} of all files in a directory."""
+    return {path.name: path.read_bytes() for path in Path(directory).iterdir()}
+
+
+def step_of(prefix):
+    """The step that a checkpoint holds, every checksum verified."""
+    read = {name: np.array(value) for name, value in Bundle(prefix).items()}
+    assert (
+        set(read) == {'model/w', 'global_step'} and (read['model/w'] == read['global_step']).all()
+    )
+    return int(read['global_step'])
+
+
+# The `checkpoint` file
+
+
+@pytest.mark.parametrize('name', found('**/checkpoint'))
+def test_golden_checkpoint_file(tmp_path, name):
+    """Saving what the original had saved, in its order, gives the text that it wrote."""
+    text = golden(name).read_text()
+    names = parse_checkpoint_file(text)
+    assert str(golden(name).parent / names[-1]) == latest(golden(name).parent)
+    for step, saved in enumerate(names):
+        save(tmp_path, saved, tensors(step))
+    assert (tmp_path / 'checkpoint').read_text() == text
+
+
+def test_text_of_two_checkpoints(tmp_path):
+    save(tmp_path, 'model.ckpt-2', tensors(2))
+    save(tmp_path, 'model.ckpt-4', tensors(4))
+    assert (tmp_path / 'checkpoint').read_text().splitlines() == [
+        'model_checkpoint_path: "model.ckpt-4"',
+        'all_model_checkpoint_paths: "model.ckpt-2"',
+        'all_model_checkpoint_paths: "model.ckpt-4"',
+    ]
+
+
+@pytest.mark.parametrize(
+    'text, names',
+    [
+        ('', []),
+        ('rubbish', []),
+        ('<html>\n"model.ckpt"', []),
+        ('model_checkpoint_path: "model.ckpt"\n', ['model.ckpt']),
+        (
+            'model_checkpoint_path: "model.ckpt"\r\nall_model_checkpoint_paths: "model.ckpt"\r\n',
+            ['model.ckpt'],
+        ),
+        ('all_model_checkpoint_paths: "a"\nall_model_checkpoint_paths: "b"\n', ['a', 'b']),
+        (
+            (
+                'model_checkpoint_path: "a"\nall_model_checkpoint_paths:'
+                ' "a"\nall_model_checkpoint_paths: "b"\n'
+            ),
+            ['b', 'a'],
+        ),
+        (
+            (
+                'model_checkpoint_path: "/home/x/run/model.ckpt-9"\nall_model_checkpoint_paths:'
+                ' "/home/x/run/model.ckpt-7"\n'
+            ),
+            ['model.ckpt-7', 'model.ckpt-9'],
+        ),
+        (r'model_checkpoint_path: "C:\\models\\124M\\model.ckpt"', ['model.ckpt']),
+        ('model_checkpoint_path: "../../etc/passwd"\n', ['passwd']),
+        ('model_checkpoint_path: ".."\n', []),
+        ('model_checkpoint_path: "/"\n', []),
+        ('model_checkpoint_path: "a/.."\n', []),
+        ('model_checkpoint_path: ".hidden"\n', []),
+        ('model_checkpoint_path: ""\n', []),
+        ('model_checkpoint_path: "a\0b"\n', []),
+        ('model_checkpoint_path: "a%2fb"\n', []),
+        ('model_checkpoint_path: "' + 'a' * 300 + '"\n', []),
+        (
+            'other: "x"\nmodel_checkpoint_path: "model.ckpt"\nlast_preserved_timestamp: 1.5\n',
+            ['model.ckpt'],
+        ),
+    ],
+)
+def test_parse(text, names):
+    assert parse_checkpoint_file(text) == names
+
+
+def test_latest(tmp_path):
+    assert latest(tmp_path / 'none') is None and latest(tmp_path) is None
+    save(tmp_path, 'model.ckpt-1', tensors(1))
+    save(tmp_path, 'model.ckpt-2', tensors(2))
+    assert latest(tmp_path) == str(tmp_path / 'model.ckpt-2')
+    os.remove(tmp_path / 'model.ckpt-2.index')
+    assert latest(tmp_path) == str(tmp_path / 'model.ckpt-1')
+    (tmp_path / 'checkpoint').write_bytes(b'\xff\xfe\0')
+    assert latest(tmp_path) is None
+
+
+def test_checkpoint_file_that_cannot_be_read(tmp_path):
+    (tmp_path / 'checkpoint').mkdir()
+    with pytest.raises(UserError) as e:
+        latest(tmp_path)
+    assert str(e.value) == f'{tmp_path}/checkpoint is not a file'
+
+
+# What is kept
+
+
+def test_keeps_twenty(tmp_path):
+    for step in range(25):
+        prefix = save(tmp_path, f'model.ckpt-{step}', tensors(step), state={'step': step})
+        assert prefix == latest(tmp_path) == str(tmp_path / f'model.ckpt-{step}')
+    suffixes = (DATA, INDEX, '.resume.json')
+    names = {f'model.ckpt-{step}{suffix}' for step in range(5, 25) for suffix in suffixes}
+    assert set(files(tmp_path)) == {'checkpoint', *names}
+    assert all(step_of(tmp_path / f'model.ckpt-{step}') == step for step in range(5, 25))
+
+
+def test_same_name_again(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, 'model.ckpt', tensors(step), max_to_keep=2)
+    save(tmp_path, 'model.ckpt-4', tensors(4), max_to_keep=2)
+    save(tmp_path, 'model.ckpt', tensors(5), max_to_keep=2)
+    assert parse_checkpoint_file((tmp_path / 'checkpoint').read_text()) == [
+        'model.ckpt-4',
+        'model.ckpt',
+    ]
+    assert step_of(tmp_path / 'model.ckpt') == 5 and step_of(tmp_path / 'model.ckpt-4') == 4
+
+
+def test_only_ours_is_deleted(tmp_path):
+    """Of another program's and the user's files, those of a checkpoint that rotates out; of ours,
+    what a kill left."""
+    save(tmp_path, 'model.ckpt-1', tensors(1))
+    others = [
+        'model.ckpt-1.index.bak',
+        'model.ckpt-0.index',
+        'model.ckpt-0.data-00000-of-00001',
+        'graph.pbtxt',
+        'my.ckpt-1.index',
+        'model.ckpt-1x.index',
+        'checkpoint.old',
+        'model.ckpt-7.index.part',
+        'notes.12.part',
+    ]
+    left = [
+        'model.ckpt-9.resume.json',
+        'model.ckpt-9.index',
+        'model.ckpt-9.data-00000-of-00001',
+        'checkpoint.12.part',
+        'model.ckpt-10.index.77.part',
+        'model.ckpt.resume.json.77.part',
+        'model.ckpt-1.meta',
+    ]
+    for name in others + left:
+        (tmp_path / name).write_text('x')
+    save(tmp_path, 'model.ckpt-2', tensors(2), max_to_keep=1)
+    assert set(files(tmp_path)) == {
+        *others,
+        'checkpoint',
+        f'model.ckpt-2{DATA}',
+        'model.ckpt-2.index',
+    }
+
+
+def test_nothing_is_deleted_before_the_commit(tmp_path):
+    save(tmp_path, 'model.ckpt-1', tensors(1), max_to_keep=1)
+    before = files(tmp_path)
+    with (
+        mock.patch.object(checkpoints, '_commit', side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        save(tmp_path, 'model.ckpt-2', tensors(2), state={}, max_to_keep=1)
+    assert files(tmp_path) == before
+
+
+def test_name_of_another_pattern_is_our_mistake(tmp_path):
+    with pytest.raises(AssertionError):
+        save(tmp_path, '../model.ckpt', tensors(1))
+
+
+def test_torch_tensors(tmp_path):
+    weights = torch.nn.Linear(3, 4)
+    save(tmp_path, 'model.ckpt', {'w': weights.weight.T, 'b': weights.bias})
+    assert np.array_equal(Bundle(latest(tmp_path))['w'], weights.weight.detach().numpy().T)
+
+
+# Failures
+
+
+def test_disk_full_is_told_before_writing(tmp_path):
+    save(tmp_path, 'model.ckpt-1', tensors(1))
+    before = files(tmp_path)
+    with (
+        mock.patch('shutil.disk_usage', return_value=mock.Mock(free=3 << 20)),
+        pytest.raises(UserError) as e,
+    ):
+        save(tmp_path, 'model.ckpt-2', tensors(2, size=1 << 20))
+    assert (
+        str(e.value)
+        == f'cannot save model.ckpt-2 in {tmp_path}: No space left on device; it needs 5 MiB, '
+        '3 MiB are free'
+    )
+    assert files(tmp_path) == before
+
+
+@contextlib.contextmanager
+def largest_file(size):
+    """The system refuses files beyond `size` bytes, as a full disk would."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize('name', ['model.ckpt-1', 'model.ckpt-2'])
+def test_write_that_fails_half_way(tmp_path, name):
+    save(tmp_path, 'model.ckpt-1', tensors(1), state={})
+    before = files(tmp_path)
+    with largest_file(100000), pytest.raises(UserError) as e:
+        save(tmp_path, name, tensors(2, size=1 << 20), state={})
+    assert f'cannot save {name} in {tmp_path}: File too large; it needs 5 MiB, ' in str(e.value)
+    assert files(tmp_path) == before
+
+
+CALLS = {'os.fsync': os.fsync, 'os.replace': os.replace, 'os.open': os.open, 'builtins.open': open}
+
+
+@pytest.mark.parametrize('call', CALLS)
+@pytest.mark.parametrize('passing', range(7))
+def test_any_call_that_fails(tmp_path, call, passing):
+    """Whichever system call fails: the old checkpoint is there, the new one all or not at all, and
+    no part of it."""
+    save(tmp_path, 'model.ckpt-1', tensors(1), state=1)
+    before = files(tmp_path)
+    calls = []
+
+    def failing(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == passing + 1:
+            raise OSError(30, os.strerror(30))
+        return CALLS[call](*args, **kwargs)
+
+    failed = False
+    with mock.patch(call, failing):
+        try:
+            save(tmp_path, 'model.ckpt-2', tensors(2), state=2)
+        except UserError as e:
+            failed = True
+            assert (
+                'Read-only file system' in str(e) and str(tmp_path) in str(e) and '\n' not in str(e)
+            )
+    assert failed == (len(calls) > passing)
+    assert (
+        step_of(tmp_path / 'model.ckpt-1') == 1
+        and restore_state(str(tmp_path / 'model.ckpt-1')) == 1
+    )
+    after = files(tmp_path)
+    if failed:
+        assert step_of(latest(tmp_path)) == 1 and {**after, 'checkpoint': b''} == {
+            **before,
+            'checkpoint': b'',
+        }
+    else:
+        assert step_of(latest(tmp_path)) == 2
+
+
+def test_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / 'file').write_text('')
+    directory = tmp_path / 'file' / 'checkpoints'
+    with pytest.raises(UserError) as e:
+        save(directory, 'model.ckpt', tensors(1))
+    assert (
+        str(e.value)
+        == f'cannot save model.ckpt in {directory}: Not a directory; it needs 1 MiB, free space'
+        ' unknown'
+    )
+    with pytest.raises(UserError) as e:
+        storage.write_json(directory / 'x.json', 1)
+    assert str(e.value) == f'cannot write {directory}/x.json: Not a directory'
+
+
+# What TensorFlow does not keep
+
+
+def test_state(tmp_path):
+    state = {
+        'kl_coef': 0.1 + 0.2,
+        'rng': [1, 2**63],
+        'names': ['é'],
+        'none': None,
+        'nan': float('inf'),
+    }
+    prefix = save(tmp_path, 'model.ckpt-1', tensors(1), state=state)
+    assert restore_state(prefix) == state
+    assert restore_state(save(tmp_path, 'model.ckpt-2', tensors(2))) is None
+
+
+@pytest.mark.parametrize(
+    'text',
+    ['', '{', '[' * 100000, '\x00', '[]', '1', '{}', '{"index_sha256": "x"}', '{"sha256": "x"}'],
+)
+def test_damaged_state(tmp_path, text):
+    prefix = save(tmp_path, 'model.ckpt-1', tensors(1), state={})
+    Path(f'{prefix}.resume.json').write_text(text)
+    with pytest.raises(UserError) as e:
+        restore_state(prefix)
+    assert str(e.value) == f'{prefix}.resume.json is damaged: its checksum does not match'
+
+
+def test_state_of_another_checkpoint(tmp_path):
+    first = save(tmp_path, 'model.ckpt-1', tensors(1), state={})
+    second = save(tmp_path, 'model.ckpt-2', tensors(2), state={})
+    os.replace(f'{first}.resume.json', f'{second}.resume.json')
+    with pytest.raises(UserError) as e:
+        restore_state(second)
+    assert (
+        str(e.value)
+        == f'{second}.resume.json does not belong to {second}.index: one of them is damaged'
+    )
+
+
+# JSON files
+
+
+@pytest.mark.parametrize(
+    'name',
+    found('original_save_dir_*/**/hparams.json')
+    + found('original_save_dir_*/**/encoding')
+    + found('original_save_dir_*/*_hparams.json'),
+)
+def test_golden_json_file(tmp_path, name):
+    storage.write_json(tmp_path / 'new' / 'file', json.loads(golden(name).read_text()))
+    assert (tmp_path / 'new' / 'file').read_bytes() == golden(name).read_bytes()
+    assert os.listdir(tmp_path / 'new') == ['file']
+
+
+# kill -9
+
+SAVER = """
+import sys
+import numpy as np
+from lm_human_preferences.checkpointing.checkpoints import latest, save
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+directory = sys.argv[1]
+newest = latest(directory)
+step = int(Bundle(newest)['global_step']) if newest else 0
+while True:
+    step += 1
+    values = {'model/w': np.full(200000, step, 'f4'), 'global_step': np.int64(step)}
+    save(directory, f'model.ckpt-{step}', values, state={'step': step}, max_to_keep=3)
+    print(step, flush=True)
+"""
+
+
+def kill_and_check(directory, delay):
+    """Save until killed; whatever was told to be saved must be there, and complete. Returns the
+    newest step."""
+    child = subprocess.Popen(
+        [sys.executable, '-c', SAVER, directory], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    told = int(child.stdout.readline())
+    time.sleep(delay)
+    child.kill()
+    told = max([told, *(int(line) for line in child.stdout.read().split())])
+    child.wait()
+    child.stdout.close()
+    newest = latest(directory)
+    assert told <= step_of(newest) <= told + 1
+    assert restore_state(newest) == {'step': step_of(newest)}
+    listed = parse_checkpoint_file(Path(directory, 'checkpoint').read_text())
+    assert len(listed) == min(3, step_of(newest)) and all(
+        step_of(f'{directory}/{name}') > 0 for name in listed
+    )
+    return step_of(newest)
+
+
+def kill_repeatedly(directory, times):
+    rng = random.Random(1)
+    for _ in range(times):
+        step = kill_and_check(directory, rng.uniform(0, 0.1))
+    save(directory, f'model.ckpt-{step + 1}', tensors(step + 1), state={}, max_to_keep=3)
+    assert len(os.listdir(directory)) == 3 * 3 + 1, 'something of a killed run is left'
+
+
+def test_killed_while_saving(tmp_path):
+    kill_repeatedly(str(tmp_path), 5)
+
+
+@pytest.mark.slow
+def test_killed_while_saving_at_length(tmp_path):
+    kill_repeatedly(str(tmp_path), 100)

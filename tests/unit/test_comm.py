@@ -1,0 +1,270 @@
+"""What ranks tell each other: on threads here, and on each engine in commands/test_engines.py."""
+
+import socket
+import sys
+import time
+import weakref
+
+import pytest
+import torch
+from ranks import on_ranks
+
+from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.distributed import engines, gradients, network
+from lm_human_preferences.errors import UserError
+
+SIZES = (2, 3, 4)
+SHAPES = ((), (1,), (3, 5), (2, 0), (7,), (257, 3))
+on_all_sizes = pytest.mark.parametrize('size', SIZES)
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch):
+    """Several buckets for a few small tensors."""
+    monkeypatch.setattr(gradients, 'BUCKET_BYTES', 100)
+
+
+def tensors_of(rank, *dtypes):
+    generator = torch.Generator().manual_seed(rank)
+    return [
+        (100 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+        for dtype in dtypes
+        for shape in SHAPES
+    ]
+
+
+def assert_same_on_all_ranks(tensors, comm):
+    """To the bit."""
+    content = b''.join(tensor.numpy().tobytes() for tensor in tensors)
+    assert len(set(comm.all_gather_object(content))) == 1
+
+
+@on_all_sizes
+def test_broadcast(size):
+    """Of parameters, too, and of integers that float32 cannot hold."""
+
+    def work(comm):
+        def tensors(rank):
+            return [
+                *tensors_of(rank, torch.float32, torch.float64, torch.int64),
+                torch.tensor(2**40 + 1 + rank),
+                torch.nn.Parameter(torch.full((5,), float(rank))),
+            ]
+
+        received = tensors(comm.rank)
+        comm.broadcast_(received)
+        for tensor, source in zip(received, tensors(0), strict=True):
+            assert tensor.dtype == source.dtype and torch.equal(tensor, source)
+
+    on_ranks(size, work)
+
+
+@on_all_sizes
+def test_mean_of_tensors(size):
+    def work(comm):
+        tensors = tensors_of(comm.rank, torch.float64, torch.float32)
+        comm.all_reduce_mean_(tensors)
+        inputs = [tensors_of(rank, torch.float64, torch.float32) for rank in range(size)]
+        for mean, *terms in zip(tensors, *inputs, strict=True):
+            torch.testing.assert_close(mean, sum(terms) / size, rtol=1e-6, atol=1e-5)
+        assert_same_on_all_ranks(tensors, comm)
+
+    on_ranks(size, work)
+
+
+@on_all_sizes
+def test_mean_of_statistics(size):
+    def work(comm):
+        means = comm.all_reduce_mean({'a': comm.rank, 'b': 1.5})
+        assert means == {'a': pytest.approx((size - 1) / 2), 'b': 1.5}
+
+    on_ranks(size, work)
+
+
+@on_all_sizes
+def test_gather_is_in_the_order_of_ranks(size):
+    def work(comm):
+        assert comm.all_gather_object(('of', comm.rank)) == [('of', rank) for rank in range(size)]
+        assert 0 <= comm.local_rank < comm.local_size <= comm.size == size
+
+    on_ranks(size, work)
+
+
+@on_all_sizes
+def test_barrier(size):
+    """No rank leaves before the last one has arrived."""
+
+    def work(comm):
+        if comm.rank == size - 1:
+            time.sleep(0.3)
+        arrived = time.time()
+        comm.barrier()
+        left = time.time()
+        assert left >= max(comm.all_gather_object(arrived))
+
+    on_ranks(size, work)
+
+
+def parameters_like(shapes):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+def loss_of(parameters, rank, part):
+    """Only rank 0's reaches the last parameter but one; no rank's reaches the last."""
+    reached = parameters[:-1] if rank == 0 else parameters[:-2]
+    return sum(((rank + part + 1) * (p**2).sum() + (p * part).sum()) for p in reached)
+
+
+@pytest.mark.parametrize('parts', (1, 3))
+@on_all_sizes
+def test_gradients_are_averaged(size, parts):
+    """Like plain averaging, over several updates of several backward passes; alike on all ranks."""
+
+    def work(comm):
+        parameters = parameters_like(SHAPES)
+        averaged = comm.average_gradients(parameters)
+        for update in range(3):
+            averaged.zero_grad()
+            for part in range(parts):
+                if part == parts - 1:
+                    averaged.require_sync()
+                loss_of(parameters, comm.rank, update + part).backward()
+            averaged.synchronize()
+            check_average(parameters, comm, range(update, update + parts))
+
+    on_ranks(size, work)
+
+
+def check_average(parameters, comm, parts):
+    averages = [p.grad.clone() for p in parameters]
+    plain = parameters_like(SHAPES)
+    for part in parts:
+        loss_of(plain, comm.rank, part).backward()
+    expected = [torch.zeros_like(p) if p.grad is None else p.grad for p in plain]
+    comm.all_reduce_mean_(expected)
+    for gradient, mean in zip(averages, expected, strict=True):
+        torch.testing.assert_close(gradient, mean, rtol=1e-6, atol=1e-6)
+    assert averages[-2].abs().sum() > 0
+    assert averages[-1].abs().sum() == 0
+    assert_same_on_all_ranks(averages, comm)
+
+
+class RecordingEngine:
+    """Records what it is asked to do, and sums nothing."""
+
+    name = 'recording'
+
+    def __init__(self):
+        self.sent, self.waited = [], []
+
+    def all_reduce_async_(self, tensor):
+        self.sent.append(tensor.clone())
+        return len(self.sent) - 1
+
+    def synchronize(self, handle):
+        self.waited.append(handle)
+
+
+def test_buckets_are_sent_during_the_backward_pass():
+    """In the last pass, those of the last parameters before the first ones have gradients."""
+    engine = RecordingEngine()
+    parameters = parameters_like([(30,)] * 3)
+    averaged = gradients.OverlappedGradients(parameters, 2, engine)
+    sent_before = []
+    parameters[0].register_hook(lambda gradient: sent_before.append(len(engine.sent)))
+    for last in (False, True):
+        if last:
+            averaged.require_sync()
+        h = parameters[0].sum()
+        for p in parameters[1:]:
+            h = (h * p).sum()
+        h.backward(retain_graph=True)
+    assert sent_before == [0, 2]
+    averaged.synchronize()
+    assert engine.waited == [0, 1, 2]
+    plain = torch.autograd.grad(h, parameters)  # of either pass
+    for sent, parameter, gradient in zip(
+        engine.sent, reversed(parameters), reversed(plain), strict=True
+    ):
+        assert sent.abs().sum() > 0
+        torch.testing.assert_close(sent, 2 * gradient / 2)  # two passes, two ranks
+        assert parameter.grad.data_ptr() == averaged.bucket_views[parameter][1].data_ptr()
+
+
+def test_gradients_are_freed_with_their_parameters():
+    """So that the reward model's do not stay while the policy is trained."""
+    parameters = parameters_like(SHAPES)
+    averaged = gradients.OverlappedGradients(parameters, 2, RecordingEngine())
+    freed = [weakref.ref(x) for x in (averaged, averaged.buckets[0], parameters[0])]
+    loss_of(parameters, 0, 1).backward()
+    del averaged, parameters
+    assert [ref() for ref in freed] == [None] * 3
+
+
+# --- what ranks of one host share ---
+
+
+@pytest.mark.parametrize(
+    'visible, chosen',
+    [
+        ([['a', 'b', 'c', 'd']] * 3, [0, 1, 2]),
+        ([['a'], ['b'], ['c']], [0, 0, 0]),  # as Slurm deals them out with --gpus-per-task
+        ([['a', 'b'], ['b', 'c']], [0, 0]),
+    ],
+)
+def test_each_rank_takes_a_gpu_of_its_own(visible, chosen):
+    assert [comms.choose_gpu(visible, rank) for rank in range(len(visible))] == chosen
+
+
+@pytest.mark.parametrize('visible', [[['a', 'b']] * 3, [['a', 'b'], ['b', 'a'], []]])
+def test_more_ranks_than_gpus_are_refused(visible):
+    message = (
+        r'^3 ranks on \S+, which has 2 visible GPU\(s\): take --mpi 2, or make '
+        r'more visible by CUDA_VISIBLE_DEVICES$'
+    )
+    for rank in range(2):
+        with pytest.raises(UserError, match=message):
+            comms.choose_gpu(visible, rank)
+
+
+@pytest.mark.parametrize(
+    'affinities, threads', [([{0, 1, 2, 3}] * 2, 4), ([{0, 1}, {2, 3}], 8), ([{0}] * 9, 1)]
+)
+def test_ranks_share_processors(monkeypatch, affinities, threads):
+    """torch would take 8 threads for a rank that is alone."""
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: 8)
+    assert comms.share_threads(affinities, 0) == threads
+
+
+def test_missing_horovod_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'horovod.torch', None)
+    message = '^--run.allreduce horovod: Horovod is not installed; compile it by '
+    with pytest.raises(UserError, match=message):
+        engines.HorovodEngine()
+
+
+def test_interfaces():
+    assert network.interfaces()['127.0.0.1'].startswith('lo')
+
+
+def test_route_takes_the_first_address_that_answers(monkeypatch):
+    monkeypatch.setattr(network, 'interfaces', lambda: {'127.0.0.2': 'bridge'})
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        port = server.getsockname()[1]
+        assert network.route(['127.0.0.2', '127.0.0.3', '127.0.0.1'], port) == (
+            '127.0.0.1',
+            '127.0.0.1',
+        )
+
+
+def test_no_route():
+    """Addresses that this host has itself are not another's."""
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(
+            UserError,
+            match=f'does not reach the first host of this run, TCP port {port} of 127.0.0.1: '
+            'open the network between them, or take --run.allreduce mpi$',
+        ):
+            network.route(['127.0.0.1'], port)

@@ -1,0 +1,340 @@
+"""The network as it is computed here against the plain one: transformers' GPT-2 on each row alone,
+without padding."""
+
+import itertools
+import resource
+import sys
+
+import pytest
+import torch
+from compare import assert_close, assert_norm_close
+from golden_data import load_json
+from torch.func import functional_call
+from trainers import ppo_trainer, rollouts_of
+from transformers import GPT2Config, GPT2Model
+
+from lm_human_preferences import ppo, train_policy, train_reward
+from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.train_reward import PRECISIONS
+from lm_human_preferences.language import attention, model
+from lm_human_preferences.training import precision
+from lm_human_preferences.training.optimizer import Adam
+from lm_human_preferences.utils import core
+
+CPU = torch.device('cpu')
+PADDING, QUERY, LENGTH, VOCABULARY = 99, 6, 5, 50
+needs_bf16 = pytest.mark.skipif(
+    precision._operator_to_lay_out() is None, reason='no bf16 on this processor'
+)
+
+
+@pytest.fixture(params=['oneDNN', 'default'], autouse=True)
+def library(request):
+    """What multiplies float32 matrices."""
+    if request.param == 'oneDNN':
+        precision.configure('fp32', CPU)
+    yield
+    precision.configure('fp32', CPU)
+    torch.backends.mkldnn.matmul.fp32_precision = 'none'
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    sizes = model.HParams(n_vocab=VOCABULARY, n_ctx=QUERY + LENGTH, n_embd=64, n_head=4, n_layer=3)
+    built = model.Model(sizes, ['value', 'reward']).initialize()
+    with torch.no_grad():
+        for parameter in built.parameters():  # none of them zero
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return built
+
+
+def padded(*shape, share):
+    """Random tokens with padding anywhere but in the first column."""
+    tokens = torch.randint(VOCABULARY, shape)
+    tokens[..., 1:][torch.rand(*shape[:-1], shape[-1] - 1) < share] = PADDING
+    return tokens
+
+
+def plain(net, row):
+    """Outputs (length, n_embd) at each token of `row`, padding taking that of the token before
+    it."""
+    real, sizes = row != PADDING, net.hparams
+    network = GPT2Model(
+        GPT2Config(
+            vocab_size=sizes.n_vocab,
+            n_positions=sizes.n_ctx,
+            n_embd=sizes.n_embd,
+            n_layer=sizes.n_layer,
+            n_head=sizes.n_head,
+            embd_pdrop=0,
+            attn_pdrop=0,
+            resid_pdrop=0,
+        )
+    )
+    outputs = functional_call(
+        network, dict(net.transformer.named_parameters()), kwargs={'input_ids': row[real][None]}
+    )
+    return outputs.last_hidden_state[0][real.cumsum(0) - 1]
+
+
+def assert_same(net, ours, reference):
+    """The same outputs, and the same gradient of every parameter for some loss."""
+    assert_norm_close(ours, reference.detach(), rtol=1e-5)
+    weights, gradients = torch.randn(ours.shape), []
+    for outputs in (ours, reference):
+        net.zero_grad()
+        (outputs * weights).sum().backward()
+        gradients.append({name: p.grad for name, p in net.transformer.named_parameters()})
+    for name, gradient in gradients[0].items():
+        atol = 1e-5 * max(
+            1, gradients[1][name].norm().item()
+        )  # a bias of keys changes nothing: its gradient is noise
+        assert (gradient - gradients[1][name]).norm() <= atol, name
+
+
+@pytest.mark.parametrize('share', [0, 0.4], ids=['full', 'padded'])
+def test_outputs_where_they_are_read(net, share):
+    tokens = padded(4, QUERY + LENGTH, share=share)
+    read = torch.arange(QUERY - 1, QUERY + LENGTH - 1)
+    reference = torch.stack([plain(net, row)[read] for row in tokens])
+    assert_same(
+        net, net.hidden(*net.mask_padding(tokens, PADDING), output_positions=read), reference
+    )
+
+
+@pytest.mark.parametrize('share', [0, 0.4], ids=['full', 'padded'])
+@pytest.mark.parametrize('n', [1, 4])
+def test_several_responses_to_one_query(net, n, share):
+    queries, responses = padded(3, QUERY, share=share), padded(3, n, LENGTH, share=share)
+    if share:
+        responses[0, 0] = PADDING
+    reference = torch.stack(
+        [
+            torch.stack([plain(net, torch.cat([query, response]))[-1] for response in each])
+            for query, each in zip(queries, responses, strict=True)
+        ]
+    )
+    assert_same(net, net.last_hidden(queries, responses, PADDING), reference)
+
+
+def test_responses_without_a_query(net):
+    responses = padded(2, 3, LENGTH, share=0.4)
+    ours = net.last_hidden(responses[:, 0, :0], responses, PADDING)
+    assert_norm_close(
+        ours,
+        torch.stack(
+            [torch.stack([plain(net, row)[-1] for row in each]) for each in responses]
+        ).detach(),
+        rtol=1e-5,
+    )
+    responses[1, 2] = PADDING
+    with pytest.raises(ValueError, match='row 1 has no token, only padding'):
+        net.last_hidden(responses[:, 0, :0], responses, PADDING)
+
+
+def test_the_cache_grows(net, monkeypatch):
+    monkeypatch.setattr(attention, 'CACHE_HEADROOM', 2)
+    tokens, cache = padded(3, QUERY + LENGTH, share=0.3), attention.KVCache()
+    tokens, mask = net.mask_padding(tokens, PADDING)
+    with torch.no_grad():
+        whole = net.hidden(tokens, mask)
+        for start, end in ((0, 4), (4, 5), (5, 9), (9, 11)):
+            part, real = net.hidden(tokens[:, start:end], mask[:, :end], cache), mask[:, start:end]
+            assert_close(part[real], whole[:, start:end][real], rtol=1e-4, atol=1e-5)
+
+
+def test_attention_on_a_gpu_is_the_same_function(net):
+    q, k, v = torch.randn(3, 2, 4, 7, 16)
+    bias = torch.zeros(2, 4, 7, 7).masked_fill(torch.rand(2, 4, 7, 7).tril() == 0, -torch.inf)
+    fused = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    assert_close(attention.attend(q, k, v, bias), fused.transpose(1, 2).flatten(2), atol=1e-6)
+
+
+def test_products_that_lose_digits_are_not_taken(monkeypatch):
+    monkeypatch.setattr(precision, '_error_of_a_product', lambda: 1e-3)
+    precision.prefer_onednn()
+    assert torch.backends.mkldnn.matmul.fp32_precision == 'none'
+
+
+@pytest.mark.parametrize('shape', [(7,), (50, 3)], ids=str)
+def test_logprobs_and_entropies_from_one_table(shape):
+    torch.manual_seed(0)
+    h, weight, labels = (
+        torch.randn(*shape, 16),
+        torch.randn(VOCABULARY, 16),
+        torch.randint(VOCABULARY, shape),
+    )
+    weights, gradients = torch.randn(shape), []
+    for fused in (True, False):
+        h, weight = (tensor.detach().requires_grad_() for tensor in (h, weight))
+        if fused:
+            logprobs, entropies = core.logprobs_and_entropies(h, weight, labels)
+            assert not entropies.requires_grad
+        else:
+            logits = h @ weight.T
+            assert_close(
+                logprobs,
+                core.logprobs_from_logits(logits=logits, labels=labels).detach(),
+                atol=1e-5,
+            )
+            assert_close(entropies, core.entropy_from_logits(logits).detach(), atol=1e-5)
+            logprobs = core.logprobs_from_logits(logits=logits, labels=labels)
+        loss = (weights * logprobs).sum()
+        loss.backward(retain_graph=fused)
+        gradients.append((h.grad, weight.grad))
+        if fused:
+            with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+                loss.backward()  # rather than the gradient of what has become of the table
+    for ours, reference in zip(*gradients, strict=True):
+        assert_norm_close(ours, reference, rtol=1e-5)
+
+
+def gradient_of(trainer, rollouts):
+    """Statistics of a minibatch, and the gradient of all parameters as one vector."""
+    trainer.optimizer.gradients.zero_grad()
+    minibatch = ppo.add_advantages(rollouts, trainer.hparams.ppo)
+    loss, stats = trainer.loss(minibatch)
+    loss.backward()
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in trainer.policy.get_params())
+    return stats, torch.cat([p.grad.flatten() for p in trainer.policy.get_params()])
+
+
+def test_bf16_agrees_with_float32_within_its_digits():
+    config = load_json('ppo', 'configs.json')['configs'][0]
+    trainer, rollouts = (
+        ppo_trainer(config['hparams'], comms.LocalComm()),
+        rollouts_of('ppo', config['id'], 0, 1),
+    )
+    exact, gradient = gradient_of(trainer, rollouts)
+    precision.configure('bf16', CPU)
+    rounded, rounded_gradient = gradient_of(trainer, rollouts)
+    for name in exact:
+        assert_close(rounded[name], exact[name], rtol=0.02, atol=0.02, name=name)
+    error = (rounded_gradient - gradient).norm() / gradient.norm()
+    assert 1e-4 < error < 0.1, error  # the smaller is there to see that anything was rounded
+    sampled = trainer.policy.respond(rollouts.queries, length=6)
+    analyzed = trainer.policy.analyze_responses(rollouts.queries, sampled['responses'])
+    for name in ('logprobs', 'values'):
+        assert sampled[name].dtype == torch.float32
+        assert_close(sampled[name], analyzed[name], rtol=0, atol=0.02, name=name)
+
+
+@needs_bf16
+def test_weights_laid_out_for_sampling_are_those_of_now(net):
+    precision.configure('bf16', CPU)
+    optimizer, tokens = (
+        Adam(net.tf_parameters(), comm=comms.LocalComm()),
+        padded(3, QUERY, share=0),
+    )
+
+    def outputs():
+        h = net.hidden(tokens)
+        return torch.cat([h, net.logits(h)], dim=2)
+
+    found = []
+    for change in (
+        lambda: None,
+        lambda: optimizer.minimize(outputs().square().sum(), lr=0.1),
+        lambda: net.transformer.h[1].mlp.c_fc.weight.detach().neg_(),
+        net.initialize,
+    ):
+        change()
+        with torch.no_grad():
+            found.append(outputs())
+        assert net.transformer.wte.weight.prepacked[1] is not None
+        assert_close(found[-1], outputs().detach(), rtol=0, atol=0.05)
+    assert all((a - b).abs().max() > 0.5 for a, b in itertools.pairwise(found))
+    optimizer.minimize(outputs().square().sum(), lr=0.1)
+    assert all(weight.prepacked[1] is None for weight in net.transformer.parameters())
+
+
+@needs_bf16
+def test_weights_laid_out_give_the_same_digits(net):
+    precision.configure('bf16', CPU)
+    x, layer = torch.randn(20, 64), net.transformer.h[0].mlp.c_fc
+    with precision.autocast(CPU):
+        outputs, low, logits = (
+            precision.linear(x, **layer),
+            precision.linear(x, **layer, gelu=True),
+            net.logits(x),
+        )
+        with torch.no_grad():
+            assert (
+                torch.equal(precision.linear(x, **layer), outputs)
+                and outputs.dtype == torch.bfloat16
+            )
+            assert_close(net.logits(x), logits.detach(), rtol=1e-5, atol=1e-6)
+            fused = precision.linear(x, **layer, gelu=True)
+    exact = torch.nn.functional.gelu(
+        x.double() @ layer.weight.double() + layer.bias, approximate='tanh'
+    )
+    assert (fused - exact).norm() < (low - exact).norm() < 0.02 * exact.norm()
+
+
+def test_without_the_operators_products_are_ordinary_ones(net, monkeypatch):
+    monkeypatch.setattr(torch.ops, 'mkldnn', object())
+    precision.configure('bf16', CPU)
+    with torch.no_grad():
+        h = net.hidden(padded(3, QUERY, share=0))
+        assert_close(net.logits(h), h @ net.transformer.wte.weight.T, rtol=1e-5, atol=1e-5)
+    assert not hasattr(net.transformer.wte.weight, 'prepacked')
+
+
+@pytest.mark.parametrize(
+    'train, overrides',
+    [
+        (
+            train_policy,
+            {'rewards.trained_model': 'test', 'ppo.batch_size': 8, 'ppo.total_episodes': 8},
+        ),
+        (
+            train_reward,
+            {
+                'labels.source': 'test',
+                'labels.type': 'best_of_4',
+                'labels.num_train': 8,
+                'batch_size': 8,
+            },
+        ),
+    ],
+)
+def test_precision_is_an_option_of_both_trainings(train, overrides, monkeypatch):
+    asked = []
+    monkeypatch.setattr(precision, 'configure', lambda *settings: asked.append(settings))
+    hparams = train.HParams()
+    hparams.override_from_dict(
+        {
+            'task.query_length': 3,
+            'task.response_length': 4,
+            'task.query_dataset': 'test',
+            'task.policy.initial_model': 'test',
+            'run.precision': 'bf16',
+            **overrides,
+        }
+    )
+    train.train(hparams)
+    assert asked == [('bf16', core.default_device())]
+
+
+def test_precisions():
+    assert PRECISIONS == ('fp32', 'tf32', 'bf16')
+    with pytest.raises(ValueError, match='^--run.precision half is none of fp32, tf32, bf16$'):
+        train_reward.RunHParams(precision='half').validate(prefix='run.')
+    with pytest.raises(UserError, match='^precision tf32 needs a GPU'):
+        precision.configure('tf32', CPU)
+    for name in PRECISIONS[::-1]:
+        precision.configure(name, torch.device('cuda'))
+        assert torch.backends.cuda.matmul.allow_tf32 == (name != 'fp32')
+
+
+@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='of glibc')
+def test_freed_memory_is_used_again():
+    precision.configure('fp32', CPU)
+    for _ in range(3):  # where the heap puts the first ones depends on what was freed before
+        torch.ones(1 << 22)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.ones(1 << 22)  # 4096 pages
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 4096

@@ -1,0 +1,114 @@
+"""A new data set is its module and one entry in datasets.registry."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lm_human_preferences import lm_tasks, rewards
+from lm_human_preferences.commands.dry_run import DryRun
+from lm_human_preferences.datasets import registry
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams import train_policy
+from lm_human_preferences.language import datasets, encodings
+
+POEMS = """
+def poems_generator(mode, seed=0, shuffle=False, labels=None):
+    for number in range(10):
+        yield f'{mode}{seed or 0}'.translate(str.maketrans('0123456789', 'abcdefghij')) + labels
+
+def queries():
+    return ['a', 'b']
+"""
+
+
+@pytest.fixture
+def add_poems(tmp_path, monkeypatch):
+    """Adds a data set `poems` with the properties that are given."""
+    (tmp_path / 'poems_of_a_test.py').write_text(POEMS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def add(**properties):
+        info = registry.DatasetInfo(
+            'poems', 'poems', 'poems_of_a_test:poems_generator', **properties
+        )
+        monkeypatch.setitem(registry.DATASETS, 'poems', info)
+
+    return add
+
+
+def task_of_poems():
+    return lm_tasks.TaskHParams(
+        query_length=6, query_dataset='poems', response_length=2, start_text=None
+    )
+
+
+def test_it_is_offered_and_read(add_poems):
+    add_poems(labels_stand_in=True)
+    with pytest.raises(UserError, match='choose books, cnndm, tldr, test, reviews, poems or a'):
+        datasets.get_dataset('poem')
+    sampler = lm_tasks.make_query_sampler(
+        hparams=task_of_poems(), encoder=encodings.Test.get_encoder(), batch_size=2, labels='z'
+    )
+    tokens = encodings.Test.get_encoder().encode('trainaz')[:6]
+    assert sampler()['tokens'].tolist() == [tokens, tokens]
+
+
+@pytest.mark.parametrize('stand_in', [True, False])
+def test_labels_that_stand_in_are_those_of_the_reward_model(add_poems, stand_in):
+    add_poems(labels_stand_in=stand_in)
+    hparams = train_policy.HParams()
+    hparams.override_from_dict(
+        {
+            'task.query_dataset': 'poems',
+            'rewards.train_new_model': 'on',
+            'rewards.train_new_model.labels.source': 'labels.json',
+        }
+    )
+    assert rewards.label_source(hparams) == ('labels.json' if stand_in else None)
+
+
+def test_a_dry_run_does_not_fetch_what_is_downloaded(add_poems):
+    add_poems(downloaded=True)
+    hparams = train_policy.HParams()
+    hparams.override_from_dict({'task.query_dataset': 'poems'})
+    dry_run = DryRun(hparams, 1)
+    dry_run._check_dataset(hparams.task, encodings.Test)
+    assert dry_run.unchecked == ['--task.query_dataset poems']
+
+
+def test_each_run_may_read_it_in_another_order(add_poems):
+    add_poems(seed_per_run=True)
+    encoder = encodings.Test.get_encoder()
+    samplers = []
+    for _ in range(2):
+        torch.manual_seed(len(samplers))
+        samplers.append(
+            lm_tasks.make_query_sampler(hparams=task_of_poems(), encoder=encoder, batch_size=1)
+        )
+    assert samplers[0].options['seed'] != samplers[1].options['seed']
+
+
+def test_queries_may_be_listed(add_poems):
+    add_poems()
+    assert registry.info('poems').all_queries() is None
+    add_poems(queries='poems_of_a_test:queries')
+    assert registry.info('poems').all_queries() == ['a', 'b']
+
+
+def test_every_entry_has_its_generator():
+    for name, info in registry.DATASETS.items():
+        assert info.name == name and info.summary
+        assert callable(info.load_generator())
+    assert len(registry.info('reviews').all_queries()) == 32
+
+
+def test_the_registry_loads_no_generator():
+    code = (
+        'import sys, lm_human_preferences.datasets.registry; '
+        'print([name for name in sys.modules if name in ("torch", "numpy", "ftfy", "tqdm") '
+        'or name.startswith("lm_human_preferences.datasets.")])'
+    )
+    printed = subprocess.check_output([sys.executable, '-c', code], text=True)
+    assert printed.strip() == "['lm_human_preferences.datasets.registry']"

@@ -1,0 +1,352 @@
+"""One rank against several, and micro-batches against none: the same gradients and parameters to
+1e-6.
+
+In float64, where the order of summing cannot hide a mistake, and for the first gradient in float32
+too, as runs are. On threads here, and on each engine through tests/commands/test_engines.py.
+"""
+
+import numpy as np
+import pytest
+import torch
+from compare import assert_norm_close
+from ranks import give_each_thread_its_own_numpy_random, need, on_ranks
+from trainers import rollout_of
+
+from lm_human_preferences import train_policy, train_reward
+from lm_human_preferences.distributed import comm as comms
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.language.model import Model
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import RewardModel
+
+SIZES = (2, 3, 4)
+BATCH, BATCHES, RTOL = 24, 4, 1e-6
+FLOAT32_RTOL = 1e-5  # one rank's gradient is 2e-6 off that of float64 already
+QUERY_LENGTH, RESPONSE_LENGTH, LETTERS = 3, 4, 27
+
+
+def tokens(generator, *shape):
+    return torch.randint(LETTERS + 1, shape, generator=generator)  # the last one is padding
+
+
+def labels():
+    generator = torch.Generator().manual_seed(1)
+    count = BATCH * BATCHES
+    samples = {f'sample{i}': tokens(generator, count, RESPONSE_LENGTH) for i in range(4)}
+    return {
+        'query': tokens(generator, count, QUERY_LENGTH),
+        **samples,
+        'best': torch.randint(4, (count,), generator=generator),
+    }
+
+
+def rollouts(dtype, rows=BATCH):
+    generator = torch.Generator().manual_seed(2)
+    shape = rows, RESPONSE_LENGTH
+    logprobs, values, rewards = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
+    return rollout_of(
+        queries=tokens(generator, rows, QUERY_LENGTH),
+        responses=tokens(generator, *shape) % LETTERS,
+        logprobs=(-np.log(LETTERS) + 0.1 * logprobs).to(dtype),
+        values=(0.2 * values).to(dtype),
+        rewards=rewards.to(dtype),
+    )
+
+
+def starting_alike(trainer):
+    """Parameters that are random and the same for every trainer; threads share torch's random
+    numbers."""
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for name, parameter in trainer.optimizer.parameters.items():
+            parameter.fill_(
+                name.endswith(('/g', '/gain'))
+            )  # what scales is near 1, all else near 0
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return trainer
+
+
+def reward_trainer(comm, dtype, **settings):
+    hparams = train_reward.HParams(batch_size=BATCH, lr=1e-3)
+    hparams.override_from_dict({'labels.type': 'best_of_4', 'run.log_interval': 10**9, **settings})
+    return starting_alike(
+        train_reward.RewardModelTrainer(
+            reward_model=RewardModel(TrainedModel('test')).to(dtype),
+            policy=None,
+            query_sampler=None,
+            labels=labels(),
+            hparams=hparams,
+            comm=comm,
+        )
+    )
+
+
+def ppo_trainer(comm, dtype, **settings):
+    hparams = train_policy.HParams()
+    hparams.override_from_dict(
+        {
+            'ppo.batch_size': BATCH * comm.size,
+            'ppo.nminibatches': 2,
+            'ppo.lr': 1e-3,
+            'task.query_length': QUERY_LENGTH,
+            'task.response_length': RESPONSE_LENGTH,
+            'run.log_interval': 10**9,
+            **settings,
+        }
+    )
+    policy = Policy(TrainedModel('test'), temperature=0.7)
+    policy.model.to(dtype)
+    return starting_alike(
+        train_policy.PPOTrainer(
+            policy=policy,
+            ref_policy=policy,
+            query_sampler=None,
+            score_fn=None,
+            hparams=hparams,
+            comm=comm,
+        )
+    )
+
+
+class Recorded:
+    """Adam's gradients and parameters at every update of a trainer."""
+
+    def __init__(self, trainer):
+        self.gradients, self.parameters = [], []
+        self.adam, self.update = trainer.optimizer, trainer.optimizer.update
+        trainer.optimizer.update = self.recorded_update
+
+    def recorded_update(self, lr):
+        self.update(lr)
+        self.gradients.append({name: p.grad.clone() for name, p in self.adam.parameters.items()})
+        self.parameters.append(
+            {name: p.detach().clone() for name, p in self.adam.parameters.items()}
+        )
+
+
+def flat(tensors):
+    return np.concatenate([tensor.numpy().ravel() for tensor in tensors.values()])
+
+
+def assert_same(run, comm, alone, **settings):
+    """Every update of `run` on the ranks of `comm` with `settings` is that of one rank without
+    them."""
+    ours, theirs = run(comm, torch.float64, **settings), alone[torch.float64]
+    assert len(ours.gradients) == len(theirs.gradients) > 1
+    for gradients, expected in zip(ours.gradients, theirs.gradients, strict=True):
+        assert_norm_close(flat(gradients), flat(expected), rtol=RTOL, name='gradient')
+    for parameters, expected in zip(ours.parameters, theirs.parameters, strict=True):
+        for name, values in expected.items():
+            assert_norm_close(parameters[name], values, rtol=RTOL, name=name)
+    moved = flat(theirs.parameters[-1]) - flat(theirs.parameters[0])
+    assert np.linalg.norm(moved) > 1e3 * RTOL * np.linalg.norm(flat(theirs.parameters[0]))
+    first = run(comm, torch.float32, **settings).gradients[0]
+    assert_norm_close(
+        flat(first), flat(alone[torch.float32].gradients[0]), rtol=FLOAT32_RTOL, name='in float32'
+    )
+    return ours, theirs
+
+
+def without_others(run, **settings):
+    return {
+        dtype: run(comms.LocalComm(), dtype, **settings) for dtype in (torch.float32, torch.float64)
+    }
+
+
+def reward_training(comm, dtype, **settings):
+    """Record `BATCHES` updates on the same labels, however many ranks share them."""
+    trainer = reward_trainer(comm, dtype, **settings)
+    recorded = Recorded(trainer)
+    for batch in range(BATCHES):
+        indices = np.arange(batch * BATCH, (batch + 1) * BATCH)
+        trainer.train_batch(indices[comm.rank :: comm.size], lr=1e-3)
+    return recorded
+
+
+def policy_training(comm, dtype, **settings):
+    """Record all passes over the same rollouts, which every rank has, shuffled alike."""
+    trainer = ppo_trainer(comm, dtype, **settings)
+    recorded = Recorded(trainer)
+    np.random.seed(3)
+    recorded.stats = trainer.train(rollouts(dtype))
+    return recorded
+
+
+@pytest.mark.parametrize('micro_batch_size', (None, 3))
+@pytest.mark.parametrize('size', SIZES)
+def test_reward_training(size, micro_batch_size):
+    """Ranks that share the labels of a batch learn what one rank learns from all of them."""
+    need(size)
+    alone = without_others(reward_training)
+    on_ranks(
+        size,
+        lambda comm: assert_same(reward_training, comm, alone, micro_batch_size=micro_batch_size),
+    )
+
+
+@pytest.mark.parametrize('micro_batch_size', (None, 5))
+@pytest.mark.parametrize('size', SIZES)
+def test_policy_training(size, micro_batch_size, monkeypatch):
+    """Ranks with the same rows learn what one rank learns from them: whitening is over a rank's own
+    rows."""
+    need(size)
+    give_each_thread_its_own_numpy_random(monkeypatch)
+    alone = without_others(policy_training)
+    on_ranks(
+        size,
+        lambda comm: assert_same(
+            policy_training, comm, alone, **{'ppo.micro_batch_size': micro_batch_size}
+        ),
+    )
+
+
+@pytest.mark.parametrize('micro_batch_size', (1, 5, 7, BATCH))
+def test_micro_batches_of_reward_training(micro_batch_size):
+    assert_same(
+        reward_training,
+        comms.LocalComm(),
+        without_others(reward_training),
+        micro_batch_size=micro_batch_size,
+    )
+
+
+@pytest.mark.parametrize('whiten_rewards', (True, False))
+@pytest.mark.parametrize('micro_batch_size', (1, 5, BATCH))
+def test_micro_batches_of_policy_training(micro_batch_size, whiten_rewards):
+    """Whitening and advantages are over the whole minibatch; statistics are the same too."""
+    settings = {'ppo.whiten_rewards': whiten_rewards}
+    parts, whole = assert_same(
+        policy_training,
+        comms.LocalComm(),
+        without_others(policy_training, **settings),
+        **settings,
+        **{'ppo.micro_batch_size': micro_batch_size},
+    )
+    assert set(parts.stats) == set(whole.stats)
+    for name, values in whole.stats.items():
+        np.testing.assert_allclose(parts.stats[name], values, rtol=RTOL, err_msg=name)
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """How many rows each pass through a model had."""
+    seen, outputs = [], Model._outputs
+
+    def counted(self, tokens, *args):
+        seen.append(len(tokens))
+        return outputs(self, tokens, *args)
+
+    monkeypatch.setattr(Model, '_outputs', counted)
+    return seen
+
+
+TASK = {
+    'task.query_length': QUERY_LENGTH,
+    'task.response_length': RESPONSE_LENGTH,
+    'task.query_dataset': 'test',
+    'task.start_text': None,
+    'task.policy.initial_model': 'test',
+    'run.seed': 1,
+}
+
+
+@pytest.mark.parametrize('size, expected', [(None, {BATCH}), (5, {5, BATCH % 5})])
+def test_no_more_rows_at_a_time(rows, size, expected):
+    """What does not fit into memory at once need not: neither sampling, nor scoring, nor
+    learning."""
+    hparams = train_policy.HParams()
+    hparams.override_from_dict(
+        {
+            **TASK,
+            'ppo.batch_size': BATCH,
+            'ppo.total_episodes': BATCH,
+            'ppo.micro_batch_size': size,
+            'rewards.trained_model': 'test',
+        }
+    )
+    train_policy.train(hparams)
+    assert set(rows) == expected
+    rows.clear()
+    hparams = train_reward.HParams()
+    hparams.override_from_dict(
+        {
+            **TASK,
+            'labels.type': 'best_of_4',
+            'labels.source': 'test',
+            'labels.num_train': BATCH,
+            'batch_size': BATCH,
+            'rollout_batch_size': BATCH,
+            'normalize_samples': BATCH,
+            'normalize_before': True,
+            'normalize_after': True,
+            'micro_batch_size': size,
+        }
+    )
+    train_reward.train(hparams)
+    assert set(rows) == expected
+
+
+def test_samples_in_parts_go_together():
+    """A step on parts of the batch joins them in their order."""
+    trainer = ppo_trainer(comms.LocalComm(), torch.float32, **{'ppo.micro_batch_size': 5})
+    trained = []
+    trainer.query_sampler = lambda: {
+        'tokens': tokens(torch.Generator().manual_seed(5), BATCH, QUERY_LENGTH) % LETTERS
+    }
+    trainer.score_fn = lambda queries, responses: (
+        1.0 * responses[:, 0],
+        responses + 1,
+        {},
+    )
+    trainer.train = trained.append
+    trainer.record_step_stats = lambda rollout, **given: {'objective/kl': 0.0}
+    trainer.step()
+    (rollout,) = trained
+    assert torch.equal(rollout.queries, trainer.query_sampler()['tokens'])
+    assert torch.equal(rollout.scores, 1.0 * rollout.responses[:, 0])
+    assert torch.equal(rollout.scored_responses, rollout.responses + 1)
+    analyzed = trainer.policy.analyze_responses(rollout.queries, rollout.responses)
+    torch.testing.assert_close(rollout.logprobs, analyzed['logprobs'])
+    torch.testing.assert_close(rollout.values, analyzed['values'])
+    torch.testing.assert_close(rollout.ref_logprobs, analyzed['logprobs'])
+
+
+class Three(comms.LocalComm):
+    size = 3
+
+
+@pytest.mark.parametrize(
+    'module, settings',
+    [
+        (train_policy, {'ppo.batch_size': 64, 'rewards.trained_model': '/nowhere'}),
+        (train_reward, {'batch_size': 64}),
+    ],
+)
+def test_batches_that_ranks_cannot_share_are_refused_before_anything_loads(module, settings):
+    hparams = module.HParams()
+    hparams.override_from_dict({'task.policy.initial_model': '/nowhere', **settings})
+    with pytest.raises(
+        UserError, match=r'batch_size 64 is not a multiple of --mpi 3: take 63 or 66$'
+    ):
+        module.train(hparams, Three())
+
+
+@pytest.mark.parametrize('whiten, refused', [(True, True), (False, False)])
+def test_whitening_needs_eight_responses_on_each_rank(whiten, refused):
+    hparams = train_policy.HParams()
+    hparams.override_from_dict(
+        {'ppo.batch_size': 64, 'ppo.nminibatches': 2, 'ppo.whiten_rewards': whiten}
+    )
+    hparams.check_ranks(4)
+    if not refused:
+        return hparams.check_ranks(8)
+    with pytest.raises(UserError) as caught:
+        hparams.check_ranks(8)
+    assert (
+        str(caught.value)
+        == '--ppo.batch_size 64 in 16 minibatches (--mpi 8) is too few for whitening: take 128 or'
+        ' more, fewer ranks, or --ppo.whiten_rewards false'
+    )

@@ -1,0 +1,306 @@
+"""The best policy at every KL: worked by hand, against brute force, and against policies drawn at
+random."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from best_policy import optimal_logprobs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm_human_preferences.evaluation import optimum
+from lm_human_preferences.hparams.task import TaskHParams
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import TrainedRewardModel, make_score_fn
+
+LN2, LN3 = math.log(2), math.log(3)
+EVEN = torch.tensor([[0.5, 0.5]]).log()
+ZERO_ONE = torch.tensor([[0.0, 1.0]])
+
+
+def close(value, expected, tolerance=1e-10):
+    torch.testing.assert_close(
+        torch.as_tensor(value, dtype=torch.float64),
+        torch.as_tensor(expected, dtype=torch.float64),
+        rtol=0,
+        atol=tolerance,
+    )
+
+
+def drawn(queries=3, responses=7, seed=0, ties=False):
+    """(reference's log-probabilities, rewards), of random numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    rewards = torch.randn(queries, responses, dtype=torch.float64, generator=generator)
+    logits = 2 * torch.randn(queries, responses, dtype=torch.float64, generator=generator)
+    return logits.log_softmax(-1), rewards.round() if ties else rewards
+
+
+def test_two_responses_by_hand():
+    """With beta 1 / ln 3, a reward of 1 triples the odds: 3/4 and 1/4, Z = 2, KL = 3/4 ln 3 - ln
+    2."""
+    best = optimal_logprobs(EVEN, ZERO_ONE, 1 / LN3)
+    close(best.exp(), [[0.25, 0.75]], 1e-7)
+    close(optimum.expected(best, ZERO_ONE), [0.75], 1e-7)
+    close(optimum.kl(best, EVEN), [0.75 * LN3 - LN2], 1e-7)
+    log_z, mean, variance = optimum.moments(EVEN, ZERO_ONE, 1 / LN3)
+    close(torch.cat([log_z, mean, variance]), [LN2, 0.75, 0.1875], 1e-7)
+    kls, rewards = optimum.frontier(EVEN, ZERO_ONE, [1 / LN3, 1e-3])
+    close(kls, [0.75 * LN3 - LN2, LN2], 1e-7)
+    close(rewards, [0.75, 1], 1e-7)
+    reward, beta = optimum.frontier_at(0.75 * LN3 - LN2, EVEN, ZERO_ONE)
+    close([reward, beta], [0.75, 1 / LN3], 1e-6)
+
+
+def test_a_policy_that_never_gives_a_response_has_a_kl():
+    close(optimum.kl(torch.tensor([[-torch.inf, 0.0]]), EVEN), [LN2], 1e-7)
+    close(optimum.kl(torch.tensor([[-torch.inf, 0.0]]), torch.tensor([[-torch.inf, 0.0]])), [0])
+
+
+def test_the_ends_of_the_frontier():
+    """Without KL there is the reference; from some KL on there are only the best responses, one of
+    them or two."""
+    ref_logprobs = torch.tensor([[0.5, 0.25, 0.25], [0.125, 0.375, 0.5]], dtype=torch.float64).log()
+    rewards = torch.tensor([[0.0, 2.0, 2.0], [5.0, 1.0, 1.0]])
+    assert optimum.frontier_at(0, ref_logprobs, rewards) == (pytest.approx(1.25), math.inf)
+    assert optimum.frontier_at(-0.1, ref_logprobs, rewards) == (pytest.approx(1.25), math.inf)
+    most = (math.log(2) + math.log(8)) / 2
+    assert optimum.frontier_at(most, ref_logprobs, rewards) == (3.5, 0)
+    assert optimum.frontier_reward_at(most - 1e-3, ref_logprobs, rewards) < 3.5
+    assert optimum.frontier_at(0.5, ref_logprobs, torch.ones(2, 3)) == (1, 0)
+
+
+@pytest.mark.parametrize('beta', [100, 3, 1, 0.3, 0.05])
+def test_the_reward_at_a_kl_is_the_frontiers(beta):
+    """Within 1e-9, and the slope of the frontier is beta."""
+    ref_logprobs, rewards = drawn()
+    (kl,), (reward,) = optimum.frontier(ref_logprobs, rewards, [beta])
+    found, slope = optimum.frontier_at(kl, ref_logprobs, rewards)
+    close(found, reward, 1e-9)
+    assert slope == pytest.approx(beta, rel=1e-4)
+    step = 1e-4 * kl.item()
+    ahead, behind = (
+        optimum.frontier_reward_at(kl + d, ref_logprobs, rewards) for d in (step, -step)
+    )
+    assert (ahead - behind) / (2 * step) == pytest.approx(beta, rel=1e-4)
+
+
+def test_optimum_is_what_the_moments_say():
+    ref_logprobs, rewards = drawn()
+    best = optimal_logprobs(ref_logprobs, rewards, 0.4)
+    kls, means = optimum.frontier(ref_logprobs, rewards, [0.4])
+    close(kls[0], optimum.kl(best, ref_logprobs).mean())
+    close(means[0], optimum.expected(best, rewards).mean())
+    betas = optimum.beta_grid(rewards)
+    kls, means = optimum.frontier(ref_logprobs, rewards, betas)
+    assert (kls.diff() >= -1e-12).all() and (means.diff() >= -1e-12).all() and kls[0] < 1e-3
+    close(means[-1], rewards.max(1).values.mean(), 1e-2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 2**32), st.integers(1, 3), st.integers(2, 6), st.floats(0.01, 10), st.booleans()
+)
+def test_no_policy_lies_above_the_frontier(seed, queries, responses, sharpness, ties):
+    ref_logprobs, rewards = drawn(queries, responses, seed, ties)
+    logits = torch.randn(
+        queries, responses, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1)
+    )
+    policies = [
+        (sharpness * logits).log_softmax(-1),
+        (ref_logprobs + sharpness * rewards**3).log_softmax(-1),
+    ]
+    for logprobs in policies:
+        at = optimum.frontier_reward_at(
+            optimum.kl(logprobs, ref_logprobs).mean(), ref_logprobs, rewards
+        )
+        assert optimum.expected(logprobs, rewards).mean() <= at + 1e-9
+    for reward, kl in zip(*optimum.best_of_n(ref_logprobs, rewards, 2, 5)):
+        assert reward.mean() <= optimum.frontier_reward_at(kl.mean(), ref_logprobs, rewards) + 1e-9
+
+
+@pytest.mark.parametrize('ties', [False, True])
+@pytest.mark.parametrize('n', [1, 2, 4])
+def test_best_of_n_is_that_of_all_draws(n, ties):
+    """Every way to draw n of 5 responses, the first of equally good ones taken."""
+    ref_logprobs, rewards = drawn(2, 5, ties=ties)
+    rho = ref_logprobs.exp()
+    for query in range(2):
+        chosen = torch.zeros(5, dtype=torch.float64)
+        for draw in itertools.product(range(5), repeat=n):
+            best = max(draw, key=lambda response: rewards[query, response])
+            chosen[best] += math.prod(rho[query, response].item() for response in draw)
+        reward, kl = (values[1, query] for values in optimum.best_of_n(ref_logprobs, rewards, 9, n))
+        close(reward, chosen @ rewards[query])
+        close(kl, optimum.kl(chosen.log(), ref_logprobs[query]))
+        assert kl <= math.log(n) - (n - 1) / n + 1e-12
+
+
+def test_best_of_two_judged_by_another_reward_by_hand():
+    """Of a, b, c with probabilities 1/2, 1/4, 1/4 and rewards 0, 1, 1, two draws give a with
+    1/4; else b and c, which are equally good, with 3/8 each: 1/4 * 8 + 3/8 * 4 + 3/8 * 0."""
+    ref_logprobs = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
+    rewards, judged = torch.tensor([[0.0, 1.0, 1.0]]), torch.tensor([[8.0, 4.0, 0.0]])
+    (reward,), (kl,) = optimum.best_of_n(ref_logprobs, rewards, 2, judged=judged)
+    close(reward, [3.5])
+    close(kl, [0.25 * math.log(0.5) + 0.75 * math.log(1.5)])
+
+
+@pytest.mark.parametrize('ties', [False, True])
+@pytest.mark.parametrize('n', [1, 2, 4])
+def test_best_of_n_judged_by_another_reward_is_that_of_all_draws(n, ties):
+    """Every way to draw n of 5 responses; the KL is that of the choice."""
+    ref_logprobs, rewards = drawn(2, 5, ties=ties)
+    judged = drawn(2, 5, seed=1)[1]
+    rho = ref_logprobs.exp()
+    found, kls = optimum.best_of_n(ref_logprobs, rewards, 9, n, judged=judged)
+    assert torch.equal(kls, optimum.best_of_n(ref_logprobs, rewards, 9, n)[1])
+    for query in range(2):
+        mean = 0
+        for draw in itertools.product(range(5), repeat=n):
+            best = max(draw, key=lambda response: rewards[query, response])
+            mean += judged[query, best] * math.prod(rho[query, i].item() for i in draw)
+        close(found[1, query], mean)
+
+
+def test_a_response_that_is_never_drawn_is_not_chosen():
+    ref_logprobs = torch.tensor([[-torch.inf, 0.0]])
+    judged = torch.tensor([[3.0, 2.0]])
+    (reward,), (kl,) = optimum.best_of_n(ref_logprobs, -ZERO_ONE, 4, judged=judged)
+    close(torch.cat([reward, kl]), [2, 0])
+
+
+def test_best_of_n_of_many_rare_responses_has_the_well_known_kl():
+    ref_logprobs, rewards = drawn(2, 200_000)
+    _, kl = optimum.best_of_n(torch.full_like(ref_logprobs, -math.log(200_000)), rewards, 16)
+    close(kl[0], [math.log(16) - 15 / 16] * 2, 1e-3)
+
+
+def test_samples_converge_to_the_frontier():
+    """Errors shrink with the number of samples, and are what the standard errors say."""
+    ref_logprobs, rewards = drawn(40, 9)
+    betas = [2, 0.7, 0.4]
+    kls, means = optimum.frontier(ref_logprobs, rewards, betas)
+    errors = []
+    for count in (100, 10_000):
+        torch.manual_seed(0)
+        sampled = rewards.gather(1, torch.multinomial(ref_logprobs.exp(), count, replacement=True))
+        found_kls, found, standard_errors, effective = optimum.sampled_frontier(sampled, betas)
+        errors.append(max((found - means).abs().max(), (found_kls - kls).abs().max()))
+        assert (effective > 5).all() and (effective < count).all() and effective[0] > effective[2]
+    assert errors[0] < 0.1 and errors[1] < 0.01 and errors[1] < errors[0] / 3
+    close(
+        standard_errors[0],
+        optimum.standard_error(2 * optimum.moments(ref_logprobs, rewards, 2)[0]),
+        5e-3,
+    )
+
+
+def test_effective_samples_by_hand():
+    """Weights 3/4 and 1/4: 1 / (9/16 + 1/16)."""
+    close(optimum.effective_samples(ZERO_ONE, 1 / LN3), [1.6], 1e-6)
+    close(optimum.effective_samples(ZERO_ONE, 1e-9), [1])
+
+
+@pytest.mark.parametrize('n', [1, 3, 6])
+def test_sampled_best_of_n_is_the_mean_over_all_choices(n):
+    rewards = drawn(2, 6)[1]
+    for query, found in zip(rewards, optimum.sampled_best_of_n(rewards, n)):
+        bests = [max(choice) for choice in itertools.combinations(query.tolist(), n)]
+        close(found, sum(bests) / len(bests))
+
+
+@pytest.mark.parametrize('ties', [False, True])
+@pytest.mark.parametrize('n', [1, 3, 6])
+def test_sampled_best_of_n_judged_by_another_reward_is_the_mean_over_all_choices(n, ties):
+    """Of equally good samples any may be taken: the mean over those in each choice of n."""
+    rewards, judged = drawn(2, 6, ties=ties)[1], drawn(2, 6, seed=1)[1]
+    assert ties == any(len(query.unique()) < 6 for query in rewards)
+    for query, found in enumerate(optimum.sampled_best_of_n(rewards, n, judged)):
+        results = []
+        for choice in itertools.combinations(range(6), n):
+            top = max(rewards[query, i] for i in choice)
+            equals = [judged[query, i].item() for i in choice if rewards[query, i] == top]
+            results.append(sum(equals) / len(equals))
+        close(found, sum(results) / len(results))
+
+
+def test_sampled_best_of_n_judged_by_another_reward_estimates_the_exact_one():
+    ref_logprobs, rewards = drawn(1, 9, ties=True)
+    judged = drawn(1, 9, seed=1)[1]
+    exact = optimum.best_of_n(ref_logprobs, rewards, 4, judged=judged)[0, 0]
+    torch.manual_seed(0)
+    drawn_ones = torch.multinomial(ref_logprobs.exp(), 200_000, replacement=True)
+    found = optimum.sampled_best_of_n(
+        rewards.gather(1, drawn_ones), 4, judged.gather(1, drawn_ones)
+    )
+    close(found, exact, 0.02)
+
+
+def test_all_responses_count_upwards():
+    assert optimum.all_responses(3, 2).tolist() == [
+        [0, 0],
+        [0, 1],
+        [0, 2],
+        [1, 0],
+        [1, 1],
+        [1, 2],
+        [2, 0],
+        [2, 1],
+        [2, 2],
+    ]
+    assert optimum.all_responses(4, 1).tolist() == [[0], [1], [2], [3]]
+
+
+@pytest.fixture
+def tiny():
+    """A policy and a reward model of 27 letters in float64, and queries, one of them padded."""
+    torch.manual_seed(0)
+    start = TrainedModel('test')
+    policy = Policy(
+        start,
+        temperature=0.7,
+        device='cpu',
+        embed_queries=lambda queries: torch.cat([torch.full((len(queries), 1), 5), queries], dim=1),
+    )
+    reward_model = TrainedRewardModel('test', start.encoding, device='cpu')
+    policy.model.double()
+    reward_model.double()
+    return policy, reward_model, torch.tensor([[1, 2, 3], [4, 5, 27]])
+
+
+def test_enumeration_is_that_of_a_double_loop(tiny, monkeypatch):
+    """All 27 ** 2 responses to each query, one by one, in float64; in chunks of more and of less
+    than a query."""
+    policy, reward_model, queries = tiny
+    brute, scores = (
+        torch.zeros(2, 27**2, dtype=torch.float64),
+        torch.zeros(2, 27**2, dtype=torch.float64),
+    )
+    for query in range(2):
+        for i, response in enumerate(itertools.product(range(27), repeat=2)):
+            one = queries[query : query + 1], torch.tensor([response])
+            brute[query, i] = policy.analyze_responses(*one)['logprobs'].sum()
+            scores[query, i] = reward_model.score(*one)
+    for chunk in (8192, 100, 1):
+        monkeypatch.setattr(optimum, 'CHUNK', chunk)
+        close(optimum.all_logprobs(policy, queries, 2), brute)
+        close(optimum.all_rewards(reward_model, queries, 2), scores)
+    close(optimum.all_logprobs(policy, queries, 2).exp().sum(1), [1, 1])
+    close(optimum.all_logprobs(policy, queries, 1).exp(), brute.exp().reshape(2, 27, 27).sum(2))
+    monkeypatch.setattr(optimum, 'CHUNK', 500)
+    score_fn = make_score_fn(TaskHParams(response_length=2), reward_model)
+    close(optimum.all_scores(score_fn, queries, 27, 2), scores)
+
+
+def test_truncated_responses_score_what_they_do_in_training(tiny):
+    _, reward_model, queries = tiny
+    score_fn = make_score_fn(
+        TaskHParams(response_length=2, truncate_token=3, penalty_reward_value=-7), reward_model
+    )
+    scores = optimum.all_scores(score_fn, queries, 27, 2).reshape(2, 27, 27)
+    close(scores[:, 3, 0], scores[:, 3, 1])
+    assert (scores[:, 0, 0] == -7).all()
+    close(scores[0, 8, 3], reward_model.score(queries[:1], torch.tensor([[8, 3]]))[0])

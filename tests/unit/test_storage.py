@@ -1,0 +1,474 @@
+"""storage against a loopback imitation of the public storage: names, the cache, and what goes
+wrong."""
+
+import gc
+import hashlib
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+
+import blobfile
+import pytest
+from blobfile import _azure
+from blobserver.fixtures import KEY
+from blobserver.server import BlackHole, Fault, redirect
+
+from lm_human_preferences import storage
+
+BASE = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
+CONTAINER = 'openaipublic/lm-human-preferences'
+CHILD = (
+    'import hashlib, sys; from lm_human_preferences import storage; '
+    'print(hashlib.md5(open(storage.cached_path(sys.argv[1]), "rb").read()).hexdigest())'
+)
+
+
+def contents(path):
+    with open(path, 'rb') as file:
+        return file.read()
+
+
+def files(root):
+    return sorted(os.path.join(base, name) for base, _, names in os.walk(root) for name in names)
+
+
+def child(server, url):
+    return subprocess.Popen(
+        [sys.executable, '-c', CHILD, url], env=server.env, stdout=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def failure(path=BASE + '/big', kind=storage.StorageError):
+    with pytest.raises(kind) as e:
+        storage.cached_path(path)
+    assert '\n' not in str(e.value)
+    return str(e.value)
+
+
+# --- names ---
+
+
+def test_spellings_share_one_copy_at_the_documented_place(server, cache):
+    spellings = [
+        BASE + '/labels/a.json',
+        'gs://lm-human-preferences/labels/a.json',
+        'az://openaipublic/lm-human-preferences/labels/a.json',
+        BASE + '/labels%2fa.json',
+    ]
+    place = os.path.join(cache, CONTAINER, 'labels', 'a.json')
+    assert [storage.cached_path(url) for url in spellings] == [place] * 4
+    assert contents(place) == b'[1]' and files(cache) == [place] and server.count('GET') == 1
+
+
+@pytest.mark.parametrize(
+    'path',
+    [
+        f'{BASE}/../x',
+        f'{BASE}/a/../../x',
+        f'{BASE}/a//b',
+        f'{BASE}/%2e%2e/x',
+        f'{BASE}/a%2f..%2f..%2fx',
+        f'{BASE}/a\\..\\x',
+        f'{BASE}/x%00',
+        f'{BASE}/x.part',
+        f'{BASE}/x.lock/y',
+        f'{BASE}/x?y=1',
+        f'{BASE}/x#y',
+        BASE,
+        f'{BASE}/',
+        'https://example.com/a/b',
+        'http://openaipublic.blob.core.windows.net/a/b',
+        's3://a/b',
+        'gs://bucket',
+        'az://../../x',
+        'az://a/../x',
+        'file:///etc/passwd',
+        'https://openaipublic.blob.core.windows.net.evil.org/a/b',
+    ],
+)
+def test_unusable_names(cache, path):
+    assert 'give a local path, az://ACCOUNT/CONTAINER/NAME' in failure(path)
+    assert not files(cache)
+
+
+def test_local_paths(tmp_path):
+    path = storage.join(str(tmp_path), 'a', 'b.txt')
+    assert (
+        path == str(tmp_path / 'a' / 'b.txt')
+        and not storage.is_remote(path)
+        and not storage.exists(path)
+    )
+    assert failure(path, storage.NotFound) == f'{path}: no such file or directory'
+    (tmp_path / 'a').mkdir()
+    (tmp_path / 'a' / 'b.txt').write_bytes('é\r\n'.encode())
+    assert (
+        storage.exists(path) and storage.exists(str(tmp_path)) and storage.cached_path(path) == path
+    )
+    assert storage.cached_paths([path]) == [path] and storage.read_text(path) == 'é\n'
+
+
+def test_join_of_urls():
+    assert storage.is_remote('gs://gpt-2')
+    assert (
+        storage.join('gs://gpt-2/', 'a', 'b')
+        == storage.join('gs://gpt-2', 'a', 'b')
+        == 'gs://gpt-2/a/b'
+    )
+
+
+@pytest.mark.parametrize(
+    'data, function, message',
+    [
+        (b'\xff', storage.read_text, 'cannot be read as UTF-8 text'),
+        (b'{', storage.read_json, 'is not JSON'),
+        (b'[' * 100_000, storage.read_json, 'is not JSON'),
+    ],
+)
+def test_damaged_text(tmp_path, data, function, message):
+    (tmp_path / 'x').write_bytes(data)
+    with pytest.raises(storage.StorageError, match=f'x {message}'):
+        function(str(tmp_path / 'x'))
+
+
+# --- the cache ---
+
+
+def test_exists_asks_and_does_not_fetch(server, cache):
+    assert storage.exists(BASE + '/big') and not storage.exists(BASE + '/bigger')
+    assert not files(cache) and server.count('GET') == 0
+    assert BASE + '/bigger: there is no such file; ' in failure(BASE + '/bigger', storage.NotFound)
+
+
+def test_offline(server, cache, monkeypatch):
+    storage.cached_path(BASE + '/big')
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    before = len(server.log)
+    assert storage.exists(BASE + '/big') and storage.cached_path(BASE + '/big')
+    assert not storage.exists(BASE + '/labels/a.json')
+    place = os.path.join(cache, CONTAINER, 'labels', 'a.json')
+    assert (
+        failure(BASE + '/labels/a.json')
+        == f'{BASE}/labels/a.json: not in the cache, and LMHP_OFFLINE=1; '
+        f'to do without it, put the file at {place}'
+    )
+    assert len(server.log) == before
+    os.makedirs(os.path.dirname(place))
+    with open(place, 'w', encoding='utf-8') as file:
+        file.write('[2]')
+    assert storage.read_json('gs://lm-human-preferences/labels/a.json') == [2]
+
+
+def test_many_files_at_once(server, cache, capsys):
+    urls = [f'{BASE}/d/{i:03d}.story' for i in range(40)]
+    storage.cached_path(urls[3])
+    assert [contents(path) for path in storage.cached_paths(urls)] == [
+        b'x%d' % i for i in range(40)
+    ]
+    assert server.count('GET') == 40 and len(files(cache)) == 40
+    assert f'fetching {BASE}/d/000.story ...: ' in capsys.readouterr().err
+    with pytest.raises(storage.NotFound, match='d/999.story'):
+        storage.cached_paths([*urls, BASE + '/d/999.story'])
+
+
+def test_nothing_is_fetched_in_silence(server, capsys):
+    storage.cached_path(BASE + '/big')
+    assert f'fetching {BASE}/big: 100%' in capsys.readouterr().err
+
+
+def test_one_download_for_many_processes(server, cache, blobs):
+    server.faults.append(Fault('slow', 0.01, times=None, method='GET'))
+    children = [child(server, BASE + '/big') for _ in range(4)]
+    assert {c.communicate()[0].strip() for c in children} == {
+        hashlib.md5(blobs[CONTAINER]['big']).hexdigest()
+    }
+    assert server.count('GET') == 1 and files(cache) == [os.path.join(cache, CONTAINER, 'big')]
+
+
+def test_a_killed_download_starts_again(server, cache, blobs):
+    server.faults.append(Fault('slow', 0.05, times=None, method='GET'))
+    first = child(server, BASE + '/big')
+    wait_for(lambda: any(name.endswith('.part') for name in files(cache)))
+    second = child(server, BASE + '/big')
+    wait_for(lambda: server.count('HEAD') == 2)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    server.faults.clear()
+    assert second.communicate()[0].strip() == hashlib.md5(blobs[CONTAINER]['big']).hexdigest()
+    assert files(cache) == [os.path.join(cache, CONTAINER, 'big')]
+
+
+# --- what goes wrong ---
+
+
+@pytest.mark.parametrize(
+    'fault, expected',
+    [
+        (Fault('corrupt', 9, method='GET'), 'damaged on the way'),
+        (Fault('etag', times=None), 'etag mismatch'),
+        (Fault('html', times=None), 'log-in page'),
+        (Fault('status', 403, times=None), 'unexpected status 403'),
+        (Fault('status', 409, times=None), 'unexpected status 409'),
+        (Fault('status', 503, times=None), 'status 503'),
+    ],
+    ids=lambda x: getattr(x, 'kind', None),
+)
+def test_nothing_wrong_is_kept(server, cache, fault, expected):
+    server.faults.append(fault)
+    message = failure()
+    assert message.startswith(BASE + '/big: ') and expected in message
+    assert message.endswith(f'; to do without it, put the file at {cache}/{CONTAINER}/big')
+    assert not files(cache) and len(server.log) < 10
+
+
+@pytest.mark.parametrize(
+    'fault',
+    [
+        Fault('status', 503, times=2),
+        Fault('reset', times=2),
+        Fault('truncate', 1000, times=2, method='GET'),
+        Fault('stall', 2, method='GET'),
+    ],
+    ids=lambda fault: fault.kind,
+)
+def test_passing_trouble_is_survived(server, blobs, fault):
+    server.faults.append(fault)
+    assert contents(storage.cached_path(BASE + '/big')) == blobs[CONTAINER]['big']
+    assert fault.hits == fault.times
+
+
+@pytest.mark.parametrize(
+    'fault, expected',
+    [
+        (Fault('stall', 1, times=None, method='GET'), 'Read timed out'),
+        (Fault('truncate', 1000, times=None, method='GET'), 'Connection broken'),
+        (Fault('reset', times=None, method='GET'), 'Connection aborted'),
+        (Fault('html', times=None, method='GET'), 'unexpected status 200'),
+        (Fault('status', 404, times=None, method='GET'), 'unexpected status 404'),
+        (Fault('status', 503, times=None, method='GET'), 'unexpected status 503'),
+        (Fault('stall', 1, times=None), 'Read timed out'),
+        (Fault('reset', times=None), 'Connection aborted'),
+    ],
+    ids=lambda x: f'{x.kind}{x.arg} {x.method}' if isinstance(x, Fault) else '',
+)
+def test_lasting_trouble_ends(server, cache, monkeypatch, fault, expected):
+    """After the retries, each within READ_TIMEOUT."""
+    monkeypatch.setattr(storage.blobs, 'READ_TIMEOUT', 0.2 if fault.kind == 'stall' else 20)
+    server.faults.append(fault)
+    start = time.monotonic()
+    assert expected in failure() and not files(cache)
+    assert 1 < len(server.log) <= 2 * storage.blobs.RETRIES + 2 and time.monotonic() - start < 20
+
+
+def test_an_upload_that_failed_is_not_made_later(server, blobs, cache, monkeypatch):
+    """blobfile's file objects would try once more when the garbage collector finds them."""
+    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
+    fault = Fault('status', 403, times=None, method='PUT')
+    server.faults.append(fault)
+    with pytest.raises(storage.StorageError, match='unexpected status 403'):
+        storage.write('az://private/runs/old', io.BytesIO(b'old'), 3)
+    server.faults.clear()
+    gc.collect()
+    assert fault.hits and not blobs['private/runs']
+    storage.write('az://private/runs/new', io.BytesIO(b'new'), 3)
+    assert blobs['private/runs'] == {'new': b'new'}
+
+
+def test_a_server_without_md5(server):
+    server.with_md5 = False
+    assert contents(storage.cached_path(BASE + '/labels/a.json')) == b'[1]'
+
+
+def test_full_disk(server, cache, monkeypatch):
+    nearly_full = types.SimpleNamespace(free=9)
+    monkeypatch.setattr(storage.cache.shutil, 'disk_usage', lambda path: nearly_full)
+    assert 'no room for its 5 MiB in the cache' in failure()
+
+
+def test_unwritable_cache(server, tmp_path, monkeypatch):
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'file'))
+    assert 'Not a directory' in failure()
+
+
+def test_cache_without_permission(server, cache, monkeypatch):
+    def refuse(path, *args, **settings):
+        raise PermissionError(13, 'Permission denied', path)
+
+    monkeypatch.setattr(os, 'makedirs', refuse)
+    assert (
+        f'the cache folder {cache}/{CONTAINER} cannot be written (Permission denied): set'
+        ' LMHP_CACHE' in failure()
+    )
+
+
+def test_copy_that_may_not_be_read(server, monkeypatch):
+    storage.cached_path(BASE + '/labels/a.json')
+
+    def refuse(path, *args, **settings):
+        raise PermissionError(13, 'Permission denied', path)
+
+    monkeypatch.setattr('builtins.open', refuse)
+    with pytest.raises(storage.StorageError, match='a.json cannot be read .*Permission denied'):
+        storage.read_json(BASE + '/labels/a.json')
+
+
+@pytest.fixture
+def damaged(server, cache):
+    """The place of a copy that was damaged after it was fetched, without a change of size or
+    form."""
+    place = storage.cached_path(BASE + '/labels/a.json')
+    if storage.cache.MD5_ATTRIBUTE not in os.listxattr(place):
+        pytest.skip('this disk keeps no attributes of files')
+    with open(place, 'r+b') as file:
+        file.write(b'[2')
+    return place
+
+
+def test_a_copy_damaged_later_is_fetched_again(server, damaged):
+    assert storage.read_json(BASE + '/labels/a.json') == [1] and server.count('GET') == 2
+    assert storage.cached_paths([BASE + '/labels/a.json']) == [damaged] and server.count('GET') == 2
+
+
+def test_a_copy_damaged_later_offline(damaged, monkeypatch):
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    assert 'labels/a.json: damaged since it was fetched, and LMHP_OFFLINE=1; ' in failure(
+        BASE + '/labels/a.json'
+    )
+
+
+def test_a_copy_replaced_by_hand_is_used(server, damaged):
+    os.remove(damaged)
+    with open(damaged, 'w', encoding='utf-8') as file:
+        file.write('[3]')
+    assert storage.read_json(BASE + '/labels/a.json') == [3] and server.count('GET') == 1
+
+
+def test_a_disk_without_attributes(server, monkeypatch):
+    def refuse(*args):
+        raise OSError(95, 'Operation not supported')
+
+    monkeypatch.setattr(os, 'setxattr', refuse)
+    monkeypatch.setattr(os, 'getxattr', refuse)
+    assert [storage.read_json(BASE + '/labels/a.json') for _ in range(2)] == [
+        [1]
+    ] * 2 and server.count('GET') == 1
+
+
+def test_own_credentials_stay_at_home(server, monkeypatch):
+    monkeypatch.setenv('AZURE_STORAGE_KEY', 'c2VjcmV0')
+    assert contents(storage.cached_path(BASE + '/labels/a.json')) == b'[1]'
+    assert {r.status for r in server.log} == {200, 206} and not os.path.exists(
+        os.path.expanduser('~/.blobfile')
+    )
+
+
+def test_certificates_are_verified(server, monkeypatch):
+    monkeypatch.delenv('SSL_CERT_FILE')
+    assert 'CERTIFICATE_VERIFY_FAILED' in failure() and not server.log
+
+
+def test_a_proxy_is_used(cache, monkeypatch):
+    with BlackHole() as hole:
+        monkeypatch.setenv('HTTPS_PROXY', f'http://user:word@127.0.0.1:{hole.port}')
+        monkeypatch.setattr(storage.blobs, 'ANSWER_TIMEOUT', 0.3)
+        with redirect(None):  # without the proxy, this would be about the name
+            assert 'no answer within 0.3 s' in failure()
+        monkeypatch.setattr(storage.blobs, 'ANSWER_TIMEOUT', 60)
+        monkeypatch.setenv('NO_PROXY', '.blob.core.windows.net')
+        storage.blobs._unreachable.clear()
+        storage.blobs._make_client.cache_clear()
+        with redirect(None):
+            assert 'name resolution' in failure()
+
+
+# --- no network ---
+
+
+@pytest.mark.slow
+def test_no_answer_is_told_within_15_seconds(cache):
+    start = time.monotonic()
+    with BlackHole() as hole, redirect(hole):
+        assert 'no answer within 8 s, is there a network?' in failure()
+        assert time.monotonic() - start > 7
+        assert 'no answer within 8 s' in failure(
+            BASE + '/labels/a.json'
+        )  # a second file, without a second wait
+        with pytest.raises(storage.StorageError, match='no answer'):
+            storage.cached_paths([f'{BASE}/d/{i}' for i in range(100)])
+    assert time.monotonic() - start < 15
+
+
+def test_a_silent_name_server(cache, monkeypatch):
+    monkeypatch.setattr(storage.blobs, 'ANSWER_TIMEOUT', 0.2)
+    monkeypatch.setattr(socket, 'getaddrinfo', lambda *args, **kwargs: time.sleep(1))
+    assert 'no answer within 0.2 s' in failure()
+
+
+def test_no_names_resolve(cache):
+    start = time.monotonic()
+    with redirect(None):
+        message = failure()
+    assert message.startswith(
+        f"{BASE}/big: Failed to resolve 'openaipublic.blob.core.windows.net' ([Errno -3] "
+    )
+    assert message.endswith(f'to do without it, put the file at {cache}/{CONTAINER}/big')
+    assert time.monotonic() - start < storage.blobs.ANSWER_TIMEOUT
+
+
+def test_a_refused_connection(server):
+    server.stop()
+    start = time.monotonic()
+    assert 'refused' in failure() and time.monotonic() - start < storage.blobs.ANSWER_TIMEOUT
+
+
+def test_a_server_is_asked_again_later(server, monkeypatch):
+    clock = time.monotonic
+    with redirect(None):
+        failure()
+    failure()
+    assert not server.log
+    monkeypatch.setattr(time, 'monotonic', lambda: clock() + storage.blobs.UNREACHABLE_SECONDS)
+    assert storage.cached_path(BASE + '/big')
+
+
+# --- what blobfile has no public name for: the first of these to fail tells what has gone ---
+
+
+def test_blobfile_still_tells_whether_there_are_credentials(cache, monkeypatch):
+    assert not storage.blobs._has_credentials()
+    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
+    assert storage.blobs._has_credentials()
+
+
+def test_blobfile_still_takes_a_token_put_there_for_good(cache, monkeypatch):
+    """An anonymous one, without asking anybody for another."""
+    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)  # which would be taken otherwise
+    storage.blobs._use_anonymous_access('account', 'container')
+    conf = blobfile.create_context()._conf
+    token = _azure.access_token_manager.get_token(conf, key=('account', 'container'))
+    assert token == (_azure.ANONYMOUS, '')
+
+
+@pytest.mark.parametrize('discard', [True, False])
+def test_blobfile_still_discards_a_buffer(server, blobs, monkeypatch, discard):
+    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
+    blob = storage.paths.Blob('az://private/runs/a')
+    client = storage.blobs._client(blob)
+    target = client.BlobFile(blob.path, 'wb', streaming=True, partial_writes_on_exc=False)
+    target.write(b'data')
+    if discard:
+        storage.blobs._discard_buffer(target)
+    target.close()
+    assert blobs['private/runs'] == ({} if discard else {'a': b'data'})
