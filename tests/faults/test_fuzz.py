@@ -17,7 +17,15 @@ from command_line import error_of, invoke
 from fuzzing import confined, damaged, json_bytes, little_memory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from sample_files import (
+    LABELS,
+    MERGES,
+    SIZES,
+    label_hparams,
+    write_byte_pairs,
+    write_hugging_face,
+    write_model,
+)
 
 import launch
 import sample
@@ -29,9 +37,8 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import train_policy, train_reward
 from lm_human_preferences.labels import files as label_files
-from lm_human_preferences.language import encodings, model, trained_models
+from lm_human_preferences.language import encodings, trained_models
 from lm_human_preferences.language.datasets import get_dataset
-from lm_human_preferences.language.parameters import as_tf
 from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils import core
@@ -40,19 +47,6 @@ from lm_human_preferences.utils.crc import masked_crc
 from lm_human_preferences.utils.logging import Logger
 
 BATCH = 25  # inputs of one example: most of what an example costs is hypothesis
-SIZES = dict(n_vocab=27, n_ctx=8, n_embd=4, n_head=2, n_layer=1)
-LABELS = [
-    {
-        'query': [0, 1, 27],
-        'sample': [3, 4],
-        'sample0': [3, 4],
-        'sample1': [4, 5],
-        'best': 1,
-        'score': 0.5,
-        'difference': -2,
-    }
-    for _ in range(4)
-]
 
 
 class Labels:
@@ -65,16 +59,12 @@ class Labels:
 
     def feed(self, random):
         self.path.write_bytes(json_bytes(random, LABELS))
-        hparams = train_reward.HParams()
-        hparams.override_from_dict(
-            {
-                'labels.source': str(self.path),
+        hparams = label_hparams(
+            self.path,
+            **{
                 'labels.num_train': random.choice([None, 2]),
-                'batch_size': 2,
                 'labels.type': random.choice(['best_of_2', 'scalar_rating', 'scalar_compare']),
-                'task.query_length': 3,
-                'task.response_length': 2,
-            }
+            },
         )
         labels, _ = label_files.load_labels(hparams, encodings.Test)
         assert (
@@ -114,32 +104,10 @@ class ModelDirectory:
     inputs = 1_750
 
     def __init__(self, folder):
-        self.folder, network = (
-            folder,
-            model.Model(model.HParams(**SIZES), ['reward', 'value']).initialize(),
-        )
-        tensors = {
-            **network.tf_parameters('policy'),
-            **network.tf_parameters('reward_model'),
-            'reward_model/reward_norm/gain': torch.ones(()),
-            'reward_model/reward_norm/bias': torch.zeros(()),
-        }
-        storage.write_json(str(folder / 'ours/hparams.json'), SIZES)
-        storage.write_json(str(folder / 'ours/encoding'), 'test')
-        checkpoints.save(
-            str(folder / 'ours/checkpoints'),
-            'model.ckpt',
-            {name: as_tf(name, tensor.detach()) for name, tensor in tensors.items()},
-        )
-        config = {
-            theirs: SIZES[ours] for ours, (theirs, _) in trained_models.HUGGING_FACE_SIZES.items()
-        }
-        storage.write_json(str(folder / 'theirs/config.json'), {'model_type': 'gpt2', **config})
-        storage.write_json(str(folder / 'theirs/encoding'), 'test')
-        save_file(
-            {name: tensor.detach() for name, tensor in network.transformer.named_parameters()},
-            str(folder / 'theirs/model.safetensors'),
-        )
+        self.folder = folder
+        write_model(folder / 'ours')
+        (folder / 'theirs').mkdir()
+        write_hugging_face(folder / 'theirs')
         self.files = {
             path: path.read_bytes() for path in sorted(folder.rglob('*')) if path.is_file()
         }
@@ -238,16 +206,9 @@ class BytePairs:
     inputs = 1_750
 
     def __init__(self, folder):
-        names = [*encodings._byte_of(), 'th', 'Ġth', 'the', 'Ġthe']
-        self.folder, self.vocab = (
-            folder,
-            {name: i for i, name in enumerate([*names, encodings.END_OF_TEXT])},
-        )
-        self.merges = b'#version: 0.2\nt h\n\xc4\xa0 th\nth e\n\xc4\xa0 the\n'
-        self.encoding = encodings.Encoding(
-            'main', len(self.vocab), len(self.vocab) - 1, str(folder)
-        )
-        (folder / 'encoder.json').write_text(json.dumps(self.vocab))
+        self.folder, self.merges = folder, MERGES
+        self.encoding = write_byte_pairs(folder)
+        self.vocab = json.loads((folder / 'encoder.json').read_text())
 
     def feed(self, random):
         encodings._byte_pair_encoder.cache_clear()

@@ -110,8 +110,7 @@ def on_another_machine(monkeypatch, tmp_path):
 
 
 def test_the_store_gets_all_files(store, cache, reference, tmp_path, monkeypatch):
-    """They are those of the staging directory, byte by byte, which is cleared away then; and those
-    of a local run."""
+    """The staging directory's, byte by byte, which is deleted then; and those of a local run."""
     close, compared = uploads.DirectoryUploader.close, []
 
     def compare(uploader, timeout):
@@ -134,8 +133,10 @@ def test_the_store_gets_all_files(store, cache, reference, tmp_path, monkeypatch
 
 
 def test_each_reader_finds_whole_checkpoints(server, store, tmp_path, monkeypatch):
-    """After each request that changes something: what a `checkpoint` file names is there and whole.
-    Old ones go."""
+    """After each change in the store, each checkpoint that is listed there is whole.
+
+    Old ones are deleted.
+    """
     seen = []
 
     def read():
@@ -182,8 +183,7 @@ def problem_of(check):
 
 
 def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, tmp_path, monkeypatch):
-    """Such as one of a run that went back and came, by other random numbers, to the same step
-    again."""
+    """Such as one of a run that was resumed and has reached the same step by other numbers."""
     uploader = uploads.DirectoryUploader(
         RUN, str(tmp_path), re.compile('.*ckpt.*|.*checkpoint'), 'me'
     )
@@ -294,8 +294,7 @@ def test_an_outage_delays_uploads(server, store, reference, tmp_path, monkeypatc
 
 
 def test_an_outage_till_the_end(server, store, reference, tmp_path, monkeypatch):
-    """Everything is whole in the staging directory, of which the user is told, and resume uploads
-    it."""
+    """All is in the staging directory, which the user is told, and resuming uploads it."""
     after_steps(monkeypatch, {2: lambda: server.faults.append(Fault('status', 503, times=None))})
     result = invoke(f'{WORDS} {STORE}')
     assert result.exit_code == 2, result.output
@@ -357,8 +356,7 @@ def killed_run(output, method, step):
 @pytest.mark.parametrize('method, step', [(STEP, 3), (TRAIN_BATCH, 2)], ids=['policy', 'reward'])
 @pytest.mark.parametrize('here', [True, False], ids=['here', 'elsewhere'])
 def test_going_on(store, reference, tmp_path, monkeypatch, method, step, here):
-    """On the same machine from the staging directory, on another one from the store, with the same
-    result."""
+    """On the same machine from the staging directory, on another one from the store."""
     killed_run(tmp_path / 'out', method, step)
     words = f'{WORDS} {STORE} --run.resume on' if method == TRAIN_BATCH else f'resume {RUN}'
     patches = HASTY
@@ -440,8 +438,7 @@ def test_overwrite(store, monkeypatch, tmp_path):
 
 
 def test_two_at_once(store, monkeypatch, tmp_path):
-    """The second is refused, on the same machine by the lock, on another one by what the store
-    says."""
+    """The second is refused: on the same machine by the lock, on another one by the lease."""
     pause = {'moment': STEP, 'count': 1, 'call': 'time:sleep', 'arguments': [600]}
     process = start(
         f'{DIRECT} 64'.split(), tmp_path / 'out', moments=(), patches=HASTY, calls=[pause]

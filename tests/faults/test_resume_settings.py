@@ -1,5 +1,4 @@
-"""Settings that are named when a run goes on hold from there, each seen by its effect; or they are
-refused."""
+"""Settings given when a run is resumed hold from there, each seen by its effect, or are refused."""
 
 import json
 import shutil
@@ -75,8 +74,10 @@ OF_TEXTS = {
 
 @pytest.fixture(scope='module')
 def begun(tmp_path_factory):
-    """A run of two steps. The response's last token of `test` may be anything, so a token to
-    truncate at is set."""
+    """The directory of a run of two steps.
+
+    It has a truncate token, as `test` has none.
+    """
     directory = tmp_path_factory.mktemp('begun')
     result = invoke(
         f'train_policy test run --mpi 1 --save_dir {directory} {SMALL} --ppo.total_episodes {BEGUN}'
@@ -87,8 +88,10 @@ def begun(tmp_path_factory):
 
 
 def resumed(begun, folder, words=''):
-    """What TensorBoard shows of the run that went on, in `folder`, with `words`: {tag: [(step,
-    value), ...]}."""
+    """What TensorBoard shows of the run, resumed in `folder` with the options `words`.
+
+    That is {tag: [(step, value), ...]}.
+    """
     shutil.copytree(begun, folder)
     total = '' if 'total_episodes' in words else f'--ppo.total_episodes {ALL}'
     result = invoke(f'resume {folder}/run {total} {words}')

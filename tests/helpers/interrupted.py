@@ -1,5 +1,4 @@
-"""Trainings in processes of their own that are killed at a certain moment, and what they leave
-behind."""
+"""Trainings in processes of their own, killed at a chosen moment, and what they leave behind."""
 
 import atexit
 import contextlib

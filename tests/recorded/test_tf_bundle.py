@@ -1,10 +1,11 @@
-"""TensorFlow checkpoints: equal to the original's byte for byte; whatever damage there is, one
-clear line."""
+"""TensorFlow checkpoints: equal to the original's byte for byte; one clear line for any damage."""
 
 import collections.abc
 import contextlib
+import io
 import itertools
 import os
+import random
 import struct
 import time
 import tracemalloc
@@ -53,6 +54,13 @@ def put(path, data):
         f.write(data)
 
 
+def flip(data, position):
+    """`data` with one bit of the byte at `position` flipped."""
+    damaged = bytearray(data)
+    damaged[position] ^= 1 << position % 8
+    return damaged
+
+
 def read_all(prefix):
     bundle = Bundle(prefix)
     return {name: bundle[name] for name in bundle}
@@ -95,10 +103,6 @@ def test_golden_checkpoint_is_reproduced(tmp_path, name):
         assert contents(original + suffix) == contents(tmp_path / f'x{suffix}')
 
 
-def test_the_golden_set_has_checkpoints():
-    assert found('**/*.index')
-
-
 @pytest.mark.parametrize(
     'key, expected',
     [(b'model', b'n'), (b'\xff\x01x', b'\xff\x02'), (b'\xff\xff', b'\xff\xff'), (b'', b'')],
@@ -139,8 +143,11 @@ def test_long_index_is_read(encode):
 
 
 def test_an_entry_by_hand(tmp_path):
-    """The smallest checkpoint, its table written out: shared 0, rest 0, 8 bytes; shared 0, rest 1,
-    15 bytes."""
+    """The smallest checkpoint, its table written out byte by byte.
+
+    Each row is: bytes shared with the key before, other bytes of the key, bytes of the value, the
+    other bytes of the key, the value.
+    """
     write_bundle(tmp_path / 'x', {'a': np.float32(1)})
     crc = struct.pack('<I', masked_crc(np.float32(1).tobytes()))
     block = (
@@ -165,12 +172,10 @@ def test_an_entry_by_hand(tmp_path):
 
 def test_round_trip(prefix):
     bundle = Bundle(prefix)
-    assert (
-        set(bundle) == set(TENSORS)
-        and len(bundle) == len(TENSORS)
-        and 'scalar' in bundle
-        and 'x' not in bundle
-    )
+    assert set(bundle) == set(TENSORS)
+    assert len(bundle) == len(TENSORS)
+    assert 'scalar' in bundle
+    assert 'x' not in bundle
     for name, value in TENSORS.items():
         assert np.array_equal(bundle[name], value)
         assert bundle[name].shape == value.shape and bundle[name].dtype == value.dtype
@@ -179,37 +184,15 @@ def test_round_trip(prefix):
         bundle['x']
 
 
-@pytest.mark.parametrize(
-    'code',
-    [
-        'f2',
-        'f4',
-        'f8',
-        'i1',
-        'i2',
-        'i4',
-        'i8',
-        'u1',
-        'u2',
-        'u4',
-        'u8',
-        '?',
-        'c8',
-        'c16',
-        '>f4',
-        '>i8',
-    ],
-)
+@pytest.mark.parametrize('code', 'f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8 ? c8 c16 >f4 >i8'.split())
 @pytest.mark.parametrize('shape', [(), (0,), (3,), (2, 0, 5), (2, 3, 4)])
 def test_types_and_shapes(tmp_path, code, shape):
     value = (np.arange(np.prod(shape, dtype=int)).reshape(shape) % 2).astype(code)
     write_bundle(tmp_path / 'x', {'a': np.True_, 'v': value})  # one byte before it: not aligned
     read = read_all(tmp_path / 'x')['v']
-    assert (
-        read.dtype == value.dtype.newbyteorder('<')
-        and read.shape == shape
-        and np.array_equal(read, value)
-    )
+    assert read.dtype == value.dtype.newbyteorder('<')
+    assert read.shape == shape
+    assert np.array_equal(read, value)
 
 
 def test_torch_tensors_and_views_are_written(tmp_path):
@@ -224,11 +207,9 @@ def test_torch_tensors_and_views_are_written(tmp_path):
     assert all(
         np.array_equal(read[name], tensor.detach().numpy()) for name, tensor in tensors.items()
     )
-    assert (
-        np.array_equal(read['slice'], base.numpy()[:, ::2])
-        and read['python'] == 3
-        and read['number'].dtype == 'i8'
-    )
+    assert np.array_equal(read['slice'], base.numpy()[:, ::2])
+    assert read['python'] == 3
+    assert read['number'].dtype == 'i8'
 
 
 @given(
@@ -279,7 +260,7 @@ def test_nothing_is_copied(tmp_path):
 
 @contextlib.contextmanager
 def peak_memory():
-    """Yields a function that tells the most memory allocated at a time since, in bytes."""
+    """Yields a function that returns the peak of memory allocated since then, in bytes."""
     tracemalloc.start()
     try:
         yield lambda: tracemalloc.get_traced_memory()[1]
@@ -288,7 +269,7 @@ def peak_memory():
 
 
 class Lazy(collections.abc.Mapping):
-    """Makes each array when it is asked for, and counts how many live."""
+    """Makes each array when it is looked up, and counts how many are alive."""
 
     def __init__(self):
         self.alive, self.most = weakref.WeakSet(), 0
@@ -311,9 +292,8 @@ class Lazy(collections.abc.Mapping):
 def test_writing_takes_one_tensor_at_a_time(tmp_path):
     lazy = Lazy()
     write_bundle(tmp_path / 'x', lazy)
-    assert (
-        len(read_all(tmp_path / 'x')) == 4 and lazy.most <= 2
-    )  # the one before lives until the next has its name
+    assert len(read_all(tmp_path / 'x')) == 4
+    assert lazy.most <= 2  # the previous one lives until the next one is assigned
 
 
 def test_compressed_index_is_refused(prefix):
@@ -328,7 +308,7 @@ def test_compressed_index_is_refused(prefix):
     )
 
 
-# Damage and what is not supported: exact lines
+# Damage and what is not supported: exact messages
 
 
 def test_missing_files(tmp_path, prefix):
@@ -436,45 +416,6 @@ def test_name_that_is_no_text(tmp_path):
         Bundle(tmp_path / 'x')
 
 
-def test_every_flipped_bit_of_the_values_is_noticed(prefix):
-    good = contents(prefix + DATA)
-    for position in range(len(good)):
-        put(
-            prefix + DATA,
-            good[:position] + bytes([good[position] ^ 1 << position % 8]) + good[position + 1 :],
-        )
-        with pytest.raises(BundleError, match='is damaged: the checksum of .* does not match'):
-            read_all(prefix)
-
-
-def test_every_flipped_bit_of_the_index_is_noticed_or_harmless(prefix):
-    good = contents(prefix + INDEX)
-    unnoticed = 0
-    for position in range(len(good)):
-        put(
-            prefix + INDEX,
-            good[:position] + bytes([good[position] ^ 1 << position % 8]) + good[position + 1 :],
-        )
-        try:
-            read = read_all(prefix)
-        except BundleError:
-            continue
-        unnoticed += 1
-        assert all(np.array_equal(read[name], value) for name, value in TENSORS.items()) and len(
-            read
-        ) == len(TENSORS)
-    assert unnoticed <= 48 + 13  # the filling of the footer, and the meta-index, which is not read
-
-
-@pytest.mark.parametrize('suffix', [INDEX, DATA])
-def test_every_truncation_is_noticed(prefix, suffix):
-    good = contents(prefix + suffix)
-    for size in range(0, len(good), 7):
-        put(prefix + suffix, good[:size])
-        with pytest.raises(BundleError):
-            read_all(prefix)
-
-
 # Fuzzing
 
 
@@ -488,29 +429,10 @@ def survive(prefix):
 
 
 class _AnyChecksum(int):
-    """Lets damage through to the parsers."""
+    """Equals every checksum, so that damage reaches the parsers."""
 
     def __ne__(self, other):
         return False
-
-
-def fuzz(directory, edits):
-    """Read a checkpoint whose index is damaged by `edits` [(position, byte)], with checksums and
-    without."""
-    path = directory / 'x'
-    if not os.path.exists(f'{path}{DATA}'):
-        write_bundle(path, TENSORS)
-        os.rename(f'{path}{INDEX}', f'{path}.good')
-    bad = bytearray(contents(f'{path}.good'))
-    for position, byte in edits:
-        bad[position % len(bad)] = byte
-    put(f'{path}{INDEX}', bad)
-    survive(path)
-    with mock.patch.object(tf_table, 'masked_crc', lambda data: _AnyChecksum()):
-        survive(path)
-
-
-EDITS = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=30)
 
 
 @pytest.fixture(scope='module')
@@ -518,17 +440,55 @@ def scratch(tmp_path_factory):
     return tmp_path_factory.mktemp('fuzz')
 
 
-@given(EDITS)
+@pytest.fixture(scope='module')
+def whole(scratch):
+    """(path of a checkpoint, the contents of its index)."""
+    write_bundle(scratch / 'x', TENSORS)
+    return scratch / 'x', contents(scratch / f'x{INDEX}')
+
+
+def fuzz(whole, edits):
+    """Read a checkpoint whose index is damaged by `edits` [(position, byte)].
+
+    It is read with its checksums and with any checksum. The damaged index stays in memory, because
+    writing it to the disk takes longer than reading it.
+    """
+    path, good = whole
+    index = bytearray(good)
+    for position, byte in edits:
+        index[position % len(index)] = byte
+    open_file = tf_bundle.open_file
+
+    def open_damaged(name):
+        return io.BytesIO(index) if name.endswith(INDEX) else open_file(name)
+
+    with mock.patch.object(tf_bundle, 'open_file', open_damaged):
+        survive(path)
+        with mock.patch.object(tf_table, 'masked_crc', lambda data: _AnyChecksum()):
+            survive(path)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=30),
+)
 @settings(max_examples=300, deadline=None)
-def test_damaged_index(scratch, edits):
-    fuzz(scratch, edits)
+def test_damaged_index(whole, edits):
+    fuzz(whole, edits)
 
 
 @pytest.mark.slow
-@given(EDITS)
-@settings(max_examples=20000, deadline=None)
-def test_damaged_index_at_length(scratch, edits):
-    fuzz(scratch, edits)
+def test_damaged_index_at_length(whole):
+    """Drawn by `random`, as hypothesis takes longer to draw the damage than we take to read it."""
+    generator = random.Random(0)
+    for _ in range(20000):
+        edits = []
+        for _ in range(generator.randint(1, 30)):
+            edits.append((generator.randrange(1 << 16), generator.randrange(256)))
+        try:
+            fuzz(whole, edits)
+        except Exception as e:
+            e.add_note(f'after these edits: {edits}')
+            raise
 
 
 @given(
@@ -620,8 +580,7 @@ def test_reading_a_crafted_index_is_cheap(tmp_path, make, reason):
     ids=['dimensions', 'product', 'fields'],
 )
 def test_a_crafted_entry_is_cheap(tmp_path, message):
-    """Millions of dimensions, and of shards, are told in few bytes: no list is made of them, no
-    product."""
+    """A few bytes claim millions of dimensions and shards: none is listed or multiplied."""
     path = crafted(tmp_path, {'v': message}, header=field(1, 1 << 60))
     start = time.process_time()
     with peak_memory() as peak:
@@ -650,16 +609,15 @@ def test_what_cannot_be_written(tmp_path, prefix, tensors):
 @pytest.mark.parametrize('call', ['fsync', 'replace'])
 @pytest.mark.parametrize('after', [0, 1])
 def test_failed_write_leaves_no_part(tmp_path, call, after):
-    results = [getattr(os, call)] * after
-    with (
-        mock.patch.object(
-            os, call, side_effect=lambda *a: results.pop()(*a) if results else fail()
-        ),
-        pytest.raises(OSError, match='full'),
-    ):
+    original = getattr(os, call)
+    calls = []
+
+    def fail_later(*args):
+        calls.append(args)
+        if len(calls) > after:
+            raise OSError(28, 'full')
+        return original(*args)
+
+    with mock.patch.object(os, call, fail_later), pytest.raises(OSError, match='full'):
         write_bundle(tmp_path / 'x', TENSORS)
     assert not [name for name in os.listdir(tmp_path) if name.endswith(('.part', '.index'))]
-
-
-def fail():
-    raise OSError(28, 'full')

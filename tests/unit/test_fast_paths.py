@@ -145,11 +145,27 @@ def test_the_cache_grows(net, monkeypatch):
             assert_close(part[real], whole[:, start:end][real], rtol=1e-4, atol=1e-5)
 
 
-def test_attention_on_a_gpu_is_the_same_function(net):
+class OnGpu(torch.Tensor):
+    """A tensor on the CPU that says it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_attention_on_a_gpu_is_the_same_function(monkeypatch):
+    fused, calls = torch.nn.functional.scaled_dot_product_attention, []
+    monkeypatch.setattr(
+        torch.nn.functional,
+        'scaled_dot_product_attention',
+        lambda *args, **kwargs: calls.append(args) or fused(*args, **kwargs),
+    )
+    torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 7, 16)
-    bias = torch.zeros(2, 4, 7, 7).masked_fill(torch.rand(2, 4, 7, 7).tril() == 0, -torch.inf)
-    fused = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    assert_close(attention.attend(q, k, v, bias), fused.transpose(1, 2).flatten(2), atol=1e-6)
+    bias = torch.zeros(2, 1, 7, 7).masked_fill(torch.rand(2, 1, 7, 7).tril() == 0, -torch.inf)
+    on_cpu = attention.attend(q, k, v, bias)
+    assert not calls
+    on_gpu = attention.attend(q.as_subclass(OnGpu), k, v, bias)
+    assert len(calls) == 1
+    assert_close(on_gpu.as_subclass(torch.Tensor), on_cpu, atol=1e-6)
 
 
 def test_products_that_lose_digits_are_not_taken(monkeypatch):

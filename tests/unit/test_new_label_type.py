@@ -6,10 +6,12 @@ Plackett and Luce, of which best_of_N is the first factor.
 
 import json
 import math
+import re
 
 import pytest
 import torch
 from experiments import resolved
+from launched import REPOSITORY
 
 from lm_human_preferences import label_types, lm_tasks, train_reward
 from lm_human_preferences.distributed.comm import LocalComm
@@ -19,48 +21,15 @@ from lm_human_preferences.labels.simulated import simulated_labels
 from lm_human_preferences.language import encodings
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.synthetic.known_reward import MockRewardModel
-from lm_human_preferences.utils.core import Schema
-
-
-class Ranking(label_types.LabelType):
-    """The order of N responses, best first: negative log-likelihood of Plackett and Luce."""
-
-    name = 'ranking_of_N'
-
-    def __init__(self, num_responses):
-        self.samples = tuple(f'sample{i}' for i in range(num_responses))
-
-    def label_schemas(self):
-        return {'ranking': Schema(torch.int64, (len(self.samples),))}
-
-    def find_invalid(self, labels):
-        places = torch.arange(len(self.samples))
-        invalid = (labels['ranking'].sort(dim=1).values != places).any(1)
-        yield 'ranking', invalid, f'the numbers 0 to {len(self.samples) - 1} in some order'
-
-    def simulate(self, scores):
-        return {'ranking': scores.argsort(dim=1, descending=True)}
-
-    def loss_of(self, rewards, labels):
-        # Each place goes to one of the responses that are left: a softmax over their rewards.
-        ranked = rewards.gather(1, labels['ranking'].to(rewards.device))
-        log_total = ranked.flip(1).logcumsumexp(1).flip(1)
-        error = (log_total - ranked).sum(1).mean()
-        return {'loss': error, 'error': error}
-
-    def guessing_loss(self, labels):
-        return math.lgamma(len(self.samples) + 1)  # ln N!
-
-    def agreement(self, rewards, labels):
-        ranked = rewards.gather(1, labels['ranking'])
-        pairs = torch.combinations(torch.arange(len(self.samples)))
-        return (ranked[:, pairs[:, 0]] - ranked[:, pairs[:, 1]]).sign().mean()
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
+    """Makes the class known, which is written for the end of label_types.py."""
+    page = (REPOSITORY / 'CONTRIBUTING.md').read_text(encoding='utf-8')
+    (code,) = re.findall(r'^```python\n(.*?)^```$', page, re.MULTILINE | re.DOTALL)
     monkeypatch.setattr(label_types, 'TYPES', dict(label_types.TYPES))
-    label_types.register(Ranking)
+    exec(code, dict(vars(label_types)))
 
 
 def hparams_of(experiment, **options):
@@ -93,6 +62,25 @@ def test_loss_agrees_with_best_of_two():
     )
     picked = label_types.get('best_of_2').loss_of(rewards, {'best': best})
     torch.testing.assert_close(ranked['loss'], picked['loss'])
+
+
+def test_loss_of_three_by_hand():
+    ranking = label_types.get('ranking_of_3')
+    labels = {'ranking': torch.tensor([[2, 0, 1]])}
+    rewards = torch.tensor([[1.0, 2.0, 0.5]], dtype=torch.float64)
+    a, b, c = rewards[0].exp().tolist()
+    expected = -math.log(c / (a + b + c)) - math.log(a / (a + b))
+    assert ranking.loss_of(rewards, labels)['loss'].item() == pytest.approx(expected)
+    guessed = ranking.loss_of(torch.zeros(1, 3), labels)['loss'].item()
+    assert guessed == pytest.approx(math.log(6)) == ranking.guessing_loss({})
+
+
+def test_it_agrees_with_whom_it_simulates():
+    ranking = label_types.get('ranking_of_3')
+    scores = torch.tensor([[0.3, -1.0, 2.0], [5.0, 4.0, 3.0]])
+    labels = ranking.simulate(scores)
+    assert labels['ranking'].tolist() == [[2, 0, 1], [0, 1, 2]]
+    assert ranking.agreement(scores, labels) == 1 and ranking.agreement(-scores, labels) == -1
 
 
 def write(tmp_path, *rankings):

@@ -1,5 +1,4 @@
-"""storage against a loopback imitation of the public storage: names, the cache, and what goes
-wrong."""
+"""storage against a loopback imitation of the public store: names, the cache, failures."""
 
 import gc
 import hashlib
@@ -105,41 +104,23 @@ def test_unusable_names(cache, path):
 
 def test_local_paths(tmp_path):
     path = storage.join(str(tmp_path), 'a', 'b.txt')
-    assert (
-        path == str(tmp_path / 'a' / 'b.txt')
-        and not storage.is_remote(path)
-        and not storage.exists(path)
-    )
+    assert path == str(tmp_path / 'a' / 'b.txt')
+    assert not storage.is_remote(path)
+    assert not storage.exists(path)
     assert failure(path, storage.NotFound) == f'{path}: no such file or directory'
     (tmp_path / 'a').mkdir()
     (tmp_path / 'a' / 'b.txt').write_bytes('é\r\n'.encode())
-    assert (
-        storage.exists(path) and storage.exists(str(tmp_path)) and storage.cached_path(path) == path
-    )
-    assert storage.cached_paths([path]) == [path] and storage.read_text(path) == 'é\n'
+    assert storage.exists(path)
+    assert storage.exists(str(tmp_path))
+    assert storage.cached_path(path) == path
+    assert storage.cached_paths([path]) == [path]
+    assert storage.read_text(path) == 'é\n'
 
 
 def test_join_of_urls():
     assert storage.is_remote('gs://gpt-2')
-    assert (
-        storage.join('gs://gpt-2/', 'a', 'b')
-        == storage.join('gs://gpt-2', 'a', 'b')
-        == 'gs://gpt-2/a/b'
-    )
-
-
-@pytest.mark.parametrize(
-    'data, function, message',
-    [
-        (b'\xff', storage.read_text, 'cannot be read as UTF-8 text'),
-        (b'{', storage.read_json, 'is not JSON'),
-        (b'[' * 100_000, storage.read_json, 'is not JSON'),
-    ],
-)
-def test_damaged_text(tmp_path, data, function, message):
-    (tmp_path / 'x').write_bytes(data)
-    with pytest.raises(storage.StorageError, match=f'x {message}'):
-        function(str(tmp_path / 'x'))
+    assert storage.join('gs://gpt-2', 'a', 'b') == 'gs://gpt-2/a/b'
+    assert storage.join('gs://gpt-2/', 'a', 'b') == 'gs://gpt-2/a/b'
 
 
 # --- the cache ---
@@ -158,9 +139,8 @@ def test_offline(server, cache, monkeypatch):
     assert storage.exists(BASE + '/big') and storage.cached_path(BASE + '/big')
     assert not storage.exists(BASE + '/labels/a.json')
     place = os.path.join(cache, CONTAINER, 'labels', 'a.json')
-    assert (
-        failure(BASE + '/labels/a.json')
-        == f'{BASE}/labels/a.json: not in the cache, and LMHP_OFFLINE=1; '
+    assert failure(BASE + '/labels/a.json') == (
+        f'{BASE}/labels/a.json: not in the cache, and LMHP_OFFLINE=1; '
         f'to do without it, put the file at {place}'
     )
     assert len(server.log) == before
@@ -307,10 +287,9 @@ def test_cache_without_permission(server, cache, monkeypatch):
         raise PermissionError(13, 'Permission denied', path)
 
     monkeypatch.setattr(os, 'makedirs', refuse)
-    assert (
-        f'the cache folder {cache}/{CONTAINER} cannot be written (Permission denied): set'
-        ' LMHP_CACHE' in failure()
-    )
+    folder = f'{cache}/{CONTAINER}'
+    message = f'the cache folder {folder} cannot be written (Permission denied): set LMHP_CACHE'
+    assert message in failure()
 
 
 def test_copy_that_may_not_be_read(server, monkeypatch):
@@ -326,8 +305,7 @@ def test_copy_that_may_not_be_read(server, monkeypatch):
 
 @pytest.fixture
 def damaged(server, cache):
-    """The place of a copy that was damaged after it was fetched, without a change of size or
-    form."""
+    """The path of a copy that was damaged after it was fetched; its size is unchanged."""
     place = storage.cached_path(BASE + '/labels/a.json')
     if storage.cache.MD5_ATTRIBUTE not in os.listxattr(place):
         pytest.skip('this disk keeps no attributes of files')

@@ -1,0 +1,87 @@
+"""One small file of every kind that the programs read, written where a test wants them."""
+
+import json
+
+import torch
+from safetensors.torch import save_file
+
+from lm_human_preferences import storage
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.language import encodings, model, trained_models
+from lm_human_preferences.language.parameters import as_tf
+
+SIZES = dict(n_vocab=27, n_ctx=8, n_embd=4, n_head=2, n_layer=1)
+LABELS = [
+    {
+        'query': [0, 1, 27],
+        'sample': [3, 4],
+        'sample0': [3, 4],
+        'sample1': [4, 5],
+        'best': 1,
+        'score': 0.5,
+        'difference': -2,
+    }
+    for _ in range(4)
+]
+MERGES = '#version: 0.2\nt h\nĠ th\nth e\nĠ the\n'.encode()
+
+
+def label_hparams(path, **changes):
+    """Hyperparameters of a reward training on LABELS."""
+    hparams = train_reward.HParams()
+    hparams.override_from_dict(
+        {
+            'labels.source': str(path),
+            'labels.type': 'best_of_2',
+            'batch_size': 2,
+            'task.query_length': 3,
+            'task.response_length': 2,
+            **changes,
+        }
+    )
+    return hparams
+
+
+def write_model(folder):
+    """A model in TensorFlow's format: a policy and a reward model with all that belongs to them."""
+    network = _network()
+    tensors = {
+        **network.tf_parameters('policy'),
+        **network.tf_parameters('reward_model'),
+        'reward_model/reward_norm/gain': torch.ones(()),
+        'reward_model/reward_norm/bias': torch.zeros(()),
+    }
+    storage.write_json(str(folder / 'hparams.json'), SIZES)
+    storage.write_json(str(folder / 'encoding'), 'test')
+    checkpoints.save(
+        str(folder / 'checkpoints'),
+        'model.ckpt',
+        {name: as_tf(name, tensor.detach()) for name, tensor in tensors.items()},
+    )
+
+
+def write_hugging_face(folder):
+    """A model as Hugging Face saves it."""
+    config = {
+        theirs: SIZES[ours] for ours, (theirs, _) in trained_models.HUGGING_FACE_SIZES.items()
+    }
+    storage.write_json(str(folder / 'config.json'), {'model_type': 'gpt2', **config})
+    storage.write_json(str(folder / 'encoding'), 'test')
+    parameters = _network().transformer.named_parameters()
+    save_file(
+        {name: tensor.detach() for name, tensor in parameters}, str(folder / 'model.safetensors')
+    )
+
+
+def _network():
+    return model.Model(model.HParams(**SIZES), ['reward', 'value']).initialize()
+
+
+def write_byte_pairs(folder):
+    """encoder.json and vocab.bpe of a small vocabulary; returns their Encoding."""
+    names = [*encodings._byte_of(), 'th', 'Ġth', 'the', 'Ġthe', encodings.END_OF_TEXT]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    (folder / 'encoder.json').write_text(json.dumps(vocabulary))
+    (folder / 'vocab.bpe').write_bytes(MERGES)
+    return encodings.Encoding('main', len(names), len(names) - 1, str(folder))
