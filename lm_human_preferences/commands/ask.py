@@ -140,7 +140,7 @@ def _load_policy(name: str, task: TaskHParams) -> Policy:
     temperature = task.policy.temperature
     if name == INITIAL:
         scope = 'ref_policy'
-        model = TrainedModel(task.policy.initial_model)
+        model = lm_tasks.initial_model(task.policy.initial_model)
     else:
         scope = 'policy'
         run_task = _task_of_run(name, task)

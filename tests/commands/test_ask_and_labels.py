@@ -62,6 +62,15 @@ def test_more_questions_go_on_in_the_data_set_and_none_comes_twice(tmp_path):
     assert [question.texts_read for question in questions] == list(range(1, 13))
 
 
+def test_reviews_are_asked_and_a_simulated_labeller_knows_their_reward(tmp_path):
+    ask(tmp_path / 'f', '--count 20 --repeated 0.5', 'mock_sentiment')
+    for name in ('anna', 'bob'):
+        result = invoke(f'label {tmp_path}/f --labeller {name} --simulate on')
+        assert result.exit_code == 0, result.output
+    report, _ = report_of(tmp_path / 'f', tmp_path)
+    assert (report['agreement']['pairs'], report['agreement']['raw']) == (10, 1.0)
+
+
 def test_equal_samples_are_not_asked_and_are_counted(tmp_path):
     """At a temperature near 0 every sample is the most likely one."""
     printed = ask(tmp_path / 'f', '--count 5 --batch_size 4 --task.policy.temperature 1e-8')
