@@ -5,6 +5,7 @@ The original's lm_tasks.py.
 """
 
 import itertools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -203,11 +204,14 @@ def make_query_sampler(
         seed = torch.randint(2**31, ()).item()
         if comm:  # all ranks share one stream
             seed = comm.all_gather_object(seed)[0]
+    # What is made up, or collected in a folder, is no file of queries.
+    no_file = labels is None or labels == 'test' or os.path.isdir(labels)
+    stand_in = None if no_file else labels
     return QuerySampler(
         hparams,
         batch_size,
         comm,
-        datasets.get_dataset(hparams.query_dataset, labels=None if labels == 'test' else labels),
+        datasets.get_dataset(hparams.query_dataset, labels=stand_in),
         sequence_length=hparams.query_length,
         mode=mode,
         encoder=encoder,

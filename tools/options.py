@@ -11,7 +11,8 @@ sys.path.insert(0, str(ROOT))
 import launch  # noqa: E402
 import sample  # noqa: E402
 from lm_human_preferences.datasets import registry  # noqa: E402
-from lm_human_preferences.utils import option_help  # noqa: E402
+from lm_human_preferences.hparams import labelling  # noqa: E402
+from lm_human_preferences.utils import hyperparams, option_help  # noqa: E402
 
 PAGE = ROOT / 'docs/options.md'
 INTRODUCTION = """\
@@ -61,6 +62,12 @@ NOTES = {  # below a heading
     'Sampling': '`./sample.py sample`',
     'Evaluation': '`./launch.py evaluate SAVE_DIR`',
     'Figures': '`./launch.py figures`',
+    'Asking': (
+        '`./launch.py ask EXPERIMENT FOLDER`, see [labelling.md](labelling.md). It also takes'
+        ' `--labels.type` and the options\n`--task.NAME`.'
+    ),
+    'Labelling': '`./launch.py label FOLDER`',
+    'Report on labels': '`./launch.py labels FOLDER`',
 }
 
 
@@ -76,6 +83,9 @@ def tables() -> dict[str, option_help.Fields]:
         'Sampling': sample.cli.commands['sample'].fields,
         'Evaluation': commands['evaluate'].fields,
         'Figures': commands['figures'].fields,
+        'Asking': hyperparams.fields(labelling.AskHParams),
+        'Labelling': commands['label'].fields,
+        'Report on labels': commands['labels'].fields,
     }
 
 

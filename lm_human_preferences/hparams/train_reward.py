@@ -1,5 +1,6 @@
 """Hyperparameters of reward-model training (the original's train_reward.py)."""
 
+import os
 import re
 from dataclasses import dataclass, field
 
@@ -23,16 +24,29 @@ class LabelHParams(hyperparams.HParams):
         at_least=1,
     )
     source: str = option(
-        None, "label file (JSON), path or URL; 'test': made-up labels; 'mock': the known reward's"
+        None,
+        "label file (JSON), path or URL; or a folder that `label` fills; 'test': made-up labels;"
+        " 'mock': the known reward's",
+    )
+    without: str | None = option(
+        None,
+        'of a folder, leave out the answers of this labeller, or of several: NAME,NAME',
+        ours=True,
     )
 
     def validate(self, *, prefix: str = '') -> None:
-        """Also ValueError for best_of_1 and best_of_0, from which nothing can be learned."""
+        """Also ValueError for best_of_1 and best_of_0, from which nothing can be learned, and for
+        labellers to leave out of a source that does not name them."""
         super().validate(prefix=prefix)
         best_of = re.fullmatch(r'best_of_(\d+)', self.type)
         if best_of and int(best_of[1]) < 2:
             raise ValueError(
                 f'--{prefix}type {self.type} compares nothing: N of best_of_N must be at least 2'
+            )
+        if self.without is not None and not os.path.isdir(self.source):
+            raise ValueError(
+                f'--{prefix}without {self.without}: --{prefix}source {self.source} is no folder of'
+                ' labels, which alone tells who gave them'
             )
 
 

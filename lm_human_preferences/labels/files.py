@@ -12,7 +12,7 @@ from lm_human_preferences import label_types, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
 from lm_human_preferences.label_types import LabelType
-from lm_human_preferences.labels import simulated
+from lm_human_preferences.labels import folder_labels, simulated
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.utils.core import Schema
 
@@ -31,7 +31,10 @@ def load_labels(
     if hparams.labels.source == 'test':
         return simulated.generate_labels(hparams, encoding), []
     source = f'--labels.source {hparams.labels.source}'
-    objects = _read(hparams.labels.source)
+    if folder_labels.is_folder(hparams.labels.source):
+        objects = folder_labels.labels_of(hparams.labels.source, hparams, encoding)
+    else:
+        objects = _read(hparams.labels.source)
     if not isinstance(objects, list):
         raise UserError(
             f'{source} must hold a JSON array of labels, not a {type(objects).__name__}'

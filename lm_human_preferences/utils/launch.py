@@ -139,10 +139,12 @@ def job_command(
 
     def start(settings: dict[str, Any], *values: str) -> None:
         """settings: the options that were given, by name; values: those of `arguments`."""
-        hparams = validated(hparam_class(**settings)).to_nested_dict()
-        mpi = hparams.pop('mpi', 1)
-        hparams.pop('mode', None)
-        start_job(job, {**dict(zip(arguments, values)), **hparams}, mpi)
+        hparams = hparam_class()
+        override(hparams, settings)
+        nested = validated(hparams).to_nested_dict()
+        mpi = nested.pop('mpi', 1)
+        nested.pop('mode', None)
+        start_job(job, {**dict(zip(arguments, values)), **nested}, mpi)
 
     click_arguments = [click.Argument([key]) for key in arguments]
     return Command(name, start, hyperparams.fields(hparam_class), click_arguments, **attrs)

@@ -156,7 +156,9 @@ def test_task_without_a_new_reward_model(started):
 
 POLICY = 'train_policy sentiment nm '
 EXAMPLE = './launch.py train_policy mock_sentiment first --mpi 1'
-COMMANDS = 'train_reward, train_policy, resume, export, doctor, evaluate, figures'
+COMMANDS = (
+    'train_reward, train_policy, resume, export, doctor, evaluate, ask, label, labels, figures'
+)
 
 
 @pytest.mark.parametrize(

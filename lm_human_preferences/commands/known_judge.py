@@ -1,0 +1,25 @@
+"""The known reward as the judge of a simulated labeller."""
+
+from collections.abc import Sequence
+
+import torch
+
+from lm_human_preferences.labels.simulated_labeller import Judge
+from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.synthetic.known_reward import MockRewardModel
+
+
+def known_judge(encoding: Encoding) -> Judge:
+    """The known reward of film reviews; UserError for another encoding."""
+    model = MockRewardModel(encoding)
+
+    def rewards(questions: Sequence[dict[str, list[int]]]) -> list[list[float]]:
+        """The reward of each sample of each question, {field: token ids}."""
+        columns = {
+            field: torch.tensor([tokens[field] for tokens in questions]) for field in questions[0]
+        }
+        queries = columns.pop('query')
+        scores = [model.score(queries, samples).cpu() for samples in columns.values()]
+        return torch.stack(scores, dim=1).tolist()
+
+    return rewards

@@ -1,0 +1,298 @@
+"""Answering the questions of a folder in a terminal: one key chooses and goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import sys
+import termios
+import time
+import tty
+import unicodedata
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels import simulated_labeller
+from lm_human_preferences.labels.answers import Answer
+from lm_human_preferences.labels.folder import LabelFolder, Question
+from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.language import encodings
+
+WIDEST = 80  # columns that a question takes
+MOST_SAMPLES = 9  # there is a key for each
+SCALE = 9  # keys of a rating or a comparison
+BACKSPACES = ('\x7f', '\b')
+REASONS = {
+    '1': 'cannot tell which is better',
+    '2': 'not understandable',
+    '3': 'offensive',
+    '4': 'other',
+}
+HELP = """\
+s  skip this question, with a reason
+u  (or backspace) take back your last answer and answer again
+h  show this
+q  leave; every answer is saved already"""
+
+
+def label(folder: str, labeller: str, simulate: dict[str, Any] | None = None) -> None:
+    """Have a labeller answer the questions of a folder; the whole of `./launch.py label`.
+
+    simulate: options of the simulated labeller, who answers instead of a person.
+    """
+    opened = LabelFolder(folder)
+    judge = _judge(opened) if simulate is not None else None
+    with Labeller(opened, labeller) as writer:
+        if writer.dropped:
+            click.echo(
+                f'note: an unfinished answer of {writer.dropped} bytes was dropped', err=True
+            )
+        for note in opened.notes():
+            click.echo(note, err=True)
+        if judge is None or simulate is None:
+            with keys_at_once():
+                Session(writer, Keys()).run()
+            return
+        count = simulated_labeller.simulate(writer, judge, **simulate)
+        click.echo(f'{labeller} (simulated) has given {count} answers')
+
+
+def _judge(folder: LabelFolder) -> simulated_labeller.Judge:
+    """The judge of the simulated labeller."""
+    # It loads torch, which people need not wait for.
+    from lm_human_preferences.commands.known_judge import known_judge
+
+    return known_judge(encodings.by_name(folder.task['encoding']))
+
+
+@contextlib.contextmanager
+def keys_at_once() -> Iterator[None]:
+    """Within the block, what is typed on a terminal needs no Enter and is not shown, also while
+    nobody waits for it."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+class Keys:
+    """Keys as they are pressed, or the characters of a pipe; EOFError at the end of one."""
+
+    def __init__(self) -> None:
+        self._waiting: list[str] = []
+
+    def next(self) -> str:
+        """The next key. KeyboardInterrupt for Ctrl-C, '' for a key that is none of ours."""
+        if not self._waiting:
+            self._waiting = list(self._read())
+        return self._waiting.pop(0)
+
+    def _read(self) -> list[str]:
+        if not sys.stdin.isatty():
+            character = sys.stdin.read(1)
+            while character == '\n':  # keys may be on lines of their own
+                character = sys.stdin.read(1)
+            if not character:
+                raise EOFError
+            return [character]
+        pressed = click.getchar()
+        # An arrow or a function key is several characters; so are keys pressed at one moment.
+        return [''] if pressed.startswith('\x1b') else list(pressed)
+
+
+class Session:
+    """One sitting of a labeller at a terminal."""
+
+    def __init__(self, labeller: Labeller, keys: Keys) -> None:
+        self.labeller, self.keys = labeller, keys
+        self.folder: LabelFolder = labeller.folder
+        self.encoder = encodings.by_name(self.folder.task['encoding']).get_encoder()
+        self.columns = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
+        self.given = 0
+        self.begin = time.monotonic()
+        samples = len(self.folder.samples)
+        if self._is_choice() and samples > MOST_SAMPLES:
+            raise UserError(
+                f'{self.folder.path} shows {samples} samples at once: a terminal has keys for'
+                f' {MOST_SAMPLES}'
+            )
+
+    def _is_choice(self) -> bool:
+        return self.folder.label_type.startswith('best_of_')
+
+    def run(self) -> None:
+        """Ask until nothing is left or the labeller leaves."""
+        if not self.labeller.log.uuids:
+            self._show_help()
+        try:
+            while (question := self.labeller.next_question()) is not None:
+                self._ask(question)
+        except _Leave:
+            click.echo()
+        else:
+            click.echo('Nothing is left for you to answer.')
+        finally:
+            click.echo(f'Saved: {self.given} answers in this sitting, {self._total()} in all')
+
+    def _total(self) -> int:
+        return len(self.labeller.log.by_question)
+
+    def _ask(self, question: Question) -> None:
+        """Show a question until it is answered, skipped, or left for the one before."""
+        tokens = self.folder.tokens(question)
+        order = self.labeller.order(question)
+        self._show(tokens, order)
+        begin = time.monotonic()
+        while True:
+            key = self._key()
+            value = self._value(key, order)
+            if value is not None:
+                self.labeller.answer(question, value, time.monotonic() - begin)
+                self.given += 1
+                return
+            if key == 's' and self._skip(question, begin):
+                return
+            if key in ('u', *BACKSPACES) and self._undo() is not None:
+                return
+            if key in ('h', '?'):
+                self._show_help()
+                self._show(tokens, order)
+
+    def _key(self) -> str:
+        """The next key in lower case; _Leave where the labeller goes."""
+        try:
+            key = self.keys.next().lower()
+        except (EOFError, KeyboardInterrupt):
+            raise _Leave from None
+        if key == 'q':
+            raise _Leave
+        return key
+
+    def _value(self, key: str, order: Sequence[int]) -> float | None:
+        """The answer that a key stands for; None where it stands for none."""
+        if not re.fullmatch('[1-9]', key):
+            return None
+        number = int(key)
+        if self._is_choice():
+            return order[number - 1] if number <= len(order) else None
+        if self.folder.label_type == 'scalar_rating':
+            return number
+        middle = (SCALE + 1) // 2
+        towards_second_shown = number - middle
+        return towards_second_shown if order[0] == 0 else -towards_second_shown
+
+    def _skip(self, question: Question, begin: float) -> bool:
+        """Ask why, and record it; False where the labeller thinks better of it."""
+        click.echo('Why? Any other key: do not skip')
+        for key, reason in REASONS.items():
+            click.echo(f'{key}  {reason}')
+        key = self._key()
+        if key not in REASONS:
+            return False
+        seconds = time.monotonic() - begin
+        self.labeller.answer(question, None, seconds, reason=REASONS[key])
+        return True
+
+    def _undo(self) -> Answer | None:
+        answer = self.labeller.undo()
+        if answer is None:
+            click.echo('There is no answer to take back.')
+        else:
+            self.given = max(0, self.given - 1)
+        return answer
+
+    # ------------------------------------------------------------ what is shown
+
+    def _show_help(self) -> None:
+        for paragraph in self.folder.task['instructions'].splitlines():
+            for line in _wrapped(paragraph, self.columns):
+                click.echo(line)
+        click.echo(f'{self._choices()}\n{HELP}\n')
+
+    def _choices(self) -> str:
+        """What the keys of an answer mean."""
+        if self._is_choice():
+            return f'1-{len(self.folder.samples)}  choose the best, and go on'
+        if self.folder.label_type == 'scalar_rating':
+            return f'1-{SCALE}  rate it, {SCALE} is best, and go on'
+        return f'1-{SCALE}  1: the first is far better, 5: equal, {SCALE}: the second; and go on'
+
+    def _show(self, tokens: dict[str, list[int]], order: Sequence[int]) -> None:
+        click.echo('=' * self.columns)
+        click.echo(self._progress())
+        click.echo()
+        self._show_text('', tokens['query'])
+        for number, index in enumerate(order, start=1):
+            click.echo('-' * self.columns)
+            mark = f'{number}  ' if len(order) > 1 else ''
+            self._show_text(mark, tokens[self.folder.samples[index]])
+        click.echo('-' * self.columns)
+        click.echo(f'{self._choices().split("  ")[0]} answer, s skip, u undo, h help, q leave')
+
+    def _progress(self) -> str:
+        seconds = time.monotonic() - self.begin
+        rate = f'{60 * self.given / seconds:.0f} a minute' if self.given > 1 else ''
+        left = sum(
+            self.folder.is_open_for(question, self.labeller.name)
+            for question in self.folder.questions.values()
+        )
+        return ', '.join(filter(None, [f'{self._total()} done', f'{left} to go', rate]))
+
+    def _show_text(self, mark: str, tokens: Sequence[int]) -> None:
+        """A text, its line ends visible, and everything that could change the terminal escaped."""
+        padding = self.encoder.padding_token
+        text = self.encoder.decode([token for token in tokens if token != padding])
+        lines = [printable(line) for line in text.split('\n')]
+        marked = [*(f'{line}⏎' for line in lines[:-1]), lines[-1]]
+        for number, line in enumerate(marked):
+            for part, wrapped in enumerate(_wrapped(line, self.columns - len(mark))):
+                is_first = number == part == 0
+                click.echo((mark if is_first else ' ' * len(mark)) + wrapped)
+
+
+class _Leave(Exception):
+    """The labeller goes."""
+
+
+def printable(text: str) -> str:
+    """`text` with characters that are not to be printed, such as those that move the cursor or
+    turn the direction of writing, as escapes."""
+    return ''.join(
+        character if character.isprintable() else character.encode('unicode_escape').decode()
+        for character in text
+    )
+
+
+def _width(character: str) -> int:
+    """Columns that a character takes."""
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in 'WF' else 1
+
+
+def _wrapped(line: str, columns: int) -> Iterator[str]:
+    """Yield parts of a line that fit in so many columns, broken at a space where there is one."""
+    while True:
+        used = 0
+        end = len(line)
+        for index, character in enumerate(line):
+            used += _width(character)
+            if used > columns:
+                end = index
+                break
+        if end == len(line):
+            yield line
+            return
+        space = line.rfind(' ', 1, end + 1)
+        cut = space + 1 if space > 0 else max(1, end)
+        yield line[:cut].rstrip(' ')
+        line = line[cut:]

@@ -1,0 +1,134 @@
+"""The report on a folder of labels, and their export."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.folder_labels import parse_names, training_labels
+from lm_human_preferences.labels.report import report
+
+COLUMNS = {
+    'answers': 'answers',
+    'skipped': 'skipped',
+    'taken_back': 'taken back',
+    'median_seconds': 'median s',
+    'under_a_second': 'under 1 s',
+    'agreement': 'agreement',
+    'positions': 'positions',
+    'positions_p_value': 'p',
+}
+
+
+def report_labels(
+    folder: str,
+    export: str | None = None,
+    output: str | None = None,
+    without: str | None = None,
+) -> None:
+    """Print the report on a folder, and write what is asked for; see
+    hparams.labelling.ReportHParams."""
+    for option, path in (('--export', export), ('--output', output)):
+        if path is not None:
+            _check_new_file(option, path)
+    opened = LabelFolder(folder)
+    names = parse_names(without)
+    found = report(opened, names)
+    for line in [*opened.notes(), *_lines(folder, found)]:
+        click.echo(line)
+    if output is not None:
+        _write('--output', output, json.dumps(found, indent=2) + '\n')
+        click.echo(f'The report is in {output}')
+    if export is not None:
+        labels = [json.dumps(label) for label in training_labels(opened, names)]
+        _write('--export', export, '[' + ',\n'.join(labels) + ']\n')
+        click.echo(f'{len(labels)} labels are in {export}')
+
+
+def _check_new_file(option: str, path: str) -> None:
+    """UserError unless a file can be made there: nothing is ever written over."""
+    directory = os.path.dirname(path) or '.'
+    if storage.is_remote(path):
+        raise UserError(f'{option} {path}: give a local path')
+    if os.path.lexists(path):
+        raise UserError(f'{option} {path} exists: give another name')
+    if not os.path.isdir(directory):
+        raise UserError(f'{option} {path}: there is no directory {directory}')
+
+
+def _write(option: str, path: str, text: str) -> None:
+    try:
+        with storage.atomic_write(path) as (file,):
+            file.write(text.encode())
+    except OSError as e:
+        raise UserError(f'{option} {path} cannot be written: {e.strerror or e}') from e
+
+
+def _lines(folder: str, found: dict[str, Any]) -> list[str]:
+    """The report as text."""
+    questions = found['questions']
+    lines = [
+        f'{folder}: {questions["all"]} questions, {questions["answered"]} answered,'
+        f' {questions["retired"]} retired; {found["training_labels"]} labels to train on',
+        *_agreement_lines(found['agreement']),
+    ]
+    if found['labellers']:
+        lines += ['', *_table(found['labellers'])]
+    for comparison in found['comparisons']:
+        lines += ['', *_comparison_lines(comparison)]
+    return lines
+
+
+def _agreement_lines(agreement: dict[str, Any] | None) -> list[str]:
+    if agreement is None:
+        return []
+    if not agreement['pairs']:
+        return ['agreement: no question has two answers yet; see --repeated of ask']
+    return [
+        f'agreement: {100 * agreement["raw"]:.1f} % of {agreement["pairs"]} pairs of answers to'
+        f' {agreement["questions"]} questions; chance is {100 * agreement["chance"]:.1f} %;'
+        f" Krippendorff's alpha {_text(agreement['alpha'])}"
+    ]
+
+
+def _comparison_lines(comparison: dict[str, Any]) -> list[str]:
+    return [
+        f'{comparison["against"]} was preferred to {comparison["policy"]} in'
+        f' {comparison["wins_of_against"]} of {comparison["n"]} answers:'
+        f' {100 * comparison["win_rate"]:.1f} %, 95 % interval'
+        f' {100 * comparison["low"]:.1f} to {100 * comparison["high"]:.1f}'
+    ]
+
+
+def _table(labellers: dict[str, dict[str, Any]]) -> list[str]:
+    """A line for each labeller below a heading."""
+    rows = [['labeller', *COLUMNS.values()]]
+    for name, row in sorted(labellers.items()):
+        rows.append([name, *(_text(row[column]) for column in COLUMNS)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [_aligned(row, widths) for row in rows]
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = row
+    cells = [first.ljust(widths[0])]
+    cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+    return '  '.join(cells).rstrip()
+
+
+def _text(value: float | Sequence[int] | None) -> str:
+    """A value of the report in a few characters."""
+    if value is None:
+        return '-'
+    if isinstance(value, float):
+        return f'{value:.3f}'
+    if isinstance(value, int):
+        return str(value)
+    return ' '.join(map(str, value))

@@ -1,0 +1,297 @@
+"""A folder of labels: what people are asked, and what each of them has answered.
+
+    task.json             task, encoding and label type that all questions have; instructions
+    questions.jsonl       one question a line: tokens of a query and its samples, and which policy
+                          each sample is of; written by `ask`
+    answers/NAME.jsonl    what the labeller NAME has answered, skipped or taken back
+
+Each file has one writer at a time. Lines are only ever added (labels/json_lines.py), so that any
+number of readers may follow a folder while people answer.
+
+A question is asked of one labeller, or of several where its `labellers` says so. Two skips retire
+it. Of a labeller's answers to a question the last one counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels import json_lines
+from lm_human_preferences.labels.answers import Answer, AnswerLog, question_id, sample_names
+
+TASK, QUESTIONS, ANSWERS = 'task.json', 'questions.jsonl', 'answers'
+FORMAT = 1
+TRAIN, VALIDATION = 'train', 'validation'  # kinds of questions; the latter compare two policies
+LABEL_TYPE = re.compile(r'best_of_([2-9]|[1-9]\d{1,2}|1000)|scalar_rating|scalar_compare')
+LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')
+RETIRED_AFTER = 2  # labellers who skip a question
+_TOKENS = b', "query": '  # in a line of questions.jsonl, what the token ids begin with
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A question without its tokens, see LabelFolder.tokens.
+
+    labellers: how many people are to answer it. policies: which one each sample is of. part: of the
+    data set, that the query is from. texts_read: how many texts of the part had been read then.
+    span: (offset, length) of its line in the file.
+    """
+
+    id: str
+    kind: str
+    labellers: int
+    policies: tuple[str, ...]
+    part: str
+    texts_read: int
+    span: tuple[int, int]
+
+
+def is_folder(path: str) -> bool:
+    """Whether `path` is a folder of labels."""
+    return not storage.is_remote(path) and os.path.isfile(os.path.join(path, TASK))
+
+
+class LabelFolder:
+    """A folder of labels, read as far as it has grown; UserError where there is none.
+
+    task: what task.json holds. questions: {id: Question} in the order of the file. logs: {labeller:
+    AnswerLog}.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        if not is_folder(path):
+            raise UserError(
+                f'{path} is no folder of labels: it has no {TASK}; ./launch.py ask EXPERIMENT'
+                f' {path} makes one'
+            )
+        self.task = read_task(path)
+        self.label_type: str = self.task['label_type']
+        self.samples = sample_names(self.label_type)
+        self.questions: dict[str, Question] = {}
+        self.logs: dict[str, AnswerLog] = {}
+        self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what was added to any of the files."""
+        if self._reader.was_cut():
+            self._reader = json_lines.Reader(self._reader.path)
+            self.questions = {}
+        # Answers first: then each question that they are about has been written before.
+        answered: dict[str, str] = {}  # question: file
+        for name in _labellers(os.path.join(self.path, ANSWERS)):
+            if name not in self.logs:
+                path = os.path.join(self.path, ANSWERS, f'{name}.jsonl')
+                self.logs[name] = AnswerLog(path, self.label_type)
+            answered |= dict.fromkeys(self.logs[name].refresh(), self.logs[name].reader.path)
+        for begin, line in self._reader.new_lines():
+            question = _parse_question(line, begin, self._reader.where())
+            self.questions[question.id] = question
+        for question, path in answered.items():
+            if question not in self.questions:
+                raise UserError(
+                    f'{path} answers the question {question:.80}, which is not in'
+                    f' {self._reader.path}'
+                )
+
+    def notes(self) -> list[str]:
+        """What the user should know of the files: the lines that a kill, or a write that goes on,
+        has left unfinished."""
+        readers = [self._reader, *(log.reader for log in self.logs.values())]
+        return [
+            f'note: {reader.path} ends in an unfinished line of {reader.torn} bytes, which is left'
+            ' out'
+            for reader in readers
+            if reader.torn
+        ]
+
+    def tokens(self, question: Question) -> dict[str, list[int]]:
+        """{field: token ids} of a question's query and samples; UserError if they are damaged."""
+        begin, length = question.span
+        with open(self._reader.path, 'rb', opener=storage.open_nofollow) as file:
+            file.seek(begin)
+            line = file.read(length)
+        where = f'{self._reader.path}, question {question.id}'
+        record = json_lines.parse(line, where)
+        # Any: a field that is missing or no list has another digest
+        tokens: dict[str, Any] = {field: record.get(field) for field in ['query', *self.samples]}
+        if question_id(tokens) != question.id:
+            raise UserError(f'{where} is damaged: its id is not that of its tokens')
+        return tokens
+
+    def is_retired(self, question: Question) -> bool:
+        """Whether so many labellers have skipped a question that it is not asked any more."""
+        skips = [answer for answer in self.answers_to(question) if answer.value is None]
+        return len(skips) >= RETIRED_AFTER
+
+    def answers_to(self, question: Question) -> list[Answer]:
+        """The last answer, or skip, of each labeller to a question."""
+        answers = [log.answer_to(question.id) for log in self.logs.values()]
+        return [answer for answer in answers if answer is not None]
+
+    def is_open_for(self, question: Question, labeller: str) -> bool:
+        """Whether a labeller should be asked a question."""
+        answers = self.answers_to(question)
+        if any(answer.labeller == labeller for answer in answers):
+            return False
+        skips = sum(answer.value is None for answer in answers)
+        return skips < RETIRED_AFTER and len(answers) - skips < question.labellers
+
+    def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
+        """The answers to questions of a kind that count, the oldest first: of a question that one
+        labeller was to answer the first one, else all.
+
+        without: labellers whose answers do not; UserError for one that there is not.
+        """
+        self.check_labellers(without)
+        found = []
+        for question in self.questions.values():
+            if question.kind != kind:
+                continue
+            answers = [
+                answer
+                for answer in self.answers_to(question)
+                if answer.value is not None and answer.labeller not in without
+            ]
+            answers.sort(key=_age)
+            found += answers if question.labellers > 1 else answers[:1]
+        return sorted(found, key=_age)
+
+    def check_labellers(self, names: Iterable[str]) -> None:
+        """Raise UserError for a name of which there are no answers."""
+        for name in names:
+            if name not in self.logs:
+                known = ', '.join(sorted(self.logs)) or 'no answers yet'
+                raise UserError(f'{self.path} has no answers of a labeller {name!r:.80}: {known}')
+
+
+def _age(answer: Answer) -> tuple[float, str, str]:
+    return answer.time, answer.labeller, answer.question
+
+
+def _labellers(directory: str) -> list[str]:
+    """The names that have a file of answers."""
+    if not os.path.isdir(directory):
+        return []
+    names = [
+        name.removesuffix('.jsonl') for name in os.listdir(directory) if name.endswith('.jsonl')
+    ]
+    return sorted(filter(LABELLER.fullmatch, names))
+
+
+def read_task(path: str) -> dict[str, Any]:
+    """What task.json of a folder holds, checked."""
+    file = os.path.join(path, TASK)
+    task = storage.read_json(file)
+    if not isinstance(task, dict) or task.get('format') != FORMAT:
+        raise UserError(f'{file} is not of this program, or of a newer version of it')
+    for name in ('label_type', 'encoding', 'instructions'):
+        if not isinstance(task.get(name), str):
+            raise UserError(f'{file} is damaged: it lacks the text {name!r}')
+    if not LABEL_TYPE.fullmatch(task['label_type']):
+        raise UserError(f'{file} is damaged: there is no label type {task["label_type"]!r:.80}')
+    if not isinstance(task.get('task'), dict):
+        raise UserError(f'{file} is damaged: it lacks the settings of the task')
+    return task
+
+
+def _parse_question(line: bytes, begin: int, where: str) -> Question:
+    """The question in a line; its tokens, which are most of the line, are not looked at."""
+    head, found, _ = line.partition(_TOKENS)
+    record = json_lines.parse(head + b'}' if found else line, where)
+    try:
+        return Question(
+            id=str(record['id']),
+            kind=str(record['kind']),
+            labellers=int(record['labellers']),
+            policies=tuple(map(str, record['policies'])),
+            part=str(record['part']),
+            texts_read=int(record['texts_read']),
+            span=(begin, len(line)),
+        )
+    except (KeyError, OverflowError, TypeError, ValueError) as e:
+        raise UserError(f'{where} is no question: {e}') from e
+
+
+class QuestionWriter:
+    """Adds questions to a folder, which is made if need be, as the only one who does.
+
+    task: what task.json has to hold; the UserError for another task names the first difference.
+    """
+
+    def __init__(self, path: str, task: dict[str, Any]) -> None:
+        file = os.path.join(path, QUESTIONS)
+        try:
+            os.makedirs(os.path.join(path, ANSWERS), exist_ok=True)
+        except OSError as e:
+            raise UserError(f'{path} cannot be made: {e.strerror}') from e
+        self._writer = json_lines.Writer(
+            file, in_use=f'{file} is in use: another ./launch.py ask is adding questions'
+        )
+        self.dropped = self._writer.dropped
+        try:
+            if is_folder(path):
+                check_same_task(path, read_task(path), task)
+            else:
+                text = json.dumps({'format': FORMAT, **task}, indent=2)
+                with storage.atomic_write(os.path.join(path, TASK)) as (out,):
+                    out.write(f'{text}\n'.encode())
+            self.folder = LabelFolder(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> QuestionWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(
+        self,
+        questions: Iterable[dict[str, list[int]]],
+        headers: Iterable[Mapping[str, Any]],
+    ) -> None:
+        """Add questions whose ids are new; on the disk when this returns.
+
+        questions: {field: token ids}, the query first. headers: of each, what else Question has.
+        """
+        lines = [
+            {'id': question_id(tokens), **header, **tokens}
+            for tokens, header in zip(questions, headers, strict=True)
+        ]
+        self._writer.append(lines)
+        self.folder.refresh()
+
+    def close(self) -> None:
+        """Let others add questions."""
+        self._writer.close()
+
+
+def check_same_task(path: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise UserError where the questions of a folder are of another task than `here`.
+
+    The data set may differ, and the policy, of which each question says its own.
+    """
+    for name in ('label_type', 'encoding'):
+        if name in here and there[name] != here[name]:
+            raise UserError(
+                f'{path} is a folder of another task: its {name} is {there[name]!r:.80}, not'
+                f' {here[name]!r:.80}; take another folder'
+            )
+    for name, value in here['task'].items():
+        if name in ('query_dataset', 'policy'):
+            continue
+        if there['task'].get(name) != value:
+            raise UserError(
+                f'{path} is a folder of another task: its --task.{name} is'
+                f' {there["task"].get(name)!r:.80}, not {value!r:.80}; take another folder'
+            )

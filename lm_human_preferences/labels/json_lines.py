@@ -1,0 +1,154 @@
+"""Files of one JSON object a line that grow at the end, and are exact after a kill at any moment.
+
+A line is in the file when `append` returns: it was written whole and synchronised to the disk. A
+kill may leave a last line without its line end, which nobody was told of: readers stop before it,
+and the next writer removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
+
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system that knows none
+
+
+class Reader:
+    """Follows a file as it grows; a file that is not there is empty.
+
+    offset, lines: how much has been read. torn: bytes after that, of a line that has no end yet.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.offset = self.lines = self.torn = 0
+
+    def was_cut(self) -> bool:
+        """Whether lines that were read are gone: a write that failed was taken back."""
+        return os.path.exists(self.path) and os.path.getsize(self.path) < self.offset
+
+    def new_lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield (where it begins, a line with its end) for each line since the last call."""
+        self.torn = 0
+        try:
+            file = open(self.path, 'rb', opener=storage.open_nofollow)
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            raise UserError(f'{self.path} cannot be read: {e.strerror or e}') from e
+        with file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b'\n'):
+                    self.torn = len(line)
+                    return
+                begin = self.offset
+                self.offset += len(line)
+                self.lines += 1
+                yield begin, line
+
+    def where(self) -> str:
+        """The line read last, for an error message."""
+        return f'{self.path}, line {self.lines}'
+
+
+def parse(line: bytes, where: str) -> dict[str, Any]:
+    """The object in a line; UserError, which says `where` it is, for anything else."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as e:
+        raise UserError(f'{where} is not JSON: {e}') from e
+    if not isinstance(value, dict):
+        raise UserError(f'{where} is a {type(value).__name__}, not an object')
+    return value
+
+
+class Writer:
+    """Appends to a file, which is made if need be, as the only one who does.
+
+    in_use: the error where another process is writing the file. dropped: bytes of an unfinished
+    last line that was removed.
+    """
+
+    def __init__(self, path: str, in_use: str) -> None:
+        self.path = path
+        try:
+            is_new = not os.path.exists(path)
+            self.file = open(path, 'ab+', buffering=0, opener=storage.open_nofollow)
+            self._lock(in_use)
+            self.dropped = self._drop_torn_line()
+            if is_new:
+                _sync_directory(os.path.dirname(path))
+        except OSError as e:
+            raise UserError(f'{path} cannot be written: {e.strerror or e}') from e
+
+    def _lock(self, in_use: str) -> None:
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.file.close()
+            raise UserError(in_use) from None
+        except OSError as e:
+            if e.errno not in NO_LOCKS:
+                raise
+
+    def _drop_torn_line(self) -> int:
+        size = self.file.seek(0, io.SEEK_END)
+        end = _end_of_last_line(self.file, size)
+        if end < size:
+            self.file.truncate(end)
+            os.fsync(self.file.fileno())
+        return size - end
+
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Add a line for each record: all are on the disk when this returns, or UserError."""
+        lines = [json.dumps(record, allow_nan=False).encode() + b'\n' for record in records]
+        begin = self.file.seek(0, io.SEEK_END)
+        try:
+            rest = memoryview(b''.join(lines))
+            while rest:  # a disk that becomes full takes a part, and fails the next time
+                rest = rest[self.file.write(rest) :]
+            os.fsync(self.file.fileno())
+        except BaseException as e:
+            with contextlib.suppress(OSError):
+                self.file.truncate(begin)
+            if isinstance(e, OSError):
+                raise UserError(
+                    f'{self.path} cannot be written: {e.strerror or e}; what it had is saved'
+                ) from e
+            raise
+
+    def close(self) -> None:
+        """Let others write."""
+        self.file.close()
+
+
+def _end_of_last_line(file: io.FileIO, size: int, block: int = 1 << 16) -> int:
+    """Where the last whole line of a file of `size` bytes ends."""
+    end = size
+    while end > 0:
+        begin = max(0, end - block)
+        file.seek(begin)
+        found = file.read(end - begin).rfind(b'\n')
+        if found >= 0:
+            return begin + found + 1
+        end = begin
+    return 0
+
+
+def _sync_directory(directory: str) -> None:
+    """Have the disk know the names in a directory."""
+    number = os.open(directory or '.', os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,156 @@
+"""A labeller at work: the next question, and answers that are on the disk before the next one."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+import uuid as uuids
+from collections.abc import Iterator
+from typing import Any
+
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels import json_lines
+from lm_human_preferences.labels.answers import (
+    Answer,
+    AnswerLog,
+    answer_field,
+    check_answer,
+    shown_order,
+)
+from lm_human_preferences.labels.folder import ANSWERS, LABELLER, LabelFolder, Question
+
+
+class Labeller:
+    """One labeller at work: the file of their answers, open for writing by nobody else.
+
+    dropped: bytes of an unfinished answer that a kill had left, and that was removed.
+    """
+
+    def __init__(self, folder: LabelFolder, name: str) -> None:
+        if not LABELLER.fullmatch(name):
+            raise UserError(
+                f'--labeller {name!r:.80}: give a name of up to 32 letters, digits, _ and -'
+            )
+        self.folder, self.name = folder, name
+        path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
+        with contextlib.suppress(OSError):  # which the writer explains
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._writer = json_lines.Writer(
+            path, in_use=f'{path} is in use: {name} is labelling already; take another --labeller'
+        )
+        self.dropped = self._writer.dropped
+        self._queue: list[Question] = []
+        self._position = 0
+        try:
+            folder.refresh()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Labeller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others answer under this name."""
+        self._writer.close()
+
+    @property
+    def log(self) -> AnswerLog:
+        return self.folder.logs[self.name]
+
+    def next_question(self) -> Question | None:
+        """The question to be asked next; None where there is none left for this labeller.
+
+        Each labeller goes through the questions in an order of their own, so that two who work at
+        the same time seldom meet.
+        """
+        self.folder.refresh()
+        if len(self._queue) != len(self.folder.questions):
+            self._queue = sorted(self.folder.questions.values(), key=self._rank)
+            self._position = 0
+        for start in (self._position, 0):  # others may have taken back what they had answered
+            for index in range(start, len(self._queue)):
+                if self.folder.is_open_for(self._queue[index], self.name):
+                    self._position = index
+                    return self._queue[index]
+        return None
+
+    def upcoming(self) -> Iterator[Question]:
+        """Yield the questions that are open for this labeller now, the next one first."""
+        for question in self._queue[self._position :]:
+            if self.folder.is_open_for(question, self.name):
+                yield question
+
+    def _rank(self, question: Question) -> str:
+        return hashlib.sha256(f'{self.name}/{question.id}'.encode()).hexdigest()
+
+    def order(self, question: Question) -> tuple[int, ...]:
+        """The samples of a question in the order in which they are shown."""
+        return shown_order(self.name, question.id, len(self.folder.samples))
+
+    def answer(
+        self,
+        question: Question,
+        value: float | None,
+        seconds: float,
+        *,
+        reason: str | None = None,
+        uuid: str | None = None,
+    ) -> Answer:
+        """Record an answer, or with value None a skip and its reason; on the disk on return.
+
+        uuid: the same one, given again after an answer that may have been lost, records nothing
+        twice. UserError where it was given with another answer.
+        """
+        answer = Answer(
+            uuid=uuid or str(uuids.uuid4()),
+            labeller=self.name,
+            question=question.id,
+            value=value,
+            reason=reason,
+            order=self.order(question),
+            seconds=round(seconds, 3),
+            time=time.time(),
+        )
+        check_answer(answer, self.folder.label_type)
+        before = self.log.uuids.get(answer.uuid)
+        if before is not None:
+            if (before.question, before.value, before.reason) != (question.id, value, reason):
+                raise UserError(f'{self._writer.path} has another answer {answer.uuid} already')
+            return before
+        said = {'skip': reason}
+        if value is not None:
+            said = {answer_field(self.folder.label_type): value}
+        self._append(
+            {
+                'answer': answer.uuid,
+                'question': question.id,
+                **said,
+                'order': answer.order,
+                'seconds': answer.seconds,
+                'time': answer.time,
+            }
+        )
+        return answer
+
+    def undo(self, uuid: str | None = None) -> Answer | None:
+        """Take back an answer, the last one unless told; None where there is nothing to take back.
+
+        To take one back twice does nothing. The question is asked again.
+        """
+        answer = self.log.last() if uuid is None else self.log.uuids.get(uuid)
+        if answer is None:
+            return None
+        if answer in self.log.by_question.get(answer.question, ()):
+            self._append({'undo': answer.uuid, 'time': time.time()})
+        self._position = 0
+        return answer
+
+    def _append(self, record: dict[str, Any]) -> None:
+        self._writer.append([record])
+        self.log.refresh()

@@ -1,0 +1,96 @@
+"""A labeller who answers by a reward, so that everything can be tried without people."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from lm_human_preferences.labels.folder import Question
+from lm_human_preferences.labels.labeller import Labeller
+
+BATCH = 256  # questions that are judged at a time
+
+# Of questions' tokens, {field: token ids} each: the reward of each sample of each question.
+Judge = Callable[[Sequence[dict[str, list[int]]]], Sequence[Sequence[float]]]
+
+
+def simulated_choice(
+    rewards: Sequence[float],
+    order: Sequence[int],
+    rng: random.Random,
+    error: float = 0.0,
+    position_bias: float = 0.0,
+) -> int:
+    """The index of the sample that is chosen: the one of the highest reward, as a rule.
+
+    With probability `error` it is any of them; else, with probability `position_bias`, it is the
+    one that was shown first. order: the samples as they were shown.
+    """
+    if rng.random() < error:
+        return rng.randrange(len(rewards))
+    if rng.random() < position_bias:
+        return order[0]
+    return max(range(len(rewards)), key=lambda index: rewards[index])
+
+
+def simulate(
+    labeller: Labeller,
+    judge: Judge,
+    *,
+    error: float = 0.0,
+    position_bias: float = 0.0,
+    answers: int | None = None,
+    seed: int = 0,
+) -> int:
+    """Answer what is open for a labeller, as a person would through the same folder.
+
+    judge: see Judge. error, position_bias: see simulated_choice; a score or a difference has no
+    position, and in error it is a random number about as large. answers: how many after which the
+    labeller leaves (None: stays until nothing is left). What is answered depends on seed, labeller
+    and question only, so that an interruption changes nothing. Returns the number of answers.
+    """
+    given = 0
+    rewards: dict[str, Sequence[float]] = {}
+    while answers is None or given < answers:
+        begin = time.monotonic()
+        question = labeller.next_question()
+        if question is None:
+            break
+        if question.id not in rewards:
+            rewards = _judged(labeller, question, judge)
+        rng = random.Random(f'{seed}/{labeller.name}/{question.id}')
+        value = _value(labeller, question, rewards[question.id], rng, error, position_bias)
+        labeller.answer(question, value, time.monotonic() - begin)
+        given += 1
+    return given
+
+
+def _judged(labeller: Labeller, first: Question, judge: Judge) -> dict[str, Sequence[float]]:
+    """The rewards of a question and of others that are open for the labeller, up to BATCH."""
+    batch = [first]
+    for question in labeller.upcoming():
+        if len(batch) == BATCH:
+            break
+        if question.id != first.id:
+            batch.append(question)
+    judged = judge([labeller.folder.tokens(question) for question in batch])
+    return {question.id: rewards for question, rewards in zip(batch, judged, strict=True)}
+
+
+def _value(
+    labeller: Labeller,
+    question: Question,
+    rewards: Sequence[float],
+    rng: random.Random,
+    error: float,
+    position_bias: float,
+) -> float:
+    """The answer in the form that the folder's label type has."""
+    label_type = labeller.folder.label_type
+    if label_type.startswith('best_of_'):
+        return simulated_choice(rewards, labeller.order(question), rng, error, position_bias)
+    value = rewards[0] if label_type == 'scalar_rating' else rewards[1] - rewards[0]
+    if rng.random() < error:
+        return rng.gauss(0, 1) * max(1.0, abs(value))
+    return value

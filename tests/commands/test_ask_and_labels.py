@@ -1,0 +1,325 @@
+"""`./launch.py ask` and `labels`, a folder as source of labels, and every command of
+docs/labelling.md."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import error_of, invoke
+from label_folders import make_folder
+
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
+from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.language import encodings
+
+ROOT = Path(__file__).parents[2]
+
+
+def ask(path, options='', experiment='test'):
+    result = invoke(f'ask {experiment} {path} {options}')
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def questions_of(path):
+    folder = LabelFolder(str(path))
+    return list(folder.questions.values()), folder
+
+
+# ---------------------------------------------------------------- ask
+
+
+@pytest.mark.parametrize(
+    'label_type, samples',
+    [('best_of_4', 4), ('best_of_2', 2), ('scalar_rating', 1), ('scalar_compare', 2)],
+)
+def test_questions_of_each_label_type(tmp_path, label_type, samples):
+    ask(tmp_path / 'f', f'--count 10 --labels.type {label_type}')
+    questions, folder = questions_of(tmp_path / 'f')
+    assert len(questions) == 10
+    for question in questions:
+        query, *shown = folder.tokens(question).values()
+        assert len(query) == 3 and [len(sample) for sample in shown] == [4] * samples
+        assert question.policies == ('initial',) * samples
+
+
+def test_more_questions_go_on_in_the_data_set_and_none_comes_twice(tmp_path):
+    """The same seed twice: other queries, other samples."""
+    texts = tmp_path / 'texts.jsonl'
+    texts.write_text('\n'.join(json.dumps(letter * 3) for letter in 'abcdefghijkl'))
+    for _ in range(3):
+        ask(tmp_path / 'f', f'--count 4 --batch_size 3 --task.query_dataset {texts}')
+    questions, folder = questions_of(tmp_path / 'f')
+    queries = {tuple(folder.tokens(question)['query']) for question in questions}
+    assert len(questions) == 12 and queries == {(letter,) * 3 for letter in range(12)}
+    assert [question.texts_read for question in questions] == list(range(1, 13))
+
+
+def test_reviews_are_asked_and_a_simulated_labeller_knows_their_reward(tmp_path):
+    ask(tmp_path / 'f', '--count 20 --repeated 0.5', 'mock_sentiment')
+    for name in ('anna', 'bob'):
+        result = invoke(f'label {tmp_path}/f --labeller {name} --simulate on')
+        assert result.exit_code == 0, result.output
+    report, _ = report_of(tmp_path / 'f', tmp_path)
+    assert (report['agreement']['pairs'], report['agreement']['raw']) == (10, 1.0)
+
+
+def test_equal_samples_are_not_asked_and_are_counted(tmp_path):
+    """At a temperature near 0 every sample is the most likely one."""
+    printed = ask(tmp_path / 'f', '--count 5 --batch_size 4 --task.policy.temperature 1e-8')
+    assert '0 questions added, 0 in all' in printed
+    assert '80 questions whose samples are all equal were not asked' in printed
+    # a rating has one sample, which is equal to no other
+    printed = ask(
+        tmp_path / 'r', '--count 5 --task.policy.temperature 1e-8 --labels.type scalar_rating'
+    )
+    assert '5 questions added' in printed
+
+
+@pytest.mark.parametrize('repeated, count', [(0, 0), (0.05, 2), (0.3, 12), (1, 40)])
+def test_a_share_is_asked_of_several(tmp_path, repeated, count):
+    ask(tmp_path / 'f', f'--count 40 --repeated {repeated} --labellers 3')
+    wanted = [question.labellers for question in questions_of(tmp_path / 'f')[0]]
+    assert wanted.count(3) == count and wanted.count(1) == 40 - count
+
+
+def test_instructions_are_kept(tmp_path):
+    (tmp_path / 'i.txt').write_text('Be kind.\n')
+    ask(tmp_path / 'f', f'--count 2 --instructions {tmp_path}/i.txt')
+    assert LabelFolder(str(tmp_path / 'f')).task['instructions'] == 'Be kind.'
+    ask(tmp_path / 'f', '--count 2')  # they stay
+    (tmp_path / 'i.txt').write_text('Be honest.\n')
+    error = error_of(invoke(f'ask test {tmp_path}/f --instructions {tmp_path}/i.txt'))
+    assert 'has other instructions already' in error
+    assert '--instructions' in error_of(
+        invoke(f'ask test {tmp_path}/g --instructions {tmp_path}/x')
+    )
+
+
+def test_mistakes_of_ask_are_one_line(tmp_path):
+    def error(line):
+        return error_of(invoke(f'ask {line}'))
+
+    assert 'did you mean test?' in error(f'tests {tmp_path}/f')
+    assert '--policy or --against' in error(f'test {tmp_path}/f --policy {tmp_path}/none')
+    assert 'name another policy' in error(f'test {tmp_path}/f --against initial')
+    assert 'cannot share equally' in error(
+        f'test {tmp_path}/f --against {tmp_path}/x --labels.type scalar_rating'
+    )
+    assert 'give a local directory' in error('test az://account/container/f')
+    assert '--count must be at least 1' in error(f'test {tmp_path}/f --count 0')
+    (tmp_path / 'notes.txt').write_text('x')
+    assert 'is not empty, and no folder of labels' in error(f'test {tmp_path}')
+    ask(tmp_path / 'f', '--count 1')
+    assert 'another task: its --task.response_length is 4, not 3' in error(
+        f'test {tmp_path}/f --task.response_length 3'
+    )
+    assert "its label_type is 'best_of_4'" in error(f'test {tmp_path}/f --labels.type best_of_2')
+    folder = str(tmp_path / 'f')
+    with QuestionWriter(folder, LabelFolder(folder).task):
+        assert 'questions.jsonl is in use' in error(f'test {folder}')
+
+
+# ---------------------------------------------------------------- labels
+
+
+def answer(path, name, values):
+    """Have a labeller answer {question number: value}, None for a skip."""
+    folder = LabelFolder(str(path))
+    questions = list(folder.questions.values())
+    with Labeller(folder, name) as labeller:
+        for number, value in values.items():
+            reason = 'cannot tell' if value is None else None
+            labeller.answer(questions[number], value, 0.5 + number, reason=reason)
+
+
+@pytest.fixture
+def answered(tmp_path):
+    """Four questions for several; anna, bob and carl agree in 3 of 5 pairs."""
+    path = tmp_path / 'f'
+    make_folder(path, 4, labellers=3)
+    answer(path, 'anna', {0: 1, 1: 2, 2: 0, 3: None})
+    answer(path, 'bob', {0: 1, 1: 2, 2: 3, 3: None})
+    answer(path, 'carl', {0: 1})
+    return path
+
+
+def report_of(path, tmp_path, options=''):
+    file = tmp_path / 'report.json'
+    result = invoke(f'labels {path} --output {file} {options}')
+    assert result.exit_code == 0, result.output
+    report = json.loads(file.read_text())
+    file.unlink()
+    return report, result.stdout
+
+
+def test_report_by_hand(answered, tmp_path):
+    """Pairs: question 0 three of three equal, 1 one of one, 2 none of one."""
+    report, printed = report_of(answered, tmp_path)
+    assert report['questions'] == {
+        'all': 4,
+        'comparisons': 0,
+        'for_several': 4,
+        'answered': 3,
+        'retired': 1,
+    }
+    assert report['training_labels'] == 7
+    agreement = report['agreement']
+    assert (agreement['pairs'], agreement['raw'], agreement['chance']) == (5, 4 / 5, 1 / 4)
+    # n 7; values 0: 1, 1: 3, 2: 2, 3: 1. Unequal ordered pairs over (values - 1): 2
+    assert agreement['alpha'] == pytest.approx(1 - 6 * 2 / (49 - 1 - 9 - 4 - 1))
+    anna = report['labellers']['anna']
+    assert (anna['answers'], anna['skipped'], anna['taken_back']) == (3, 1, 0)
+    assert (anna['median_seconds'], anna['under_a_second']) == (1.5, 1)
+    assert (anna['agreement'], anna['agreement_pairs']) == (3 / 4, 4)
+    assert sum(anna['positions']) == 3
+    assert '80.0 % of 5 pairs of answers to 3 questions; chance is 25.0 %' in printed
+    assert max(map(len, printed.splitlines())) < 140
+
+
+def test_report_without_a_labeller(answered, tmp_path):
+    report, _ = report_of(answered, tmp_path, '--without bob,carl')
+    assert report['agreement']['pairs'] == 0 and list(report['labellers']) == ['anna']
+    assert report['training_labels'] == 3
+    error = error_of(invoke(f'labels {answered} --without eve'))
+    assert "no answers of a labeller 'eve'" in error
+
+
+def test_win_rate(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 10, kind='validation', policies=['initial', 'initial', 'run', 'run'])
+    answer(path, 'anna', {number: [0, 1, 2, 3, 3, 2, 2, 3, 2, 3][number] for number in range(10)})
+    report, printed = report_of(path, tmp_path)
+    (comparison,) = report['comparisons']
+    assert (comparison['policy'], comparison['against']) == ('initial', 'run')
+    assert (comparison['n'], comparison['wins_of_against'], comparison['win_rate']) == (10, 8, 0.8)
+    # scipy.stats.binomtest(8, 10).proportion_ci(0.95, 'wilson') of SciPy 1.17.1
+    assert [round(comparison[key], 4) for key in ('low', 'high')] == [0.4902, 0.9433]
+    assert 'run was preferred to initial in 8 of 10 answers: 80.0 %' in printed
+    assert report['training_labels'] == 0
+
+
+def test_empty_folders_and_scalars_have_a_report(tmp_path):
+    make_folder(tmp_path / 'f', 2)
+    report, printed = report_of(tmp_path / 'f', tmp_path)
+    assert report['labellers'] == {} and 'no question has two answers yet' in printed
+    make_folder(tmp_path / 's', 2, samples=1, task={'label_type': 'scalar_rating'})
+    answer(tmp_path / 's', 'anna', {0: 3, 1: 7.5})
+    report, _ = report_of(tmp_path / 's', tmp_path)
+    assert report['agreement'] is None and report['training_labels'] == 2
+
+
+def hparams_of(source, **changes):
+    hparams = HParams()
+    hparams.override_from_dict(
+        {
+            'labels.source': str(source),
+            'labels.type': 'best_of_4',
+            'labels.num_train': None,
+            'batch_size': 1,
+            'task.query_length': 3,
+            'task.response_length': 4,
+            **changes,
+        }
+    )
+    return hparams
+
+
+def test_training_takes_from_a_folder_what_is_exported_from_it(answered, tmp_path):
+    for without in (None, 'bob', 'bob,carl'):
+        file = tmp_path / f'{without}.json'
+        option = f'--without {without}' if without else ''
+        result = invoke(f'labels {answered} --export {file} {option}')
+        assert result.exit_code == 0, result.output
+        from_file, _ = label_files.load_labels(hparams_of(file), encodings.Test)
+        settings = {'labels.without': without}
+        from_folder, notes = label_files.load_labels(
+            hparams_of(answered, **settings), encodings.Test
+        )
+        count = {None: 7, 'bob': 4, 'bob,carl': 3}[without]
+        assert notes[0] == f'Num labels found in source: {count}'
+        assert (
+            from_file.keys()
+            == from_folder.keys()
+            == {'query', 'best'} | {f'sample{i}' for i in range(4)}
+        )
+        for field, values in from_file.items():
+            assert values.tolist() == from_folder[field].tolist()
+            assert values.dtype == from_folder[field].dtype
+    exported = json.loads((tmp_path / 'None.json').read_text())
+    assert [label['best'] for label in exported] == [1, 2, 0, 1, 2, 3, 1]
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        ({'labels.type': 'best_of_2'}, 'its labels are best_of_4, not best_of_2'),
+        ({'task.query_length': 5}, 'its --task.query_length is 3, not 5'),
+        ({'labels.without': 'eve'}, "no answers of a labeller 'eve'"),
+        ({'labels.num_train': 100}, 'has 7 labels, too few for --labels.num_train 100'),
+    ],
+)
+def test_folders_that_do_not_fit_a_training(answered, change, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        label_files.load_labels(hparams_of(answered, **change), encodings.Test)
+    with pytest.raises(UserError, match="its encoding is 'test', not 'reviews'"):
+        label_files.load_labels(hparams_of(answered), encodings.Reviews)
+
+
+def test_without_needs_a_folder(tmp_path):
+    result = invoke(f'train_reward test x --dry_run --labels.without anna --save_dir {tmp_path}')
+    assert '--labels.source test is no folder of labels' in error_of(result)
+
+
+def test_mistakes_of_labels_are_one_line(answered, tmp_path):
+    (tmp_path / 'there').write_text('')
+    for option in ('--export', '--output'):
+        for path, message in (
+            (f'{tmp_path}/there', 'exists: give another name'),
+            (f'{tmp_path}/none/x', 'there is no directory'),
+            ('az://account/container/x', 'give a local path'),
+        ):
+            error = error_of(invoke(f'labels {answered} {option} {path}'))
+            assert error.startswith(option) and message in error
+    assert 'is no folder of labels' in error_of(invoke(f'labels {tmp_path}/none'))
+
+
+# ---------------------------------------------------------------- all of it
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_works(tmp_path):
+    """With the simulated labeller in place of people, and small trainings."""
+    page = (ROOT / 'docs/labelling.md').read_text(encoding='utf-8')
+    lines = re.findall(r'^    pipenv run ./launch.py (.*)$', page, re.MULTILINE)
+    printed = {}
+    for line in lines:
+        argv = shlex.split(line.replace('/tmp/save', f'{tmp_path}/save'))
+        if argv[0] == 'label' and '--simulate.error' not in argv:
+            argv += ['--simulate', 'on']
+        if argv[0] in ('train_reward', 'train_policy'):
+            argv += ['--save_dir', f'{tmp_path}/save/{argv[0]}']
+        if argv[0] == 'train_policy':
+            argv += ['--ppo.total_episodes', '1024']
+        command = [sys.executable, str(ROOT / 'launch.py'), *argv]
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert result.returncode == 0, (line, result.stderr)
+        printed.setdefault(argv[0], []).append(result.stdout)
+    assert printed['label'][0] == 'anna (simulated) has given 200 answers\n'
+    questions, folder = questions_of(tmp_path / 'my-labels')
+    assert len(questions) == 200 + 100 + 50
+    run = f'{tmp_path}/save/train_policy/by-taste'
+    assert [question.policies for question in questions[200:]] == [
+        *[(run,) * 4] * 100,
+        *[('initial', 'initial', run, run)] * 50,
+    ]
+    assert {question.part for question in questions[:300]} == {'train'}
+    assert {question.part for question in questions[300:]} == {'test'}
+    assert len(json.loads((tmp_path / 'my-labels.json').read_text())) == 200

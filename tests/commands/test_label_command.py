@@ -1,0 +1,304 @@
+"""`./launch.py label`: keys, through a pipe and on a terminal, and what is shown."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import unicodedata
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from command_line import error_of, invoke
+from label_folders import TASK, make_folder
+
+import launch
+from lm_human_preferences.commands import label as label_command
+from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
+from lm_human_preferences.labels.labeller import Labeller
+
+ROOT = Path(__file__).parents[2]
+
+
+def press(path, keys, *options, name='anna'):
+    """Run `label` with keys through a pipe: what it printed."""
+    argv = ['label', str(path), '--labeller', name, *options]
+    result = CliRunner().invoke(launch.cli, argv, input=keys)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def log_of(path, name='anna'):
+    return LabelFolder(str(path)).logs[name]
+
+
+def test_a_key_chooses_the_sample_that_is_shown_there(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 8)
+    printed = press(path, '12341234')
+    answers = list(log_of(path).uuids.values())
+    assert [answer.shown_position() for answer in answers] == [0, 1, 2, 3, 0, 1, 2, 3]
+    # what stood behind the number on the screen is what was recorded
+    folder = LabelFolder(str(path))
+    shown = re.findall(r'^([1-4])  (\w{4})$', printed, re.MULTILINE)
+    letters = 'abcdefghijklmnopqrstuvwxyz.'
+    for index, answer in enumerate(answers):
+        screen = dict(shown[4 * index : 4 * index + 4])
+        tokens = folder.tokens(folder.questions[answer.question])[f'sample{answer.value}']
+        assert screen[str(index % 4 + 1)] == ''.join(letters[token] for token in tokens)
+    assert 'Saved: 8 answers in this sitting, 8 in all' in printed
+    assert 'Nothing is left for you to answer.' in printed
+
+
+def test_keys_may_be_on_lines_of_their_own_and_others_do_nothing(tmp_path):
+    make_folder(tmp_path / 'f', 3)
+    press(tmp_path / 'f', '1\n7\nx\n0\n \n2\n')
+    assert [answer.shown_position() for answer in log_of(tmp_path / 'f').uuids.values()] == [0, 1]
+
+
+@pytest.mark.parametrize('key', ['u', 'U', '\x7f', '\b'])
+def test_undo_asks_the_same_question_again(tmp_path, key):
+    path = tmp_path / 'f'
+    make_folder(path, 3)
+    press(path, f'1{key}2')
+    log = log_of(path)
+    first, second = log.uuids.values()
+    assert first.question == second.question and log.undone == 1
+    assert [answer.shown_position() for answer in (first, second)] == [0, 1]
+    assert len(LabelFolder(str(path)).counted()) == 1
+
+
+def test_undo_with_nothing_to_take_back(tmp_path):
+    make_folder(tmp_path / 'f', 1)
+    assert 'There is no answer to take back.' in press(tmp_path / 'f', 'u1')
+    assert len(log_of(tmp_path / 'f').uuids) == 1
+
+
+@pytest.mark.parametrize('key, reason', label_command.REASONS.items())
+def test_skip_has_a_reason(tmp_path, key, reason):
+    make_folder(tmp_path / 'f', 2)
+    press(tmp_path / 'f', f's{key}1')
+    skipped, answered = log_of(tmp_path / 'f').uuids.values()
+    assert (skipped.value, skipped.reason) == (None, reason)
+    assert answered.question != skipped.question
+
+
+def test_skip_may_be_thought_better_of(tmp_path):
+    make_folder(tmp_path / 'f', 1)
+    press(tmp_path / 'f', 'sx3')
+    (answer,) = log_of(tmp_path / 'f').uuids.values()
+    assert answer.shown_position() == 2
+
+
+def test_leaving_and_coming_back_goes_on_with_the_same_question(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 4)
+    first = press(path, '12q')
+    assert 'Saved: 2 answers in this sitting, 2 in all' in first
+    again = press(path, 'q')
+    last = first.split('=' * 80)[-1].split('\n\n', 1)[1]
+    assert last.split('leave')[0] == again.split('=' * 80)[-1].split('\n\n', 1)[1].split('leave')[0]
+    assert TASK['instructions'] in first and TASK['instructions'] not in again
+    assert again.count('2 done, 2 to go') == 1
+
+
+def test_help_shows_the_instructions(tmp_path):
+    make_folder(tmp_path / 'f', 2)
+    press(tmp_path / 'f', '1')
+    for key in 'h?':
+        assert press(tmp_path / 'f', key).count(TASK['instructions']) == 1
+
+
+@pytest.mark.parametrize('label_type, samples', [('scalar_rating', 1), ('scalar_compare', 2)])
+def test_ratings_and_comparisons(tmp_path, label_type, samples):
+    path = tmp_path / 'f'
+    make_folder(path, 30, samples=samples, task={'label_type': label_type})
+    press(path, '159' * 10)
+    answers = list(log_of(path).uuids.values())
+    if label_type == 'scalar_rating':
+        assert [answer.value for answer in answers] == [1, 5, 9] * 10
+        return
+    # 1 is for the first that is shown; a difference is how much better the second sample is
+    for answer, expected in zip(answers, [-4, 0, 4] * 10, strict=True):
+        assert answer.value == (expected if answer.order == (0, 1) else -expected)
+    assert {answer.order for answer in answers} == {(0, 1), (1, 0)}
+
+
+def test_text_cannot_move_the_cursor_and_its_line_ends_are_visible():
+    text = 'a\x1b[2Jb\u202ec\x07\u200b\ttab é日本'
+    shown = label_command.printable(text)
+    assert shown == r'a\x1b[2Jb\u202ec\x07\u200b\ttab é日本'
+    assert all(unicodedata.category(character)[0] != 'C' for character in shown)
+
+
+def test_lines_are_at_most_as_wide_as_the_terminal():
+    wide = '日本語' * 40 + ' word ' + 'x' * 200
+    lines = list(label_command._wrapped(wide, 80))
+    assert ''.join(lines).replace(' ', '') == wide.replace(' ', '')
+    for line in lines:
+        columns = sum(2 if unicodedata.east_asian_width(c) == 'W' else 1 for c in line)
+        assert columns <= 80
+    assert list(label_command._wrapped('one two three', 8)) == ['one two', 'three']
+    assert list(label_command._wrapped('', 8)) == ['']
+
+
+def test_long_texts_fit_in_80_columns_and_show_line_ends(tmp_path, bpe_encodings):
+    path = tmp_path / 'f'
+    task = {'encoding': 'main'}
+    from lm_human_preferences.language import encodings
+
+    encoder = encodings.Main.get_encoder()
+    query = encoder.encode('A first line.\n\nA third one, ' + 'of many words, ' * 40)
+    with QuestionWriter(str(path), {**TASK, **task}) as writer:
+        tokens = {
+            'query': query,
+            **{f'sample{i}': encoder.encode(f' end{i}\x1b') for i in range(4)},
+        }
+        header = {
+            'kind': 'train',
+            'labellers': 1,
+            'policies': ['initial'] * 4,
+            'part': 'train',
+            'texts_read': 1,
+        }
+        writer.add([tokens], [header])
+    printed = press(path, '1')
+    assert 'A first line.⏎\n⏎\nA third one' in printed
+    assert '\x1b' not in printed and r'end0\x1b' in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+@pytest.fixture
+def bpe_encodings():
+    if 'LMHP_GPT2_ENCODINGS' not in os.environ:
+        pytest.skip("no files of GPT-2's encoding on this machine")
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+def test_mistakes_are_one_line(tmp_path):
+    assert error_of(invoke(f'label {tmp_path}/none --labeller a')) == (
+        f'{tmp_path}/none is no folder of labels: it has no task.json; ./launch.py ask EXPERIMENT'
+        f' {tmp_path}/none makes one'
+    )
+    make_folder(tmp_path / 'f')
+    assert '--labeller NAME is missing' in error_of(invoke(f'label {tmp_path}/f'))
+    assert "--labeller 'a.b'" in error_of(invoke(f'label {tmp_path}/f --labeller a.b'))
+    with Labeller(LabelFolder(str(tmp_path / 'f')), 'a'):
+        assert 'a is labelling already' in error_of(invoke(f'label {tmp_path}/f --labeller a'))
+    error = error_of(invoke(f'label {tmp_path}/f --labeller sim --simulate on'))
+    assert 'judges film reviews only' in error
+    assert not (tmp_path / 'f/answers/sim.jsonl').exists()
+    make_folder(tmp_path / 'ten', samples=10, task={'label_type': 'best_of_10'})
+    assert 'shows 10 samples at once' in error_of(invoke(f'label {tmp_path}/ten --labeller a'))
+    off = f'label {tmp_path}/f --labeller a --simulate off --simulate.error 0.3'
+    assert '--simulate.error has no meaning' in error_of(invoke(off))
+    assert '--simulate.error must be' in error_of(
+        invoke(f'label {tmp_path}/f --labeller a --simulate.error 1.5')
+    )
+
+
+# ---------------------------------------------------------------- a real terminal
+
+
+class Terminal:
+    """`label` on a terminal of 80 columns."""
+
+    def __init__(self, path, name='anna'):
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, 'launch.py', 'label', str(path), '--labeller', name],
+            cwd=ROOT,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, 'COLUMNS': '80'},
+        )
+        os.close(slave)
+        self.printed = ''
+
+    def wait_for(self, text, count=1):
+        """Read until `text` was printed so many times."""
+        deadline = time.monotonic() + 60
+        while self.printed.count(text) < count and time.monotonic() < deadline:
+            if not select.select([self.master], [], [], 1)[0]:
+                continue
+            try:
+                self.printed += os.read(self.master, 4096).decode(errors='replace')
+            except OSError:  # the other end is closed
+                break
+        assert self.printed.count(text) >= count, self.printed
+
+    def press(self, keys):
+        time.sleep(0.3)  # for click to be reading: only then is Ctrl-C a key
+        os.write(self.master, keys.encode())
+
+    def end(self):
+        status = self.process.wait(30)
+        os.close(self.master)
+        return status
+
+
+def test_on_a_terminal_keys_need_no_enter(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 6)
+    terminal = Terminal(path)
+    terminal.wait_for('q leave')
+    terminal.press('2')
+    terminal.wait_for('q leave', 2)
+    terminal.press('\x1b[A')  # an arrow
+    terminal.press('\x7f')  # backspace
+    terminal.wait_for('q leave', 3)
+    terminal.press('134')  # at one moment
+    terminal.wait_for('q leave', 6)
+    terminal.press('\x03')
+    terminal.wait_for('Saved: 3 answers in this sitting, 3 in all')
+    assert terminal.end() == 0
+    log = log_of(path)
+    assert [answer.shown_position() for answer in log.uuids.values()] == [1, 0, 2, 3]
+    assert log.undone == 1
+
+
+@pytest.mark.slow
+def test_kill_9_on_a_terminal_keeps_what_was_answered(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 200)
+    confirmed = 0
+    for round in range(5):
+        terminal = Terminal(path)
+        terminal.wait_for('q leave')
+        for number in range(2, 7 + round):
+            terminal.press('1')
+            terminal.wait_for('q leave', number)  # the next question: the answer is saved
+            confirmed += 1
+        terminal.press('1')
+        os.kill(terminal.process.pid, signal.SIGKILL)
+        assert terminal.end() == -signal.SIGKILL
+        found = LabelFolder(str(path)).counted()
+        assert confirmed <= len(found) <= confirmed + round + 1
+        assert len({answer.question for answer in found}) == len(found)
+
+
+def test_it_loads_no_torch(tmp_path):
+    make_folder(tmp_path / 'f', 1)
+    code = (
+        'import sys, launch\n'
+        'try:\n'
+        f'    launch.cli.main(["label", {str(tmp_path / "f")!r}, "--labeller", "a"])\n'
+        'finally:\n'
+        '    print(json.dumps([name for name in ("torch", "transformers") if name in sys.modules]))'
+    )
+    result = subprocess.run(
+        [sys.executable, '-c', f'import json\n{code}'],
+        cwd=ROOT,
+        input='1',
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(result.stdout.splitlines()[-1]) == [], result.stderr

@@ -1,0 +1,510 @@
+"""The folder of labels: exact after a kill at any moment, one writer a file, and which answers
+count."""
+
+import errno
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from label_folders import HEADER, TASK, make_folder, questions
+
+from lm_human_preferences import label_types
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels import answers, folder, json_lines
+from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
+from lm_human_preferences.labels.labeller import Labeller
+
+ROOT = Path(__file__).parents[2]
+
+
+def answer_all(path, name, value=0):
+    """Have a labeller answer all that is open for them: the answers."""
+    given = []
+    with Labeller(LabelFolder(str(path)), name) as labeller:
+        while question := labeller.next_question():
+            given.append(labeller.answer(question, value, 1.5))
+    return given
+
+
+def live(path, name):
+    """{question: value} of a labeller's answers, as a reader finds them."""
+    log = LabelFolder(str(path)).logs[name]
+    return {question: given[-1].value for question, given in log.by_question.items()}
+
+
+# ---------------------------------------------------------------- what is written and read
+
+
+def test_questions_and_answers_are_read_as_they_were_written(tmp_path):
+    make_folder(tmp_path / 'f', 3)
+    opened = LabelFolder(str(tmp_path / 'f'))
+    assert [opened.tokens(question) for question in opened.questions.values()] == questions(3)
+    question = next(iter(opened.questions.values()))
+    assert (question.kind, question.labellers, question.policies) == ('train', 1, ('initial',) * 4)
+    with Labeller(opened, 'anna') as labeller:
+        before = time.time()
+        answer = labeller.answer(question, 2, 0.75)
+    (line,) = (tmp_path / 'f/answers/anna.jsonl').read_text().splitlines()
+    record = json.loads(line)
+    assert before <= record.pop('time') <= time.time()
+    order = list(answers.shown_order('anna', question.id, 4))
+    assert record == {
+        'answer': answer.uuid,
+        'question': question.id,
+        'best': 2,
+        'order': order,
+        'seconds': 0.75,
+    }
+    assert LabelFolder(str(tmp_path / 'f')).counted() == [answer]
+    assert answer.shown_position() == order.index(2)
+
+
+def test_an_id_is_of_query_and_samples_alone():
+    first, second = questions(2)
+    assert answers.question_id(first) == answers.question_id(dict(first))
+    assert len({answers.question_id(tokens) for tokens in (first, second)}) == 2
+    swapped = {**first, 'sample0': first['sample1'], 'sample1': first['sample0']}
+    assert answers.question_id(swapped) != answers.question_id(first)
+    # sha256sum of the JSON text [[1],[2,3]]
+    digest = subprocess.run(['sha256sum'], input=b'[[1],[2,3]]', capture_output=True, check=True)
+    expected = digest.stdout.split()[0].decode()
+    assert answers.question_id({'query': [1], 'sample': [2, 3]}) == expected
+
+
+@pytest.mark.parametrize('name', ['best_of_2', 'best_of_9', 'scalar_rating', 'scalar_compare'])
+def test_fields_are_those_of_the_label_type(name):
+    label_type = label_types.get(name)
+    assert answers.sample_names(name) == list(label_type.samples)
+    assert [answers.answer_field(name)] == list(label_type.label_schemas())
+    assert folder.LABEL_TYPE.fullmatch(name)
+
+
+def test_the_order_is_the_same_each_time_and_another_for_each_labeller_and_question():
+    orders = {
+        (name, question): answers.shown_order(name, question, 4)
+        for name in ('anna', 'bob')
+        for question in map(str, range(300))
+    }
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders.values())
+    assert len(set(orders.values())) == 24
+    firsts = [order[0] for order in orders.values()]
+    assert all(110 < firsts.count(sample) < 190 for sample in range(4))  # 150 +- 10.6
+    assert answers.shown_order('anna', 'x', 4) == answers.shown_order('anna', 'x', 4)
+
+
+def test_more_questions_of_the_same_task_are_added_and_others_refused(tmp_path):
+    make_folder(tmp_path / 'f', 3)
+    make_folder(tmp_path / 'f', 2, seed=1)
+    assert len(LabelFolder(str(tmp_path / 'f')).questions) == 5
+    changed = {'task': {**TASK['task'], 'response_length': 5}}
+    with pytest.raises(UserError, match=r'another task: its --task.response_length is 4, not 5'):
+        make_folder(tmp_path / 'f', task=changed)
+    with pytest.raises(UserError, match=r"another task: its encoding is 'test', not 'main'"):
+        make_folder(tmp_path / 'f', task={'encoding': 'main'})
+    make_folder(tmp_path / 'f', seed=2, task={'task': {**TASK['task'], 'query_dataset': 'books'}})
+
+
+# ---------------------------------------------------------------- kills
+
+
+def test_a_cut_at_every_byte_loses_no_answer_that_was_acknowledged(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 4)
+    with Labeller(LabelFolder(str(path)), 'anna') as labeller:
+        for value in (3, 1):
+            labeller.answer(labeller.next_question(), value, 1)
+        labeller.answer(labeller.next_question(), None, 1, reason='cannot tell')
+        labeller.undo()
+        labeller.answer(labeller.next_question(), 0, 1)
+    file = path / 'answers/anna.jsonl'
+    whole = file.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    assert len(lines) == 5
+    for cut in range(len(whole) + 1):
+        file.write_bytes(whole[:cut])
+        complete = whole[:cut].count(b'\n')
+        torn = cut - sum(map(len, lines[:complete]))
+        reader = LabelFolder(str(path))
+        assert len(reader.logs['anna'].uuids) == min(complete, 3) + (complete == 5)
+        assert len(reader.counted()) == [0, 1, 2, 2, 2, 3][complete]
+        assert len(reader.notes()) == (torn > 0)
+        with Labeller(reader, 'anna') as labeller:
+            assert labeller.dropped == torn
+            again = labeller.answer(labeller.next_question(), 2, 1)
+        assert file.read_bytes().startswith(b''.join(lines[:complete]))
+        assert file.read_bytes().count(b'\n') == complete + 1
+        assert again in LabelFolder(str(path)).counted()
+
+
+def test_a_cut_at_every_byte_of_the_questions(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 2)
+    file = path / 'questions.jsonl'
+    whole = file.read_bytes()
+    for cut in range(len(whole) + 1):
+        file.write_bytes(whole[:cut])
+        complete = whole[:cut].count(b'\n')
+        assert len(LabelFolder(str(path)).questions) == complete
+        with QuestionWriter(str(path), TASK) as writer:
+            assert bool(writer.dropped) == (cut not in (0, len(whole), whole.index(b'\n') + 1))
+            writer.add(questions(1, seed=9), [HEADER])
+        opened = LabelFolder(str(path))
+        found = [opened.tokens(question) for question in opened.questions.values()]
+        assert found == [*questions(2)[:complete], *questions(1, seed=9)]
+
+
+APPEND = """
+import sys
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.labeller import Labeller
+with Labeller(LabelFolder(sys.argv[1]), 'anna') as labeller:
+    while question := labeller.next_question():
+        print(labeller.answer(question, 1, 0.1).uuid, flush=True)
+"""
+
+
+def test_kill_9_at_any_moment_loses_and_doubles_nothing(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 4000)
+    rng = random.Random(0)
+    acknowledged = []
+    for _ in range(8):
+        process = subprocess.Popen(
+            [sys.executable, '-c', APPEND, str(path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        lines = [process.stdout.readline()]  # it is at work
+        time.sleep(rng.random() / 20)
+        process.kill()
+        lines += process.stdout.read().splitlines(keepends=True)
+        process.wait()
+        acknowledged += [line.strip() for line in lines if line.endswith('\n')]
+    found = LabelFolder(str(path)).counted()
+    written = [answer.uuid for answer in found]
+    assert set(acknowledged) <= set(written)
+    assert len(set(written)) == len(written) == len({answer.question for answer in found})
+    # at most one answer of each process was on the disk before it could be told
+    assert len(acknowledged) <= len(written) <= len(acknowledged) + 8
+    assert 8 < len(written) < 4000
+
+
+def test_a_full_disk_leaves_what_was_there_and_the_next_answer_fits(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 4)
+    file = path / 'answers/anna.jsonl'
+    with Labeller(LabelFolder(str(path)), 'anna') as labeller:
+        labeller.answer(labeller.next_question(), 1, 1)
+        before = file.read_bytes()
+        question = labeller.next_question()
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))  # 20 bytes fit
+        try:
+            with pytest.raises(UserError, match=r'anna.jsonl cannot be written: File too large'):
+                labeller.answer(question, 2, 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert file.read_bytes() == before
+        labeller.answer(question, 2, 1)
+    assert sorted(live(path, 'anna').values()) == [1, 2]
+
+
+def test_what_the_disk_did_not_take_is_not_acknowledged(tmp_path, monkeypatch):
+    path = tmp_path / 'f'
+    make_folder(path, 2)
+
+    def fail(number):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with Labeller(LabelFolder(str(path)), 'anna') as labeller:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, 'fsync', fail)
+            with pytest.raises(UserError, match='Input/output error'):
+                labeller.answer(labeller.next_question(), 1, 1)
+        assert labeller.log.uuids == {}
+    assert (path / 'answers/anna.jsonl').read_bytes() == b''
+
+
+def test_a_reader_follows_files_as_they_grow(tmp_path):
+    path = tmp_path / 'f'
+    reader = make_folder(path, 2)
+    assert reader.counted() == []
+    first = answer_all(path, 'anna')
+    make_folder(path, 1, seed=1)
+    second = answer_all(path, 'bob')
+    reader.refresh()
+    assert reader.counted() == [*first, *second]
+    assert (len(first), len(second)) == (2, 1)
+
+
+def test_a_reader_forgets_what_a_failed_write_has_taken_back(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 2)
+    answer_all(path, 'anna')
+    reader = LabelFolder(str(path))
+    file = path / 'answers/anna.jsonl'
+    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
+    reader.refresh()
+    assert len(reader.counted()) == 1
+
+
+# ---------------------------------------------------------------- one writer a file
+
+
+def test_a_file_has_one_writer(tmp_path):
+    make_folder(tmp_path / 'f')
+    opened = LabelFolder(str(tmp_path / 'f'))
+    with (
+        Labeller(opened, 'anna'),
+        Labeller(LabelFolder(str(tmp_path / 'f')), 'bob'),
+        pytest.raises(UserError, match=r'anna is labelling already; take another --labeller'),
+    ):
+        Labeller(opened, 'anna')
+    Labeller(opened, 'anna').close()
+    with (
+        QuestionWriter(str(tmp_path / 'f'), TASK),
+        pytest.raises(UserError, match=r'questions.jsonl is in use'),
+    ):
+        QuestionWriter(str(tmp_path / 'f'), TASK)
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_the_same_uuid_twice_is_one_answer(tmp_path):
+    make_folder(tmp_path / 'f')
+    with Labeller(LabelFolder(str(tmp_path / 'f')), 'anna') as labeller:
+        question = labeller.next_question()
+        first = labeller.answer(question, 1, 1, uuid='u')
+        assert labeller.answer(question, 1, 2, uuid='u') == first
+        with pytest.raises(UserError, match='has another answer u already'):
+            labeller.answer(question, 2, 1, uuid='u')
+        labeller.undo('u')
+        labeller.undo('u')
+        assert labeller.answer(question, 1, 2, uuid='u') == first  # and it stays taken back
+        assert labeller.log.answer_to(question.id) is None
+    assert (tmp_path / 'f/answers/anna.jsonl').read_text().count('\n') == 2
+
+
+def test_the_last_answer_to_a_question_counts(tmp_path):
+    make_folder(tmp_path / 'f', 1)
+    with Labeller(LabelFolder(str(tmp_path / 'f')), 'anna') as labeller:
+        question = labeller.next_question()
+        labeller.answer(question, 1, 1)
+        labeller.answer(question, 3, 1)
+        assert [answer.value for answer in labeller.folder.counted()] == [3]
+        labeller.undo()
+        assert [answer.value for answer in labeller.folder.counted()] == [1]
+        labeller.undo()
+        assert labeller.folder.counted() == []
+        assert labeller.undo() is None
+        assert labeller.next_question() == question
+
+
+def test_undo_goes_back_one_by_one_and_asks_again(tmp_path):
+    make_folder(tmp_path / 'f', 3)
+    path = str(tmp_path / 'f')
+    with Labeller(LabelFolder(path), 'anna') as labeller:
+        asked = [labeller.next_question()]
+        labeller.answer(asked[0], 0, 1)
+        asked.append(labeller.next_question())
+        labeller.answer(asked[1], None, 1, reason='cannot tell')
+    with Labeller(LabelFolder(path), 'anna') as labeller:  # on another day
+        assert labeller.undo().question == asked[1].id
+        assert labeller.next_question() == asked[1]
+        assert labeller.undo().question == asked[0].id
+        assert labeller.next_question() == asked[0]
+        labeller.answer(asked[0], 1, 1)
+        assert labeller.next_question() == asked[1]
+        assert labeller.log.undone == 2
+
+
+def test_nobody_is_asked_twice_and_repeated_questions_are_asked_of_as_many_as_wanted(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 3)
+    make_folder(path, 2, seed=1, labellers=3)
+    counts = [len(answer_all(path, name)) for name in ('anna', 'bob', 'carl', 'dora')]
+    assert counts == [5, 2, 2, 0]
+    opened = LabelFolder(str(path))
+    assert len(opened.counted()) == 3 + 2 * 3
+    assert len(opened.counted(without=['anna'])) == 2 * 2
+    with pytest.raises(UserError, match=r"no answers of a labeller 'eve': anna, bob, carl, dora"):
+        opened.counted(without=['eve'])
+
+
+def test_of_two_answers_to_one_question_the_first_counts(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 1)
+    with (
+        Labeller(LabelFolder(str(path)), 'zoe') as zoe,
+        Labeller(LabelFolder(str(path)), 'anna') as anna,
+    ):
+        question = zoe.next_question()
+        assert anna.next_question() == question
+        zoe.answer(question, 3, 1)
+        anna.answer(question, 1, 1)
+    opened = LabelFolder(str(path))
+    assert [answer.value for answer in opened.counted()] == [3]
+    assert [answer.value for answer in opened.counted(without=['zoe'])] == [1]
+
+
+def test_a_question_that_two_have_skipped_is_retired(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 1, labellers=5)
+    for name in ('anna', 'bob'):
+        with Labeller(LabelFolder(str(path)), name) as labeller:
+            question = labeller.next_question()
+            labeller.answer(question, None, 1, reason='cannot tell')
+            assert labeller.next_question() is None
+    opened = LabelFolder(str(path))
+    assert opened.is_retired(opened.questions[question.id])
+    with Labeller(opened, 'carl') as labeller:
+        assert labeller.next_question() is None
+    with Labeller(LabelFolder(str(path)), 'bob') as labeller:
+        labeller.undo()
+    with Labeller(LabelFolder(str(path)), 'carl') as labeller:
+        assert labeller.next_question() is not None
+
+
+def test_two_labellers_seldom_meet(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 100)
+    with (
+        Labeller(LabelFolder(str(path)), 'anna') as anna,
+        Labeller(LabelFolder(str(path)), 'bob') as bob,
+    ):
+        met = 0
+        while question := anna.next_question():
+            other = bob.next_question()
+            met += question == other
+            anna.answer(question, 0, 1)
+            bob.answer(other, 0, 1)
+    assert len(LabelFolder(str(path)).counted()) == 100
+    assert met < 10
+
+
+def test_validation_questions_are_no_training_labels(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 2)
+    make_folder(path, 3, seed=1, kind='validation', policies=['a', 'a', 'b', 'b'])
+    answer_all(path, 'anna')
+    opened = LabelFolder(str(path))
+    assert len(opened.counted()) == 2
+    assert len(opened.counted('validation')) == 3
+
+
+# ---------------------------------------------------------------- mistakes and damage
+
+
+@pytest.mark.parametrize('name', ['', 'a b', '../x', 'x' * 33, 'é'])
+def test_names_that_are_no_names(tmp_path, name):
+    make_folder(tmp_path / 'f')
+    with pytest.raises(UserError, match=r'--labeller .* letters, digits'):
+        Labeller(LabelFolder(str(tmp_path / 'f')), name)
+
+
+def test_what_is_no_folder(tmp_path):
+    with pytest.raises(UserError, match=r'is no folder of labels: it has no task.json'):
+        LabelFolder(str(tmp_path))
+    for text in ('[]', '{"format": 2}', '{"format": 1}', '{"format": 1, "label_type": 4}'):
+        (tmp_path / 'task.json').write_text(text)
+        with pytest.raises(UserError, match=r'task.json'):
+            LabelFolder(str(tmp_path))
+
+
+GOOD = {'answer': 'u', 'best': 1, 'order': [0, 1, 2, 3], 'seconds': 1, 'time': 1}
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        ({'best': 4}, 'best must be 0 to 3, not 4'),
+        ({'best': True}, 'best must be 0 to 3'),
+        ({'best': None}, 'neither best nor skip'),
+        ({'order': [0, 1, 2]}, 'order must hold 0 to 3'),
+        ({'order': 3}, 'not iterable'),
+        ({'seconds': 'x'}, 'seconds must be a number'),
+        ({'seconds': 10**400}, 'no answer'),
+        ({'answer': 5}, 'must be texts'),
+        ({'undo': 'x'}, 'takes back the answer x, which is not there'),
+        ({'question': 'x'}, 'answers the question x, which is not in'),
+    ],
+)
+def test_damaged_answers_are_named_by_file_and_line(tmp_path, change, message):
+    path = tmp_path / 'f'
+    question = next(iter(make_folder(path, 1).questions))
+    record = {**GOOD, 'question': question, **change}
+    (path / 'answers/anna.jsonl').write_text(json.dumps(record) + '\n')
+    with pytest.raises(UserError, match=message) as error:
+        LabelFolder(str(path))
+    assert 'anna.jsonl' in str(error.value)
+
+
+@pytest.mark.parametrize('text', ['nonsense', '[1]', '{"answer": "u"}', '\0\0\0', '{' * 100_000])
+def test_lines_that_are_no_answers(tmp_path, text):
+    make_folder(tmp_path / 'f', 1)
+    (tmp_path / 'f/answers/anna.jsonl').write_text(text + '\n')
+    with pytest.raises(UserError, match=r'anna.jsonl, line 1 is'):
+        LabelFolder(str(tmp_path / 'f'))
+    (tmp_path / 'f/answers/anna.jsonl').write_text('')
+    (tmp_path / 'f/questions.jsonl').write_text(text + '\n')
+    with pytest.raises(UserError, match=r'questions.jsonl, line 1 is'):
+        LabelFolder(str(tmp_path / 'f'))
+
+
+def test_changed_tokens_are_noticed(tmp_path):
+    path = tmp_path / 'f'
+    opened = make_folder(path, 1)
+    question = next(iter(opened.questions.values()))
+    file = path / 'questions.jsonl'
+    text = file.read_text()
+    file.write_text(text.replace('"sample3": [', '"sample3": [1'))
+    with pytest.raises(UserError, match=r'is damaged: its id is not that of its tokens'):
+        opened.tokens(question)
+
+
+def test_a_link_is_not_written_through(tmp_path):
+    make_folder(tmp_path / 'f')
+    (tmp_path / 'f/answers/anna.jsonl').symlink_to(tmp_path / 'elsewhere')
+    with pytest.raises(UserError, match=r'anna.jsonl cannot be'):
+        Labeller(LabelFolder(str(tmp_path / 'f')), 'anna')
+    assert not (tmp_path / 'elsewhere').exists()
+
+
+def test_torn_lines_longer_than_a_block_are_found(tmp_path):
+    path = tmp_path / 'lines'
+    for whole in (b'', b'{"a": 1}\n'):
+        path.write_bytes(whole + b'x' * 200_000)
+        writer = json_lines.Writer(str(path), 'in use')
+        assert writer.dropped == 200_000
+        writer.close()
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.slow
+def test_large_folders_are_quick(tmp_path):
+    """46,000 questions of 575 tokens, as many as the largest published label file has."""
+    path = tmp_path / 'f'
+    with QuestionWriter(str(path), TASK) as writer:
+        tokens = [50256] * 115
+        for begin in range(0, 46_000, 2_000):
+            made = [
+                {'query': [n, *tokens[1:]], **{f'sample{i}': tokens for i in range(4)}}
+                for n in range(begin, begin + 2_000)
+            ]
+            writer.add(made, [HEADER] * len(made))
+    before = time.process_time()
+    with Labeller(LabelFolder(str(path)), 'anna') as labeller:
+        question = labeller.next_question()
+        labeller.folder.tokens(question)
+        opened = time.process_time()
+        for _ in range(20):
+            labeller.answer(labeller.next_question(), 1, 1)
+        answered = time.process_time()
+    # of the processor: others may be at work as well
+    assert opened - before < 2
+    assert answered - opened < 20 * 0.05

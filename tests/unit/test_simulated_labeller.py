@@ -1,0 +1,99 @@
+"""The simulated labeller: how often it errs, what it prefers, when it leaves."""
+
+import random
+
+import pytest
+from label_folders import make_folder
+
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.simulated_labeller import simulate, simulated_choice
+
+
+def sums(questions):
+    """A judge who likes large tokens."""
+    return [
+        [float(sum(value)) for field, value in tokens.items() if field != 'query']
+        for tokens in questions
+    ]
+
+
+def answers_of(path, name='sim', **settings):
+    with Labeller(LabelFolder(str(path)), name) as labeller:
+        given = simulate(labeller, sums, **settings)
+        assert given == len(labeller.log.uuids)
+        return {question: kept[-1] for question, kept in labeller.log.by_question.items()}
+
+
+def test_it_chooses_the_sample_of_the_highest_reward(tmp_path):
+    folder = make_folder(tmp_path / 'f', 300)  # more than are judged at a time
+    given = answers_of(tmp_path / 'f')
+    assert len(given) == 300
+    for question in folder.questions.values():
+        (rewards,) = sums([folder.tokens(question)])
+        assert given[question.id].value == rewards.index(max(rewards))
+        assert given[question.id].value is not None
+
+
+def frequencies(error, position_bias, count=20_000):
+    """The share of times that each sample of four, of which the third is best, was chosen."""
+    rng = random.Random(0)
+    order = (1, 3, 0, 2)
+    chosen = [
+        simulated_choice([0, 1, 5, 2], order, rng, error, position_bias) for _ in range(count)
+    ]
+    return [chosen.count(sample) / count for sample in range(4)]
+
+
+@pytest.mark.parametrize(
+    'error, position_bias, expected',
+    [
+        (0, 0, [0, 0, 1, 0]),
+        (1, 0.5, [0.25, 0.25, 0.25, 0.25]),
+        (0.32, 0, [0.08, 0.08, 0.76, 0.08]),
+        (0, 0.4, [0, 0.4, 0.6, 0]),
+        (0.2, 0.5, [0.05, 0.45, 0.45, 0.05]),
+    ],
+)
+def test_errors_and_position_bias_are_as_frequent_as_told(error, position_bias, expected):
+    assert frequencies(error, position_bias) == pytest.approx(expected, abs=0.012)
+
+
+def test_it_leaves_and_goes_on_as_if_it_had_stayed(tmp_path):
+    values = []
+    for folder, parts in (('whole', [None]), ('parts', [5, 0, 7, None])):
+        make_folder(tmp_path / folder, 20)
+        for answers in parts:
+            given = answers_of_one_sitting(tmp_path / folder, answers)
+            assert answers is None or given == answers
+        log = LabelFolder(str(tmp_path / folder)).logs['sim']
+        values.append({question: kept[-1].value for question, kept in log.by_question.items()})
+        assert len(values[-1]) == 20
+    assert values[0] == values[1]
+
+
+def answers_of_one_sitting(path, answers):
+    with Labeller(LabelFolder(str(path)), 'sim') as labeller:
+        return simulate(labeller, sums, error=0.5, position_bias=0.3, answers=answers)
+
+
+def test_seeds_and_names_err_differently(tmp_path):
+    make_folder(tmp_path / 'f', 100, labellers=3)
+    values = []
+    for name, seed in (('sim', 0), ('other', 0), ('third', 1)):
+        given = answers_of(tmp_path / 'f', name, error=1, seed=seed)
+        values.append([given[question].value for question in sorted(given)])
+    equal = sum(a == b for a, b in zip(values[0], values[1], strict=True))
+    assert 10 < equal < 40  # 25 by chance
+
+
+@pytest.mark.parametrize('label_type, samples', [('scalar_rating', 1), ('scalar_compare', 2)])
+def test_scores_and_differences(tmp_path, label_type, samples):
+    folder = make_folder(tmp_path / 'f', 200, samples=samples, task={'label_type': label_type})
+    given = answers_of(tmp_path / 'f', error=0.25)
+    right = 0
+    for question in folder.questions.values():
+        (rewards,) = sums([folder.tokens(question)])
+        expected = rewards[0] if samples == 1 else rewards[1] - rewards[0]
+        right += given[question.id].value == expected
+    assert 130 < right < 170
