@@ -1,6 +1,8 @@
 """What a training consists of, and what it will take: networks, steps, memory and work.
 
-The networks are declared here and nowhere else: what depends on them is derived.
+Which networks learn and which stay frozen is declared here only. What the optimizer steps, what
+checkpoints copy, what ranks broadcast and what the memory estimate counts is derived from it. A
+network that learns from a loss of its own also needs an optimizer and a step of its own.
 """
 
 from lm_human_preferences import label_types

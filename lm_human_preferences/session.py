@@ -61,7 +61,7 @@ def check_same_task(task: TaskHParams, reward_task: TaskHParams) -> None:
 def check(
     hparams: Training, comm: Comm, memory_plan: Callable[[Sizes], memory.MemoryEstimate]
 ) -> None:
-    """UserError where a training cannot run on this machine; a warning where memory may not do.
+    """UserError if a training cannot run on this machine; warns if memory may be insufficient.
 
     memory_plan: what takes memory in a step of the training, given the sizes of its networks.
     """

@@ -253,7 +253,7 @@ class Checkpointer(contextlib.AbstractContextManager):
     def wait(self) -> None:
         """Return when nothing is being written; raises what went wrong."""
         if self.writing:
-            # Interrupted here, `writing` stays: the thread still reads the copy.
+            # If interrupted here, `writing` stays set: the thread still reads the host buffers.
             self.failed = self.writing.exception() is not None
             writing = self.writing
             self.writing = None

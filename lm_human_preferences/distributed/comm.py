@@ -64,7 +64,7 @@ class Comm(abc.ABC):
 
 
 class LocalComm(Comm):
-    """A single rank, which knows already what it would hear from others."""
+    """A single process: collectives have nothing to do."""
 
     rank = 0
     size = 1

@@ -34,7 +34,7 @@ class Engine(Protocol):
 
 
 class HorovodEngine:
-    """Horovod, which UserError says how to build where it is missing."""
+    """Horovod; UserError with build instructions if it is not installed."""
 
     def __init__(self) -> None:
         self.hvd: Any = _horovod()

@@ -136,7 +136,7 @@ def _end_all_ranks(error: BaseException, pipe: StatusPipe | None) -> None:
 
 
 def _print_error(error: BaseException, text: str) -> None:
-    """Print it where no launcher of ours does; other ranks give rank 0 time to do it for all."""
+    """Print `error`, since no launcher of ours will; the other ranks let rank 0 report first."""
     rank = launched_rank()
     if rank:
         time.sleep(RANK_0_GRACE_SECONDS)

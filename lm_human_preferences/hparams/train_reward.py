@@ -17,7 +17,9 @@ PRECISIONS = ('fp32', 'tf32', 'bf16')
 
 @dataclass
 class LabelHParams(hyperparams.HParams):
-    type: str = option(None, 'what a label says: best_of_N, scalar_rating or scalar_compare')
+    type: str = option(
+        None, 'what a label says, such as best_of_4 or scalar_rating; docs/files.md lists all'
+    )
     num_train: int | None = option(
         None,
         'labels to train on, a multiple of batch_size; None: all, rounded down to one',

@@ -45,8 +45,9 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
     if implicit:
         save_dir = hparams.run.save_dir
         raise UserError(
-            f'{save_dir} was begun with other settings than {", ".join(implicit)}: name what is to'
-            f' change, or keep them all by `./launch.py resume {save_dir}`'
+            f'{save_dir} was started with other settings than {", ".join(implicit)}: pass the'
+            ' options that are to change, or keep all settings with'
+            f' `./launch.py resume {save_dir}`'
         )
     for text in changes.values():
         print(f'note: going on with {text}', file=sys.stderr)

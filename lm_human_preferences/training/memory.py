@@ -85,8 +85,8 @@ class MemoryEstimate:
     def block_bytes(self, rows: int, tokens: int) -> int:
         """What a block keeps for the gradient.
 
-        16 numbers for each of its input's, 2 of which are always floats, and, unless attention is
-        fused, the probabilities of each head.
+        16 values for each value of its input, 2 of them always in float32, and, unless attention
+        is fused, the probabilities of each head.
         """
         width = self.sizes.n_embd
         probabilities = 0 if self.fused else self.sizes.n_head * tokens
@@ -162,9 +162,9 @@ def warning(estimate: MemoryEstimate, free: int) -> str | None:
 
 
 def check(estimate: MemoryEstimate, comm: Comm, device: torch.device) -> None:
-    """Print that warning, before anything is loaded, for the rank that has least memory.
+    """Print `warning`'s text for the rank with the least free memory, before any model is loaded.
 
-    UserError where nothing would help.
+    UserError if no smaller micro-batch would help.
     """
     free = free_on(device, comm)
     check_rows(estimate, free)

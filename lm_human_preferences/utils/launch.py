@@ -279,7 +279,9 @@ class ExperimentLauncher:
 def _launch_class(command: str) -> type[hyperparams.HParams]:
     """The options of the command itself, beside those of its experiment."""
     dry_run = option(False, 'print the resolved hyperparameters and start nothing')
-    save_dir = option(f'/tmp/save/{command}', 'the run is kept here, in NAME; None: it is not')
+    save_dir = option(
+        f'/tmp/save/{command}', 'parent folder: the run is saved in SAVE_DIR/NAME; None: not at all'
+    )
     overwrite = option(False, 'delete what a run of this NAME has left, and start anew')
     return dataclasses.make_dataclass(
         'LaunchHParams',

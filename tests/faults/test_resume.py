@@ -245,9 +245,10 @@ def test_changed_settings(tmp_path):
                 'train_new_model.normalize_samples 64 --rewards.train_new_model.run.save_interval 2'
             )
         )
-        == f'{tmp_path}/run was begun with other settings than --run.save_interval 50 (before: 2),'
-        ' --ppo.total_episodes 6400 (before: 192), --ppo.noptepochs 4 (before: 2): name what is'
-        f' to change, or keep them all by `./launch.py resume {tmp_path}/run`'
+        == f'{tmp_path}/run was started with other settings than --run.save_interval 50 (before:'
+        ' 2), --ppo.total_episodes 6400 (before: 192), --ppo.noptepochs 4 (before: 2): pass the'
+        ' options that are to change, or keep all settings with'
+        f' `./launch.py resume {tmp_path}/run`'
     )
     result = invoke(
         f'resume {tmp_path}/run --mpi 1 --ppo.total_episodes 128 --rewards.adaptive_kl off'
