@@ -10,9 +10,9 @@ For example:
 
 from dataclasses import dataclass
 
-from lm_human_preferences.commands import sample_file
 from lm_human_preferences.commands.program import Program
 from lm_human_preferences.hparams.train_reward import PRECISIONS
+from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils import launch
 from lm_human_preferences.utils.hyperparams import TEXTS, option
 
@@ -70,7 +70,7 @@ class SampleHParams(launch.RankHParams):
             )
         super().validate(prefix=prefix)
         if self.output is not None:
-            sample_file.check(self.output)
+            outputs.check_new_file('--output', self.output)
 
 
 cli = Program(

@@ -60,10 +60,11 @@ def check_same_task(task: TaskHParams, reward_task: TaskHParams) -> None:
 
 def check(
     hparams: Training, comm: Comm, memory_plan: Callable[[Sizes], memory.MemoryEstimate]
-) -> None:
+) -> Sizes:
     """UserError if a training cannot run on this machine; warns if memory may be insufficient.
 
-    memory_plan: what takes memory in a step of the training, given the sizes of its networks.
+    Returns the sizes of the training's networks. memory_plan: what takes memory in a step of the
+    training, given these sizes.
     """
     device = default_device()
     precision.check(hparams.run.precision, device)
@@ -71,6 +72,7 @@ def check(
     sizes = initial_model.hparams()
     lm_tasks.check_task(hparams.task, initial_model.encoding, sizes.n_ctx)
     memory.check(memory_plan(sizes), comm, device)
+    return sizes
 
 
 def start(

@@ -31,7 +31,7 @@ from lm_human_preferences.rewards import (
     local_reward_model,
     make_score_fn,
 )
-from lm_human_preferences.runs import run_dir, run_settings
+from lm_human_preferences.runs import run_dir, run_files, run_settings
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.hooks import policy_hooks
 from lm_human_preferences.training.kl_control import (
@@ -275,10 +275,10 @@ def train_reward_model(hparams: HParams, comm: Comm, directory: str, clock: Time
     assert new_model is not None
     session.check_same_task(hparams.task, new_model.task)
     new_model.run.save_dir = directory
-    hparams.rewards.trained_model = storage.join(directory, 'reward_model')
+    hparams.rewards.trained_model = storage.join(directory, run_files.REWARD.network)
     records = {
-        'train_policy_hparams.json': run_settings.to_record(hparams),
-        'train_reward_hparams.json': run_settings.to_record(new_model),
+        run_files.POLICY.settings: run_settings.to_record(hparams),
+        run_files.REWARD.settings: run_settings.to_record(new_model),
     }
     train_reward.train_in_run(new_model, comm, hparams.run, records, clock)
     comm.barrier()
@@ -335,7 +335,7 @@ def _train_unless_finished(hparams: HParams, comm: Comm) -> bool:
     directory = hparams.run.directory
     steps = nupdates(hparams)
     with Checkpointer(
-        directory and storage.join(directory, 'policy', 'checkpoints'),
+        directory and storage.join(directory, run_files.POLICY.finished),
         comm,
         resume=hparams.run.resume,
         schema=STATE,
@@ -363,11 +363,12 @@ def _evaluate(hparams: HParams, had_finished: bool) -> None:
 def _train_both(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> None:
     """Train the reward model, if a new one is asked for, and the policy."""
     # Also what only the policy needs: before hours go into its reward model.
-    session.check(hparams, comm, lambda sizes: plans.policy_memory(hparams, sizes, comm.size))
+    sizes = session.check(
+        hparams, comm, lambda sizes: plans.policy_memory(hparams, sizes, comm.size)
+    )
     if comm.rank == 0:
         console.show_start('train_policy', hparams, comm)
-    n_vocab = lm_tasks.initial_model(hparams.task.policy.initial_model).hparams().n_vocab
-    clock = TimeLeft(plans.work_left(hparams, n_vocab))
+    clock = TimeLeft(plans.work_left(hparams, sizes.n_vocab))
     with tempfile.TemporaryDirectory() as scratch:
         if hparams.rewards.train_new_model is not None:
             # A run that is not saved has its reward model in rank 0's scratch directory.
@@ -385,8 +386,8 @@ def start(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> PPOTraine
         hparams,
         checkpointer,
         comm,
-        records={'train_policy_hparams.json': run_settings.to_record(hparams)},
-        model_dir='policy',
+        records={run_files.POLICY.settings: run_settings.to_record(hparams)},
+        model_dir=run_files.POLICY.network,
     )
 
 

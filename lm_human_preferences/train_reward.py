@@ -269,7 +269,7 @@ def train(hparams: HParams, comm: Comm | None = None) -> None:
     train_reward`."""
     comm = session.connect(hparams, comm)
     with run_dir.lock_run_dir(hparams, comm):
-        records = {'train_reward_hparams.json': run_settings.to_record(hparams)}
+        records = {run_files.REWARD.settings: run_settings.to_record(hparams)}
         train_in_run(hparams, comm, hparams.run, records, TimeLeft({'reward model': 1}))
     if comm.rank == 0:
         console.announce_reward_model(hparams.run.save_dir)
@@ -291,9 +291,9 @@ def train_in_run(
     directory = None
     finished_dir = unfinished_dir = None  # of checkpoints
     if hparams.run.directory is not None:
-        directory = storage.join(hparams.run.directory, 'reward_model')
-        finished_dir = storage.join(directory, 'checkpoints')
-        unfinished_dir = storage.join(directory, run_files.UNFINISHED)
+        directory = storage.join(hparams.run.directory, run_files.REWARD.network)
+        finished_dir = storage.join(hparams.run.directory, run_files.REWARD.finished)
+        unfinished_dir = storage.join(hparams.run.directory, run_files.REWARD.unfinished)
     if run.resume and _is_finished(finished_dir, comm):
         if comm.rank == 0:
             log_line(f'The reward model in {directory} is finished')
@@ -321,7 +321,7 @@ def train_in_run(
             checkpointer,
             comm,
             records=records,
-            model_dir='reward_model',
+            model_dir=run_files.REWARD.network,
         )
         if comm.rank == 0:
             if is_whole_run:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.folder_labels import parse_names, training_labels
 from lm_human_preferences.labels.report import report
+from lm_human_preferences.storage import outputs
 
 COLUMNS = {
     'answers': 'answers',
@@ -37,7 +37,7 @@ def report_labels(
     hparams.labelling.ReportHParams."""
     for option, path in (('--export', export), ('--output', output)):
         if path is not None:
-            _check_new_file(option, path)
+            outputs.check_new_file(option, path)
     opened = LabelFolder(folder)
     names = parse_names(without)
     found = report(opened, names)
@@ -52,21 +52,9 @@ def report_labels(
         click.echo(f'{len(labels)} labels are in {export}')
 
 
-def _check_new_file(option: str, path: str) -> None:
-    """UserError unless a file can be made there: nothing is ever written over."""
-    directory = os.path.dirname(path) or '.'
-    if storage.is_remote(path):
-        raise UserError(f'{option} {path}: give a local path')
-    if os.path.lexists(path):
-        raise UserError(f'{option} {path} exists: give another name')
-    if not os.path.isdir(directory):
-        raise UserError(f'{option} {path}: there is no directory {directory}')
-
-
 def _write(option: str, path: str, text: str) -> None:
     try:
-        with storage.atomic_write(path) as (file,):
-            file.write(text.encode())
+        storage.write_bytes(path, text.encode())
     except OSError as e:
         raise UserError(f'{option} {path} cannot be written: {e.strerror or e}') from e
 

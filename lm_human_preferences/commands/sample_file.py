@@ -2,25 +2,12 @@
 
 import io
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-
-
-def check(path: str) -> None:
-    """Raise UserError unless `path` is a file that can be made: nothing is ever written over."""
-    directory = os.path.dirname(path) or '.'
-    if storage.is_remote(path):
-        raise UserError(f'--output {path}: give a local path')
-    if os.path.lexists(path):
-        raise UserError(f'--output {path} exists: give another name')
-    if not os.path.isdir(directory):
-        raise UserError(f'--output {path}: there is no directory {directory}')
-    if not path or not os.access(directory, os.W_OK | os.X_OK):
-        raise UserError(f'--output {path!r}: you may not write there, give another name')
+from lm_human_preferences.storage import outputs
 
 
 class SampleFile:
@@ -34,7 +21,7 @@ class SampleFile:
         self.file: io.FileIO | None = None
         self.count = 0
         if path is not None:
-            check(path)
+            outputs.check_new_file('--output', path)
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a line, which is in the file when this returns; UserError where that fails."""
@@ -44,21 +31,9 @@ class SampleFile:
         try:
             if self.file is None:
                 self.file = open(self.path, 'xb', buffering=0)
-            self._append(line)
+            storage.append(self.file, line, sync=False)
         except OSError as e:
             raise UserError(
                 f'--output {self.path} cannot be written: {e.strerror}; it has {self.count} samples'
             ) from e
         self.count += 1
-
-    def _append(self, line: bytes) -> None:
-        """Write all of `line`, or nothing of it."""
-        assert self.file is not None
-        begin = self.file.tell()
-        rest = memoryview(line)
-        try:
-            while rest:  # a disk that becomes full takes a part, and fails the next time
-                rest = rest[self.file.write(rest) :]
-        except BaseException:
-            self.file.truncate(begin)
-            raise

@@ -6,7 +6,6 @@ from __future__ import annotations
 import bisect
 import io
 import math
-import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +141,4 @@ def save(figure: Figure, path: str) -> None:
     """Write `figure` to `path` as PNG; all of it appears, or nothing."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format='png', dpi=150)
-    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-    with storage.atomic_write(path) as (file,):
-        file.write(buffer.getvalue())
+    storage.write_bytes(path, buffer.getvalue())

@@ -242,8 +242,7 @@ class QuestionWriter:
                 check_same_task(path, read_task(path), task)
             else:
                 text = json.dumps({'format': FORMAT, **task}, indent=2)
-                with storage.atomic_write(os.path.join(path, TASK)) as (out,):
-                    out.write(f'{text}\n'.encode())
+                storage.write_bytes(os.path.join(path, TASK), f'{text}\n'.encode())
             self.folder = LabelFolder(path)
         except BaseException:
             self.close()

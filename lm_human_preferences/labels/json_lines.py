@@ -7,9 +7,6 @@ and the next writer removes it.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import io
 import json
 import os
@@ -18,8 +15,6 @@ from typing import Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system that knows none
 
 
 class Reader:
@@ -87,19 +82,16 @@ class Writer:
             self._lock(in_use)
             self.dropped = self._drop_torn_line()
             if is_new:
-                _sync_directory(os.path.dirname(path))
+                storage.sync_directory(os.path.dirname(path))
         except OSError as e:
             raise UserError(f'{path} cannot be written: {e.strerror or e}') from e
 
     def _lock(self, in_use: str) -> None:
         try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            storage.lock_file(self.file)
         except BlockingIOError:
             self.file.close()
             raise UserError(in_use) from None
-        except OSError as e:
-            if e.errno not in NO_LOCKS:
-                raise
 
     def _drop_torn_line(self) -> int:
         size = self.file.seek(0, io.SEEK_END)
@@ -112,20 +104,12 @@ class Writer:
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add a line for each record: all are on the disk when this returns, or UserError."""
         lines = [json.dumps(record, allow_nan=False).encode() + b'\n' for record in records]
-        begin = self.file.seek(0, io.SEEK_END)
         try:
-            rest = memoryview(b''.join(lines))
-            while rest:  # a disk that becomes full takes a part, and fails the next time
-                rest = rest[self.file.write(rest) :]
-            os.fsync(self.file.fileno())
-        except BaseException as e:
-            with contextlib.suppress(OSError):
-                self.file.truncate(begin)
-            if isinstance(e, OSError):
-                raise UserError(
-                    f'{self.path} cannot be written: {e.strerror or e}; what it had is saved'
-                ) from e
-            raise
+            storage.append(self.file, b''.join(lines), sync=True)
+        except OSError as e:
+            raise UserError(
+                f'{self.path} cannot be written: {e.strerror or e}; what it had is saved'
+            ) from e
 
     def close(self) -> None:
         """Let others write."""
@@ -143,12 +127,3 @@ def _end_of_last_line(file: io.FileIO, size: int, block: int = 1 << 16) -> int:
             return begin + found + 1
         end = begin
     return 0
-
-
-def _sync_directory(directory: str) -> None:
-    """Have the disk know the names in a directory."""
-    number = os.open(directory or '.', os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

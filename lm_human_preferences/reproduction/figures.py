@@ -116,8 +116,7 @@ def write_table(path: str, rows: list[dict[str, Any]]) -> None:
     table = csv.DictWriter(text, rows[0], lineterminator='\n')
     table.writeheader()
     table.writerows(rows)
-    with storage.atomic_write(path) as (file,):
-        file.write(text.getvalue().encode())
+    storage.write_bytes(path, text.getvalue().encode())
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:

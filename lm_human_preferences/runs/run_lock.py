@@ -6,8 +6,6 @@ A killed process leaves the file behind, but not the lock, so that the next one 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import re
 import socket
@@ -20,7 +18,6 @@ from lm_human_preferences.runs.run_files import LOCK
 
 _HOST = socket.gethostname()
 _MAX_LENGTH = 300  # characters that are read of a file that somebody else may have made
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # on this file system
 
 
 def describe_process(size: int) -> str:
@@ -40,11 +37,7 @@ def acquire(directory: str) -> tuple[TextIO, str]:
         lock = open(path, 'a+', encoding='utf-8', errors='replace', opener=storage.open_nofollow)
         lock.seek(0)
         holder = lock.read(_MAX_LENGTH)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            if e.errno not in _NO_LOCKS:
-                raise
+        storage.lock_file(lock)
         if not os.path.exists(path) or not os.path.samestat(os.stat(path), os.fstat(lock.fileno())):
             raise BlockingIOError  # another process has deleted it, and perhaps made it anew
     except BlockingIOError:

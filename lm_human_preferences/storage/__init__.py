@@ -20,10 +20,13 @@ from lm_human_preferences.storage.cache import (
     read_text,
 )
 from lm_human_preferences.storage.files import (
+    append,
     atomic_write,
     local_files,
+    lock_file,
     md5,
     open_nofollow,
+    sync_directory,
     write_bytes,
     write_json,
 )
@@ -39,6 +42,7 @@ from lm_human_preferences.storage.paths import (
 __all__ = [
     'NotFound',
     'StorageError',
+    'append',
     'atomic_write',
     'cache_root',
     'cached_path',
@@ -50,6 +54,7 @@ __all__ = [
     'join',
     'listing',
     'local_files',
+    'lock_file',
     'make_cache_folder',
     'md5',
     'open_nofollow',
@@ -58,6 +63,7 @@ __all__ = [
     'remove',
     'staging_dir',
     'stat',
+    'sync_directory',
     'write',
     'write_bytes',
     'write_json',

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import functools
 import hashlib
+import io
 import json
 import os
 import re
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from lm_human_preferences.errors import UserError
+
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system that knows none
 
 
 def open_nofollow(path: str, flags: int) -> int:
@@ -39,15 +44,48 @@ def atomic_write(*targets: str, by: str | None = None) -> Iterator[list[BinaryIO
                 os.fsync(file.fileno())
             for part, target in zip(parts, targets, strict=True):
                 os.replace(part, target)
-            # The names are on the disk only when the directory is.
-            directory = os.open(os.path.dirname(targets[0]) or '.', os.O_RDONLY)
-            stack.callback(os.close, directory)
-            os.fsync(directory)
+            sync_directory(os.path.dirname(targets[0]))
     except BaseException:
         for part in parts:
             with contextlib.suppress(OSError):
                 os.remove(part)
         raise
+
+
+def sync_directory(directory: str) -> None:
+    """Have the names in a directory on the disk: without this, only the contents of files are."""
+    number = os.open(directory or '.', os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def append(file: io.FileIO, data: bytes, *, sync: bool) -> None:
+    """Add all of `data` to the end of an unbuffered file, or nothing; sync: have it on the disk."""
+    begin = file.seek(0, io.SEEK_END)
+    rest = memoryview(data)
+    try:
+        while rest:  # a disk that becomes full takes a part, and fails the next time
+            rest = rest[file.write(rest) :]
+        if sync:
+            os.fsync(file.fileno())
+    except BaseException:
+        with contextlib.suppress(OSError):
+            file.truncate(begin)
+        raise
+
+
+def lock_file(file: io.FileIO | TextIO) -> None:
+    """Lock a file until it is closed; BlockingIOError if another process has locked it.
+
+    On a file system without locks nothing happens.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        if e.errno not in NO_LOCKS:
+            raise
 
 
 def write_bytes(path: str, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The directory that --output_dir names: checked before hours of work, not after them."""
+"""Files that a command leaves where the user says: checked before hours of work, not after them."""
 
 import contextlib
 import os
@@ -28,6 +28,19 @@ def check_output_dir(directory: str, *names: str) -> None:
                 f'--output_dir: {path} is a directory, so no file of that name can be '
                 'written; give another directory'
             )
+
+
+def check_new_file(option: str, path: str) -> None:
+    """UserError, which names `option`, unless a file can be made there: none is overwritten."""
+    directory = os.path.dirname(path) or '.'
+    if is_remote(path):
+        raise UserError(f'{option} {path}: give a local path')
+    if os.path.lexists(path):
+        raise UserError(f'{option} {path} exists: give another name')
+    if not os.path.isdir(directory):
+        raise UserError(f'{option} {path}: there is no directory {directory}')
+    if not path or not os.access(directory, os.W_OK | os.X_OK):
+        raise UserError(f'{option} {path!r}: you may not write there, give another name')
 
 
 @contextlib.contextmanager
