@@ -4,13 +4,41 @@ Imports nothing heavy: every command reads it, `--help` included.
 """
 
 import importlib.util
+import itertools
 import os
 from collections.abc import Sequence
+from typing import Literal
 
-# How our launcher and those of Open MPI, MPICH and Slurm tell a process how many ranks there are,
-# and which of them it is. The first variable that is set counts.
-SIZE_VARIABLES = ('LMHP_RANKS', 'OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'SLURM_STEP_NUM_TASKS')
-RANK_VARIABLES = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'SLURM_PROCID')
+LauncherKind = Literal['ours', 'torchrun', 'mpi', 'slurm']
+
+# How launchers tell a process how many ranks there are, and which of them it is. The first variable
+# that is set counts.
+_SIZE_VARIABLES: dict[LauncherKind, tuple[str, ...]] = {
+    'ours': ('LMHP_RANKS',),
+    'torchrun': ('WORLD_SIZE',),
+    'mpi': ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'SLURM_STEP_NUM_TASKS'),
+    'slurm': ('SLURM_STEP_NUM_TASKS',),
+}
+_MPI_RANK_VARIABLES = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'PMIX_RANK', 'SLURM_PROCID')
+_RANK_VARIABLES: dict[LauncherKind, tuple[str, ...]] = {
+    'ours': _MPI_RANK_VARIABLES,
+    'torchrun': ('RANK',),
+    'mpi': _MPI_RANK_VARIABLES,
+    'slurm': ('SLURM_PROCID',),
+}
+# What torch.distributed calls env://. torchrun sets them, and so do Azure ML and Kubernetes'
+# operators without torchrun.
+_TORCH_VARIABLES = ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
+# All that say which rank this process is and how it was launched.
+VARIABLES = tuple(
+    dict.fromkeys(
+        [
+            *itertools.chain(*_SIZE_VARIABLES.values(), *_RANK_VARIABLES.values()),
+            *_TORCH_VARIABLES,
+            'TORCHELASTIC_RUN_ID',
+        ]
+    )
+)
 
 # How long a training that was asked to stop may take to finish its step.
 STEP_GRACE_SECONDS = 5
@@ -30,16 +58,42 @@ STOPPING = (
 )
 
 
+def launcher_kind() -> LauncherKind | None:
+    """What started this process as a rank; None if nothing did.
+
+    'ours': `launcher`, by an mpiexec. 'torchrun': that, or what sets the same variables. 'mpi': the
+    user's own mpiexec, or an srun that speaks PMI2 or PMIx. 'slurm': an srun that does not, so that
+    there is no MPI.
+    """
+    if _first_number(_SIZE_VARIABLES['ours']) is not None:
+        return 'ours'
+    is_torch = all(os.environ.get(name) for name in _TORCH_VARIABLES)
+    # torchrun may itself be started by mpiexec or srun, once on each host.
+    if is_torch and 'TORCHELASTIC_RUN_ID' in os.environ:
+        return 'torchrun'
+    if _first_number(('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE')) is not None:
+        return 'mpi'
+    if is_torch:
+        return 'torchrun'
+    if (_first_number(_SIZE_VARIABLES['slurm']) or 1) > 1:
+        speaks_pmi = any(name.startswith(('PMI_', 'PMIX_')) for name in os.environ)
+        return 'mpi' if speaks_pmi else 'slurm'
+    return None
+
+
 def launched_size() -> int:
     """How many ranks the launcher of this process says it started; 1 without a launcher."""
-    return _first_number(SIZE_VARIABLES, 1)
+    kind = launcher_kind()
+    size = _first_number(_SIZE_VARIABLES[kind]) if kind else None
+    return 1 if size is None else size
 
 
 def launched_rank() -> int:
     """Which of these ranks this process is, counted from 0."""
-    if launched_size() <= 1:
+    kind = launcher_kind()
+    if kind is None or launched_size() <= 1:
         return 0
-    return _first_number(RANK_VARIABLES, 0)
+    return _first_number(_RANK_VARIABLES[kind]) or 0
 
 
 def has_horovod() -> bool:
@@ -47,9 +101,10 @@ def has_horovod() -> bool:
     return importlib.util.find_spec('horovod') is not None
 
 
-def _first_number(variables: Sequence[str], default: int) -> int:
+def _first_number(variables: Sequence[str]) -> int | None:
+    """The value of the first of these environment variables that is a number; None if none is."""
     for name in variables:
         value = os.environ.get(name, '')
         if value.isdecimal():
             return int(value)
-    return default
+    return None
