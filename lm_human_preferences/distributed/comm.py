@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from lm_human_preferences.distributed import mpi_library
 from lm_human_preferences.distributed.engines import Engine, create_engine
 from lm_human_preferences.distributed.env import launched_size
 from lm_human_preferences.distributed.gradients import Gradients, OverlappedGradients
@@ -91,9 +92,8 @@ class MpiComm(Comm):
     """Several ranks that MPI started; the engine that `allreduce` names sums their tensors."""
 
     def __init__(self, allreduce: str) -> None:
-        from mpi4py import MPI
-
-        self.world = MPI.COMM_WORLD
+        mpi = mpi_library.load_mpi()
+        self.world = mpi.COMM_WORLD
         self.rank = self.world.Get_rank()
         self.size = self.world.Get_size()
         self.barrier()
@@ -104,13 +104,14 @@ class MpiComm(Comm):
                 ' were started by the mpiexec of another MPI; put the one of this environment'
                 ' first on PATH'
             )
-        self.node = self.world.Split_type(MPI.COMM_TYPE_SHARED)
+        self.node = self.world.Split_type(mpi.COMM_TYPE_SHARED)
         self.local_rank = self.node.Get_rank()
         self.local_size = self.node.Get_size()
         self._share_host()
         self.engine: Engine = create_engine(allreduce, self)
         if self.rank == 0:
-            print(f'{self.size} ranks, averaging by {self.engine.name}')
+            announcement = mpi_library.announcement()
+            print(f'{self.size} ranks, averaging by {self.engine.name}{announcement}')
 
     def _share_host(self) -> None:
         """Take a GPU of this rank's own; where no rank sees one, a share of the processors."""
@@ -153,13 +154,6 @@ def init_comm(allreduce: str = 'auto') -> Comm:
     allreduce: see `engines`. UserError where the ranks cannot work together.
     """
     return LocalComm() if launched_size() == 1 else MpiComm(allreduce)
-
-
-def abort(status: int) -> None:
-    """End all ranks, whatever they are waiting for; mpiexec returns `status`."""
-    from mpi4py import MPI
-
-    MPI.COMM_WORLD.Abort(status)
 
 
 def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:

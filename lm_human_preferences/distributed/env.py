@@ -3,7 +3,6 @@
 Imports nothing heavy: every command reads it, `--help` included.
 """
 
-import importlib.util
 import itertools
 import os
 from collections.abc import Sequence
@@ -94,11 +93,6 @@ def launched_rank() -> int:
     if kind is None or launched_size() <= 1:
         return 0
     return _first_number(_RANK_VARIABLES[kind]) or 0
-
-
-def has_horovod() -> bool:
-    """Whether Horovod was built for this environment."""
-    return importlib.util.find_spec('horovod') is not None
 
 
 def _first_number(variables: Sequence[str]) -> int | None:

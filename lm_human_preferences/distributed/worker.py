@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from lm_human_preferences.distributed import channel
+from lm_human_preferences.distributed import channel, mpi_library
 from lm_human_preferences.distributed.channel import StatusPipe
 from lm_human_preferences.distributed.env import (
     LAUNCHER_GRACE_SECONDS,
@@ -128,11 +128,9 @@ def _end_all_ranks(error: BaseException, pipe: StatusPipe | None) -> None:
     elif not isinstance(error, KeyboardInterrupt):
         _print_error(error, text)
     try:
-        from lm_human_preferences.distributed import comm
-
-        comm.abort(status)
+        mpi_library.abort(status)
     finally:
-        os._exit(1)
+        os._exit(status)
 
 
 def _print_error(error: BaseException, text: str) -> None:
