@@ -7,9 +7,11 @@ import importlib.util
 import itertools
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 LauncherKind = Literal['ours', 'torchrun', 'mpi', 'slurm']
+WITHOUT_MPI: tuple[LauncherKind, ...] = ('torchrun', 'slurm')
 
 # How launchers tell a process how many ranks there are, and which of them it is. The first variable
 # that is set counts.
@@ -51,6 +53,21 @@ REPORT_GRACE_SECONDS = 0.5
 RANK_0_GRACE_SECONDS = 2
 # How long a rank that has reported an error waits for the launcher to end it.
 LAUNCHER_GRACE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long, in seconds, ranks wait for each other where that is limited.
+
+    rank: for a sign of life. allreduce: for each other's gradients.
+    """
+
+    rank: int = 600
+    allreduce: int = 1800
+
+
+DEFAULT_TIMEOUTS = Timeouts()
+
 
 STOPPING = (
     f'Stopping: the current step is saved if it finishes within {STEP_GRACE_SECONDS} s;'
@@ -94,6 +111,21 @@ def launched_rank() -> int:
     if kind is None or launched_size() <= 1:
         return 0
     return _first_number(_RANK_VARIABLES[kind]) or 0
+
+
+def restart_count() -> int:
+    """How often torchrun has started this job again, after one of its ranks had failed."""
+    return _first_number(['TORCHELASTIC_RESTART_COUNT']) or 0
+
+
+def drop_launchers_threads() -> None:
+    """Forget the one thread that torchrun gives each rank where the user has set no number.
+
+    To be called before anything loads OpenMP. OMP_NUM_THREADS=1 that the user has set himself looks
+    the same, and is forgotten, too.
+    """
+    if 'TORCHELASTIC_RUN_ID' in os.environ and os.environ.get('OMP_NUM_THREADS') == '1':
+        del os.environ['OMP_NUM_THREADS']
 
 
 def has_horovod() -> bool:
