@@ -2,20 +2,22 @@
 
 horovod     Horovod over MPI, the one it was built against; NCCL for tensors on GPUs where it was
             built with it
-torch       torch.distributed: NCCL on GPUs, Gloo on CPUs; the ranks find each other through MPI
+torch       torch.distributed: NCCL on GPUs, Gloo on CPUs; the one engine that needs no MPI
 mpi         mpi4py on host memory: slow with GPUs, works wherever MPI does
 """
 
 from __future__ import annotations
 
 import atexit
+import datetime
 import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from lm_human_preferences.distributed import horovod_build, mpi_library, network
+from lm_human_preferences.distributed import env, horovod_build, mpi_library, network
+from lm_human_preferences.distributed.lifeline import noticing_lost_ranks
 from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,64 +61,80 @@ class HorovodEngine:
 
 
 class TorchEngine:
-    """A process group of torch.distributed, whose ranks find each other through MPI."""
+    """A process group of torch.distributed: NCCL on GPUs, else Gloo."""
 
-    def __init__(self, comm: MpiComm) -> None:
+    def __init__(self, group: Any) -> None:
         import torch.distributed
 
         self.dist = torch.distributed
-        backend = 'gloo'
-        device = None
-        if torch.cuda.is_available():
-            backend = 'nccl'
-            device = torch.device('cuda', torch.cuda.current_device())
-        self.name = f'torch ({backend})'
-        self.dist.init_process_group(
-            backend,
-            store=self._rendezvous(comm),
-            rank=comm.rank,
-            world_size=comm.size,
-            device_id=device,
-        )
-        atexit.register(self.dist.destroy_process_group)
-
-    def _rendezvous(self, comm: MpiComm) -> Any:
-        """A store on rank 0 that all ranks are connected to.
-
-        Gloo is told to use the network interface of that connection.
-        """
-        store_address = own_address = '127.0.0.1'
-        store = None
-        listening = None
-        if comm.rank == 0:
-            store = self._store(store_address, 0, is_master=True)
-            listening = store.port, list(network.interfaces())
-        port, addresses = comm.world.bcast(listening)
-        if comm.local_size < comm.size:
-            is_first_host = comm.node.bcast(comm.rank) == 0
-            route = None if is_first_host else network.route(addresses, port)
-            routes = comm.world.allgather(route)
-            if route is None:
-                # Rank 0's host: other hosts reach it at the address that the first of them found.
-                own_address = next(each[0] for each in routes if each is not None)
-            else:
-                store_address, own_address = route
-        interface = network.interfaces().get(own_address)
-        if interface:  # else Gloo resolves the name of the host
-            os.environ.setdefault('GLOO_SOCKET_IFNAME', interface)
-        if store is None:
-            store = self._store(store_address, port)
-        return store
-
-    def _store(self, address: str, port: int, *, is_master: bool = False) -> Any:
-        store_class = self.dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
-        return store_class(address, port, is_master=is_master, wait_for_workers=False)
+        self.group = group
+        self.name = f'torch ({self.dist.get_backend(group)})'
 
     def all_reduce_async_(self, tensor: torch.Tensor) -> Any:
-        return self.dist.all_reduce(tensor, async_op=True)
+        with noticing_lost_ranks():
+            return self.dist.all_reduce(tensor, group=self.group, async_op=True)
 
     def synchronize(self, handle: Any) -> None:
-        handle.wait()
+        with noticing_lost_ranks():
+            handle.wait()
+
+
+def init_torch(store: Any, rank: int, size: int, **options: Any) -> None:
+    """Start torch.distributed on all ranks, whose default group has these `options`."""
+    import torch.distributed as dist
+
+    with noticing_lost_ranks():
+        dist.init_process_group(store=store, rank=rank, world_size=size, **options)
+    atexit.register(dist.destroy_process_group)
+
+
+def backend_options(seconds: int) -> dict[str, Any]:
+    """Of a group that sums gradients; `seconds` is how long a sum may take."""
+    options: dict[str, Any] = {'backend': 'gloo', 'timeout': datetime.timedelta(seconds=seconds)}
+    if torch.cuda.is_available():
+        options['backend'] = 'nccl'
+        options['device_id'] = torch.device('cuda', torch.cuda.current_device())
+    return options
+
+
+def torch_over_mpi(comm: MpiComm, seconds: int) -> TorchEngine:
+    """The engine for ranks that find each other through MPI."""
+    import torch.distributed as dist
+
+    init_torch(_rendezvous(comm), comm.rank, comm.size, **backend_options(seconds))
+    return TorchEngine(dist.group.WORLD)
+
+
+def _rendezvous(comm: MpiComm) -> Any:
+    """A store on rank 0 that all ranks are connected to.
+
+    Gloo is told to use the network interface of that connection.
+    """
+    store_address = own_address = '127.0.0.1'
+    store = None
+    listening = None
+    if comm.rank == 0:
+        store = _store(store_address, 0, is_master=True)
+        listening = store.port, list(network.interfaces())
+    port, addresses = comm.world.bcast(listening)
+    if comm.local_size < comm.size:
+        is_first_host = comm.node.bcast(comm.rank) == 0
+        route = None if is_first_host else network.route(addresses, port)
+        routes = comm.world.allgather(route)
+        if route is None:
+            # Rank 0's host: other hosts reach it at the address that the first of them found.
+            own_address = next(each[0] for each in routes if each is not None)
+        else:
+            store_address, own_address = route
+    network.use_interface(own_address)
+    return store or _store(store_address, port)
+
+
+def _store(address: str, port: int, *, is_master: bool = False) -> Any:
+    import torch.distributed
+
+    store_class = torch.distributed.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    return store_class(address, port, is_master=is_master, wait_for_workers=False)
 
 
 class MpiEngine:
@@ -139,20 +157,23 @@ class MpiEngine:
         tensor.copy_(host)  # does nothing where they share their memory
 
 
-def create_engine(allreduce: str, comm: MpiComm) -> Engine:
-    """The engine that `--run.allreduce` names; auto: Horovod if it suits all ranks, else torch."""
+def create_engine(allreduce: str, comm: MpiComm, seconds: int) -> Engine:
+    """The engine that `--run.allreduce` names; auto: Horovod if it suits all ranks, else torch.
+
+    seconds: how long torch may take for a sum.
+    """
     if allreduce == 'auto':
         reasons = comm.all_gather_object(_why_no_horovod_loads())
         reason = next((reason for reason in reasons if reason is not None), None)
         if reason is not None:
-            engine = TorchEngine(comm)
+            engine = torch_over_mpi(comm, seconds)
             engine.name += _because(reason)
             return engine
         allreduce = 'horovod'
     if allreduce == 'horovod':
         return HorovodEngine()
     if allreduce == 'torch':
-        return TorchEngine(comm)
+        return torch_over_mpi(comm, seconds)
     return MpiEngine(comm)
 
 
@@ -163,6 +184,8 @@ def expected_engine(allreduce: str) -> str:
     """
     if allreduce in ('torch', 'mpi'):
         return allreduce
+    if allreduce == 'auto' and env.launcher_kind() in env.WITHOUT_MPI:
+        return 'torch'
     soname = mpi_library.expected_soname()
     if allreduce == 'horovod':
         horovod_build.check(soname)

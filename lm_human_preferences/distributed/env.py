@@ -6,9 +6,11 @@ Imports nothing heavy: every command reads it, `--help` included.
 import itertools
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 LauncherKind = Literal['ours', 'torchrun', 'mpi', 'slurm']
+WITHOUT_MPI: tuple[LauncherKind, ...] = ('torchrun', 'slurm')
 
 # How launchers tell a process how many ranks there are, and which of them it is. The first variable
 # that is set counts.
@@ -19,6 +21,7 @@ _SIZE_VARIABLES: dict[LauncherKind, tuple[str, ...]] = {
     'slurm': ('SLURM_STEP_NUM_TASKS',),
 }
 _MPI_RANK_VARIABLES = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'PMIX_RANK', 'SLURM_PROCID')
+_LOCAL_RANK_VARIABLES = ('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'SLURM_LOCALID')
 _RANK_VARIABLES: dict[LauncherKind, tuple[str, ...]] = {
     'ours': _MPI_RANK_VARIABLES,
     'torchrun': ('RANK',),
@@ -50,6 +53,21 @@ REPORT_GRACE_SECONDS = 0.5
 RANK_0_GRACE_SECONDS = 2
 # How long a rank that has reported an error waits for the launcher to end it.
 LAUNCHER_GRACE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long, in seconds, ranks wait for each other where that is limited.
+
+    rank: for a sign of life. allreduce: for each other's gradients.
+    """
+
+    rank: int = 600
+    allreduce: int = 1800
+
+
+DEFAULT_TIMEOUTS = Timeouts()
+
 
 STOPPING = (
     f'Stopping: the current step is saved if it finishes within {STEP_GRACE_SECONDS} s;'
@@ -93,6 +111,26 @@ def launched_rank() -> int:
     if kind is None or launched_size() <= 1:
         return 0
     return _first_number(_RANK_VARIABLES[kind]) or 0
+
+
+def is_first_on_host() -> bool:
+    """Whether this is the first of the ranks on its host that MPI's launcher or srun started."""
+    return not _first_number(_LOCAL_RANK_VARIABLES)
+
+
+def restart_count() -> int:
+    """How often torchrun has started this job again, after one of its ranks had failed."""
+    return _first_number(['TORCHELASTIC_RESTART_COUNT']) or 0
+
+
+def drop_launchers_threads() -> None:
+    """Forget the one thread that torchrun gives each rank where the user has set no number.
+
+    To be called before anything loads OpenMP. OMP_NUM_THREADS=1 that the user has set himself looks
+    the same, and is forgotten, too.
+    """
+    if 'TORCHELASTIC_RUN_ID' in os.environ and os.environ.get('OMP_NUM_THREADS') == '1':
+        del os.environ['OMP_NUM_THREADS']
 
 
 def _first_number(variables: Sequence[str]) -> int | None:

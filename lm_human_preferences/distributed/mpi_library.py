@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from lm_human_preferences.distributed import launcher
+from lm_human_preferences.distributed import env, launcher
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils import shared_objects
 
@@ -33,6 +33,11 @@ class Family(NamedTuple):
 
 MPICH = Family('MPICH', 'libmpi.so.12')
 OPEN_MPI = Family('Open MPI', 'libmpi.so.40')
+
+
+class NoLibrary(UserError):
+    """There is no MPI library for this process; it is the same for all ranks of this host."""
+
 
 # By which the user names a library; mpi4py reads them.
 CHOICES = ('MPI4PY_MPIABI', 'MPI4PY_LIBMPI')
@@ -50,33 +55,43 @@ _LAUNCHER_PROGRAMS = (
 
 @functools.cache
 def load_mpi() -> ModuleType:
-    """The module mpi4py.MPI, by a library that understands this process's launcher.
-
-    What the user's MPI4PY_LIBMPI or MPI4PY_MPIABI says is taken as it is. UserError where there is
-    no such library, before MPI could end this process with a message of its own.
-    """
-    if importlib.util.find_spec('mpi4py') is None:
-        raise UserError('mpi4py is not installed: `sh tools/setup.sh` installs it')
-    family = launcher_family()
-    if family is MPICH:
-        # Of a step of srun in which MPICH's mpiexec was started: MPICH refuses to choose.
-        os.environ.pop('PMIX_NAMESPACE', None)
-    with contextlib.ExitStack() as stack:
-        if family is not None and not any(os.environ.get(name) for name in CHOICES):
-            stack.enter_context(_chosen(_load_library(family)))
+    """The module mpi4py.MPI, by the library that `load_library` finds; see there for errors."""
+    library = load_library()
+    with contextlib.nullcontext() if library is None else _chosen(library):
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as e:
             reason = ' '.join(str(e).split())
-            raise UserError(
+            raise NoLibrary(
                 f'mpi4py loads no MPI library ({reason}): name one by'
                 ' MPI4PY_LIBMPI=/path/to/libmpi.so, or let `sh tools/setup.sh` install one'
             ) from e
     return MPI
 
 
+@functools.cache
+def load_library() -> str | None:
+    """Load an MPI library that understands this process's launcher, but start no MPI.
+
+    Returns its path, or its name where the loader found it. None where mpi4py is to choose: for
+    ranks without MPI, and where the user's MPI4PY_LIBMPI or MPI4PY_MPIABI says which it is.
+    `NoLibrary` where there is no such library: MPI would end this process in words of its own.
+    """
+    family = launcher_family()
+    if family is None or any(os.environ.get(name) for name in CHOICES):
+        return None
+    if importlib.util.find_spec('mpi4py') is None:
+        raise NoLibrary('mpi4py is not installed: `sh tools/setup.sh` installs it')
+    if family is MPICH:
+        # Of a step of srun in which MPICH's mpiexec was started: MPICH refuses to choose.
+        os.environ.pop('PMIX_NAMESPACE', None)
+    return _load_library(family)
+
+
 def launcher_family() -> Family | None:
     """The family that the launcher of this process belongs to; None if no MPI started it."""
+    if env.launcher_kind() in env.WITHOUT_MPI:
+        return None
     if 'OMPI_COMM_WORLD_SIZE' in os.environ:
         return OPEN_MPI
     if 'PMI_RANK' in os.environ:
@@ -131,7 +146,7 @@ def _load_library(family: Family) -> str:
     """Load the MPI library of a family; returns its path, or its name where the loader found it."""
     soname = _binding(family)
     if soname is None:
-        raise UserError(
+        raise NoLibrary(
             f'{_launcher_in_words()}, but mpi4py was compiled for another MPI: install the wheel of'
             ' mpi4py, as `sh tools/setup.sh` does, or start the ranks by that other MPI'
         )
@@ -144,8 +159,8 @@ def _load_library(family: Family) -> str:
             return library
         except OSError as e:
             if library != soname:
-                problem = f'{library} does not load ({e})'
-    raise UserError(f'{_launcher_in_words()}, but {problem}: {_remedy(family)}')
+                problem = f'their library does not load ({e})'
+    raise NoLibrary(f'{_launcher_in_words()}, but {problem}: {_remedy(family)}')
 
 
 def _library_folders() -> list[Path]:
@@ -216,10 +231,12 @@ def _chosen(library: str) -> Iterator[None]:
 
 def _launcher_in_words() -> str:
     if 'OMPI_COMM_WORLD_SIZE' in os.environ:
-        return "Open MPI's mpiexec started these ranks"
-    if 'SLURM_MPI_TYPE' in os.environ:
-        return f'srun --mpi={os.environ["SLURM_MPI_TYPE"]} started these ranks'
-    return f'{"PMI" if launcher_family() is MPICH else "PMIx"} started these ranks'
+        launcher_name = "Open MPI's mpiexec"
+    elif 'SLURM_MPI_TYPE' in os.environ:
+        launcher_name = f'srun --mpi={os.environ["SLURM_MPI_TYPE"]}'
+    else:
+        launcher_name = "MPICH's mpiexec" if launcher_family() is MPICH else 'PMIx'
+    return f'{launcher_name} started these ranks'
 
 
 def _remedy(family: Family) -> str:

@@ -1,12 +1,13 @@
 """A rank's side of launching: does its part of a job, and ends all ranks when that fails.
 
-mpiexec runs this module for each rank that our launcher starts, see `main`. Where the user's own
-mpiexec or srun started launch.py itself, that calls `run_job`.
+mpiexec runs this module for each rank that our launcher starts, see `main`. Where torchrun, or the
+user's own mpiexec or srun, started launch.py itself, that calls `run_job`.
 """
 
 import contextlib
 import importlib
 import io
+import json
 import os
 import select
 import shutil
@@ -17,15 +18,19 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from lm_human_preferences.distributed import channel, mpi_library
+from lm_human_preferences.distributed import channel, lifeline, mpi_library
 from lm_human_preferences.distributed.channel import StatusPipe
 from lm_human_preferences.distributed.env import (
     LAUNCHER_GRACE_SECONDS,
     RANK_0_GRACE_SECONDS,
     REPORT_GRACE_SECONDS,
+    drop_launchers_threads,
+    is_first_on_host,
     launched_rank,
     launched_size,
 )
+from lm_human_preferences.distributed.lifeline import RankLost
+from lm_human_preferences.distributed.mpi_library import NoLibrary
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils import streams
 
@@ -53,9 +58,10 @@ def run_job(
 ) -> None:
     """Do `job` (see launch.start_job) in this process, which is one rank of several.
 
-    Whatever ends it early ends all ranks. pipe: to our launcher; None where the user's own mpiexec
-    or srun started the ranks. at_interrupt: called on rank 0 when the user interrupts it.
+    Whatever ends it early ends all ranks. pipe: to our launcher; None where another one started the
+    ranks. at_interrupt: called on rank 0 when the user interrupts it.
     """
+    drop_launchers_threads()
     threading.Thread(target=_watch_parent, args=(os.getppid(), pipe), daemon=True).start()
     try:
         _call(job, arguments)
@@ -81,6 +87,7 @@ def mute_unless_rank_0() -> None:
 
 
 def _call(job: str, arguments: dict[str, Any]) -> None:
+    mpi_library.load_library()
     # Imports torch, which takes seconds: commands that start no rank do without.
     from lm_human_preferences.distributed import comm
 
@@ -98,6 +105,7 @@ def _call(job: str, arguments: dict[str, Any]) -> None:
     else:
         ranks = comm.init_comm(hparams.run.allreduce)
     function(**arguments, comm=ranks)
+    ranks.close()
 
 
 def _watch_parent(parent: int, pipe: StatusPipe | None) -> None:
@@ -120,7 +128,8 @@ def _end_all_ranks(error: BaseException, pipe: StatusPipe | None) -> None:
         text = ' '.join(str(error).splitlines())
     else:
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
-        text = ''.join(traceback.format_exception(error))
+        is_expected = isinstance(error, RankLost)
+        text = f'{error}\n' if is_expected else ''.join(traceback.format_exception(error))
         time.sleep(REPORT_GRACE_SECONDS)  # another rank's death may be the reason
     if pipe:
         pipe.report(error=text, is_user_error=isinstance(error, UserError))
@@ -138,11 +147,26 @@ def _print_error(error: BaseException, text: str) -> None:
     rank = launched_rank()
     if rank:
         time.sleep(RANK_0_GRACE_SECONDS)
+    if isinstance(error, NoLibrary) and not is_first_on_host():
+        return
+    if not lifeline.claim_failure():
+        return
     message = (
         f'error: {text}' if isinstance(error, UserError) else f'{text}error: rank {rank} failed'
     )
     print(message, file=sys.__stderr__, flush=True)
+    _write_error_file(text.splitlines()[-1])
     time.sleep(REPORT_GRACE_SECONDS)  # mpiexec drops what it has not yet passed on when ranks abort
+
+
+def _write_error_file(message: str) -> None:
+    """Give torchrun a line for its own report, which would else tell how to get a traceback."""
+    path = os.environ.get('TORCHELASTIC_ERROR_FILE')
+    if path:
+        details = {'py_callstack': message, 'timestamp': str(int(time.time()))}
+        report = {'message': {'message': message, 'extraInfo': details}}
+        with contextlib.suppress(OSError), open(path, 'w', encoding='utf-8') as file:
+            json.dump(report, file)
 
 
 if __name__ == '__main__':

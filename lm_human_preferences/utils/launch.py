@@ -100,14 +100,15 @@ def start_job(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
 def _world_size(mpi: int | None) -> int:
     """How many ranks a job gets.
 
-    As many as mpiexec or srun has started; else `mpi`; else one for each GPU, or 1 without.
+    As many as mpiexec, srun or torchrun has started; else `mpi`; else one for each GPU, or 1
+    without.
     """
     launched = env.launched_size()
-    if launched > 1:
+    if launched > 1 or env.launcher_kind() == 'torchrun':
         if mpi not in (None, launched):
             raise UserError(
-                f'--mpi {mpi}, but {launched} ranks were started by mpiexec or srun: leave --mpi'
-                ' out'
+                f'--mpi {mpi}, but {launched} rank(s) were started by mpiexec, srun or torchrun:'
+                ' leave --mpi out'
             )
         return launched
     if mpi is not None:
