@@ -58,7 +58,10 @@ def _find() -> Path | None:
 def _wrong_mpi(path: Path, soname: str) -> str | None:
     """What is wrong with the MPI that the Horovod at `path` was built against, if it is not
     `soname`."""
-    needed = shared_objects.needed_libraries(path)
+    try:
+        needed = shared_objects.needed_libraries(path)
+    except ValueError as e:
+        return f'Horovod is damaged: {e}'
     if soname in needed:
         return None
     other = next((name for name in needed if name.startswith('libmpi')), None)
