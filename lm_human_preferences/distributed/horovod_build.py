@@ -23,7 +23,7 @@ def why_not(soname: str, has_gpu: bool) -> str | None:
     path = _find()
     if path is None:
         return ''
-    reason = _wrong_mpi(path, soname)
+    reason = _wrong_mpi(soname)
     if reason is None and has_gpu and not shared_objects.contains(path, _NCCL):
         return 'Horovod was built without NCCL'
     return reason
@@ -31,8 +31,7 @@ def why_not(soname: str, has_gpu: bool) -> str | None:
 
 def check(soname: str) -> None:
     """UserError if there is no Horovod that can be loaded beside the MPI library `soname`."""
-    path = _find()
-    reason = 'Horovod is not installed' if path is None else _wrong_mpi(path, soname)
+    reason = _wrong_mpi(soname) if _find() else 'Horovod is not installed'
     if reason is None:
         return
     family = mpi_library.family_of(soname)
@@ -45,6 +44,16 @@ def check(soname: str) -> None:
     )
 
 
+def mpi_of_build() -> str | None:
+    """The MPI library that Horovod was built against; None if there is no Horovod, or one without.
+
+    ValueError if its library is damaged.
+    """
+    path = _find()
+    needed = shared_objects.needed_libraries(path) if path else []
+    return next((name for name in needed if name.startswith('libmpi')), None)
+
+
 def _find() -> Path | None:
     """Horovod's library for PyTorch; None if there is none."""
     spec = importlib.util.find_spec('horovod')
@@ -55,16 +64,14 @@ def _find() -> Path | None:
     return None
 
 
-def _wrong_mpi(path: Path, soname: str) -> str | None:
-    """What is wrong with the MPI that the Horovod at `path` was built against, if it is not
-    `soname`."""
+def _wrong_mpi(soname: str) -> str | None:
+    """What is wrong with the MPI that Horovod was built against, if it is not `soname`."""
     try:
-        needed = shared_objects.needed_libraries(path)
+        built = mpi_of_build()
     except ValueError as e:
         return f'Horovod is damaged: {e}'
-    if soname in needed:
-        return None
-    other = next((name for name in needed if name.startswith('libmpi')), None)
-    if other is None:
+    if built is None:
         return 'Horovod was built without MPI'
-    return f'Horovod was built against {mpi_library.family_of(other).name} ({other})'
+    if built != soname:
+        return f'Horovod was built against {mpi_library.family_of(built).name} ({built})'
+    return None
