@@ -36,9 +36,12 @@ class Engine(Protocol):
 
 
 class HorovodEngine:
-    """Horovod; UserError with build instructions if it is not installed."""
+    """Horovod; UserError with build instructions if it is not installed.
 
-    def __init__(self) -> None:
+    seconds: how long a sum may take.
+    """
+
+    def __init__(self, seconds: int) -> None:
         self.hvd: Any = _horovod()
         if self.hvd is None:
             raise UserError(
@@ -47,6 +50,7 @@ class HorovodEngine:
             )
         # Tensors come in large buckets already.
         os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')
+        os.environ.setdefault('HOROVOD_STALL_SHUTDOWN_TIME_SECONDS', str(seconds))
         has_gpu = torch.cuda.is_available()
         if not has_gpu:
             # In milliseconds. Horovod's thread wakes up every millisecond by default, on a
@@ -165,13 +169,13 @@ class MpiEngine:
 def create_engine(allreduce: str, comm: MpiComm, seconds: int) -> Engine:
     """The engine that `--run.allreduce` names; auto: Horovod if it suits all ranks, else torch.
 
-    seconds: how long torch may take for a sum.
+    seconds: how long a sum may take, by Horovod or torch.
     """
     if allreduce == 'auto':
         suits_all = all(comm.all_gather_object(_horovod_suits()))
         allreduce = 'horovod' if suits_all else 'torch'
     if allreduce == 'horovod':
-        return HorovodEngine()
+        return HorovodEngine(seconds)
     if allreduce == 'torch':
         return torch_over_mpi(comm, seconds)
     return MpiEngine(comm)

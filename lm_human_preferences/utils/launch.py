@@ -84,7 +84,8 @@ def start_job(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
         elif size > 1:
             if hasattr(hparams, 'check_ranks'):
                 hparams.check_ranks(size)
-            launcher.launch_ranks(job, arguments, size)
+            timeouts = hparams.run.timeouts if is_training else env.DEFAULT_TIMEOUTS
+            launcher.launch_ranks(job, arguments, size, timeouts.rank)
         else:
             worker.import_job(job)(**arguments)
     except KeyboardInterrupt:

@@ -241,7 +241,7 @@ def test_missing_horovod_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, 'horovod.torch', None)
     message = '^--run.allreduce horovod: Horovod is not installed; compile it by '
     with pytest.raises(UserError, match=message):
-        engines.HorovodEngine()
+        engines.HorovodEngine(60)
 
 
 def test_interfaces():
