@@ -118,6 +118,11 @@ def restart_count() -> int:
     return _first_number(['TORCHELASTIC_RESTART_COUNT']) or 0
 
 
+def was_restarted() -> bool:
+    """Whether torchrun, or Slurm, started this job again after it had failed or was requeued."""
+    return restart_count() > 0 or (_first_number(['SLURM_RESTART_COUNT']) or 0) > 0
+
+
 def drop_launchers_threads() -> None:
     """Forget the one thread that torchrun gives each rank where the user has set no number.
 

@@ -27,6 +27,14 @@ FOREVER = (
     '--run.save_interval=1',
 )  # a checkpoint after every step
 MPIEXEC = Path(sys.executable).with_name('mpiexec')
+TORCHRUN = (
+    sys.executable,
+    '-m',
+    'torch.distributed.run',
+    '--standalone',
+    '--no-python',
+    '--nproc-per-node=2',
+)
 needs_mpi = pytest.mark.skipif(
     not MPIEXEC.exists(), reason='this environment has no mpiexec of its own'
 )
@@ -137,6 +145,11 @@ class Launch:
         eventually(lambda: f'[ppo_step {step}]' in self.output() or self.process.poll() is not None)
         assert self.process.poll() is None, self.errors()
 
+    def reach_line(self, line):
+        """Return when `line` is printed."""
+        eventually(lambda: line in self.output() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.errors()
+
     def processes(self):
         """{process: its environment} of all that live, the launcher as well."""
         found = {}
@@ -152,7 +165,7 @@ class Launch:
     def ranks(self):
         """The processes of the ranks, in their order."""
         numbered = {
-            env.get('PMI_RANK', env.get('OMPI_COMM_WORLD_RANK')): process
+            env.get('PMI_RANK', env.get('OMPI_COMM_WORLD_RANK', env.get('RANK'))): process
             for process, env in self.processes().items()
         }
         return [numbered[rank] for rank in sorted(numbered.keys() - {None})]

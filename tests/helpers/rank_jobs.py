@@ -16,6 +16,14 @@ def wait(comm):
     comm.barrier()
 
 
+def wait_for_rank_1(comm):
+    """Rank 1 never stops by itself; rank 0 waits for it."""
+    print(f'{comm.size} ranks wait for ever')
+    while comm.rank == 1:
+        time.sleep(1)
+    comm.barrier()
+
+
 def fail(comm):
     """Rank 1 fails while rank 0 waits for it."""
     if comm.rank == 1:
@@ -51,7 +59,7 @@ def draw(comm):
         logging.log_line(f'line {i}')
 
 
-JOBS = wait, fail, fail_all, run_out_of_memory, raise_user_error, talk, draw
+JOBS = wait, wait_for_rank_1, fail, fail_all, run_out_of_memory, raise_user_error, talk, draw
 
 
 def command(name):
