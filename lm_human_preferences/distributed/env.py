@@ -113,6 +113,11 @@ def launched_rank() -> int:
     return _first_number(_RANK_VARIABLES[kind]) or 0
 
 
+def is_launched() -> bool:
+    """Whether a launcher has decided how many ranks there are; torchrun's may be a single one."""
+    return launched_size() > 1 or launcher_kind() == 'torchrun'
+
+
 def restart_count() -> int:
     """How often torchrun has started this job again, after one of its ranks had failed."""
     return _first_number(['TORCHELASTIC_RESTART_COUNT']) or 0

@@ -117,7 +117,7 @@ class Lifeline:
     def _end(self, reason: str) -> None:
         if self.claim_failure():
             message = f'error: {reason}; see --run.rank_timeout'
-            report(message, message)
+            report(f'\n{message}', message)  # below a progress bar
         os._exit(1)
 
 

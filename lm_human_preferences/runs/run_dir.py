@@ -229,7 +229,7 @@ def ranks_of(directory: str | None) -> int | None:
 
     None where nothing tells, and where a launcher has decided how many there are.
     """
-    if directory is None or env.launched_size() > 1:
+    if directory is None or env.is_launched():
         return None
     for files in (POLICY, REWARD):
         for name in names.resumable(os.path.join(directory, files.unfinished)):

@@ -4,7 +4,6 @@ Ranks that are killed or stopped: tests/faults/test_torchrun_kill.py.
 """
 
 import os
-import random
 import re
 import signal
 import socket
@@ -13,7 +12,7 @@ import sys
 
 import pytest
 from command_line import invoke
-from launched import REPOSITORY, TORCHRUN, Launch, job, needs_mpi, start_job
+from launched import REPOSITORY, TORCHRUN, Launch, job, needs_mpi, start_by_slurm
 
 import sample
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -145,25 +144,8 @@ def test_a_wrong_option_is_told_once(tmp_path):
 # ---------------------------------------------------------------- srun without MPI
 
 
-def start_by_slurm(directory, name, job_id):
-    """Two ranks with the variables that srun sets, each a Launch."""
-    return [
-        start_job(
-            directory / str(rank),
-            name,
-            SLURM_STEP_NUM_TASKS='2',
-            SLURM_PROCID=str(rank),
-            SLURM_JOB_ID=str(job_id),
-            SLURM_STEP_ID='0',
-            SLURM_STEP_NODELIST='localhost',
-            SLURM_STEP_NUM_NODES='1',
-        )
-        for rank in range(2)
-    ]
-
-
 def test_plain_srun(tmp_path):
-    first, second = start_by_slurm(tmp_path, 'talk', random.randrange(10**6))
+    first, second = start_by_slurm(tmp_path, 'talk')
     assert first.wait() == 0, first.errors()
     assert second.wait() == 0, second.errors()
     assert first.output().splitlines() == ['rank 0 of [0, 1] speaks']
@@ -172,7 +154,7 @@ def test_plain_srun(tmp_path):
 
 def test_a_killed_rank_under_srun_ends_the_other(tmp_path):
     """Though nothing but the connection tells."""
-    first, second = start_by_slurm(tmp_path, 'wait_for_rank_1', random.randrange(10**6))
+    first, second = start_by_slurm(tmp_path, 'wait_for_rank_1')
     first.reach_line('2 ranks wait for ever')
     second.process.send_signal(signal.SIGKILL)
     assert first.wait(60) == 1

@@ -3,6 +3,7 @@ outside."""
 
 import contextlib
 import os
+import random
 import re
 import signal
 import subprocess
@@ -199,3 +200,22 @@ def start_job(directory, name, **settings):
         PYTHONPATH=f'{REPOSITORY}:{REPOSITORY}/tests/helpers',
         **settings,
     )
+
+
+def start_by_slurm(directory, name):
+    """Launches of both ranks of one of rank_jobs, with the variables that an srun without MPI
+    sets."""
+    job_id = random.randrange(10**6)
+    return [
+        start_job(
+            directory / str(rank),
+            name,
+            SLURM_STEP_NUM_TASKS='2',
+            SLURM_PROCID=str(rank),
+            SLURM_JOB_ID=str(job_id),
+            SLURM_STEP_ID='0',
+            SLURM_STEP_NODELIST='localhost',
+            SLURM_STEP_NUM_NODES='1',
+        )
+        for rank in range(2)
+    ]
