@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import torch
 
-from lm_human_preferences.distributed import messages, network
+from lm_human_preferences.distributed import messages, mpi_library, network
 from lm_human_preferences.distributed.engines import (
     Engine,
     TorchEngine,
@@ -137,18 +137,17 @@ class EngineComm(Comm):
             affinities = self.all_gather_on_host(sorted(os.sched_getaffinity(0)))
             torch.set_num_threads(share_threads(affinities, self.local_rank))
 
-    def _announce(self) -> None:
+    def _announce(self, more: str = '') -> None:
         if self.rank == 0:
-            print(f'{self.size} ranks, averaging by {self.engine.name}')
+            print(f'{self.size} ranks, averaging by {self.engine.name}{more}')
 
 
 class MpiComm(EngineComm):
     """Several ranks that MPI started; the engine that `allreduce` names sums their tensors."""
 
     def __init__(self, allreduce: str, timeouts: Timeouts) -> None:
-        from mpi4py import MPI
-
-        self.world = MPI.COMM_WORLD
+        mpi = mpi_library.load_mpi()
+        self.world = mpi.COMM_WORLD
         self.rank = self.world.Get_rank()
         self.size = self.world.Get_size()
         self.barrier()
@@ -159,12 +158,12 @@ class MpiComm(EngineComm):
                 ' were started by the mpiexec of another MPI; put the one of this environment'
                 ' first on PATH'
             )
-        self.node = self.world.Split_type(MPI.COMM_TYPE_SHARED)
+        self.node = self.world.Split_type(mpi.COMM_TYPE_SHARED)
         self.local_rank = self.node.Get_rank()
         self.local_size = self.node.Get_size()
         self._share_host()
         self.engine = create_engine(allreduce, self, timeouts.allreduce)
-        self._announce()
+        self._announce(mpi_library.announcement())
 
     def all_gather_on_host(self, value: T) -> list[T]:
         return self.node.allgather(value)
@@ -272,16 +271,6 @@ def init_comm(allreduce: str = 'auto', timeouts: Timeouts = DEFAULT_TIMEOUTS) ->
     if launcher_kind() in WITHOUT_MPI:
         return TorchComm(allreduce, timeouts)
     return MpiComm(allreduce, timeouts)
-
-
-def abort(status: int) -> None:
-    """End this rank, and with it all others; what started them returns `status` if it can."""
-    if launcher_kind() in WITHOUT_MPI:
-        # torchrun ends the other ranks, or they notice by themselves, see `lifeline`.
-        os._exit(status)
-    from mpi4py import MPI
-
-    MPI.COMM_WORLD.Abort(status)
 
 
 def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:

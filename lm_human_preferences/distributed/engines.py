@@ -1,6 +1,7 @@
 """The three engines that sum tensors over ranks, `--run.allreduce`.
 
-horovod     Horovod over MPI; NCCL for tensors on GPUs where it was built with it
+horovod     Horovod over MPI, the one it was built against; NCCL for tensors on GPUs where it was
+            built with it
 torch       torch.distributed: NCCL on GPUs, Gloo on CPUs; the one engine that needs no MPI
 mpi         mpi4py on host memory: slow with GPUs, works wherever MPI does
 """
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from lm_human_preferences.distributed import env, network
+from lm_human_preferences.distributed import env, horovod_build, mpi_library, network
 from lm_human_preferences.distributed.lifeline import noticing_lost_ranks
 from lm_human_preferences.errors import UserError
 
@@ -36,18 +37,14 @@ class Engine(Protocol):
 
 
 class HorovodEngine:
-    """Horovod; UserError with build instructions if it is not installed.
+    """Horovod; UserError with build instructions if it was not built for these ranks.
 
     seconds: how long a sum may take.
     """
 
     def __init__(self, seconds: int) -> None:
-        self.hvd: Any = _horovod()
-        if self.hvd is None:
-            raise UserError(
-                '--run.allreduce horovod: Horovod is not installed; compile it by `sh'
-                ' tools/horovod.sh`, or take auto'
-            )
+        horovod_build.check(mpi_library.soname_in_use())
+        self.hvd: Any = _load_horovod()
         # Tensors come in large buckets already.
         os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')
         os.environ.setdefault('HOROVOD_STALL_SHUTDOWN_TIME_SECONDS', str(seconds))
@@ -150,10 +147,8 @@ class MpiEngine:
     name = 'mpi'
 
     def __init__(self, comm: MpiComm) -> None:
-        from mpi4py import MPI
-
         self.world = comm.world
-        self.in_place = MPI.IN_PLACE
+        self.in_place = mpi_library.load_mpi().IN_PLACE
 
     def all_reduce_async_(self, tensor: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor]:
         host = tensor.cpu()
@@ -172,8 +167,13 @@ def create_engine(allreduce: str, comm: MpiComm, seconds: int) -> Engine:
     seconds: how long a sum may take, by Horovod or torch.
     """
     if allreduce == 'auto':
-        suits_all = all(comm.all_gather_object(_horovod_suits()))
-        allreduce = 'horovod' if suits_all else 'torch'
+        reasons = comm.all_gather_object(_why_no_horovod_loads())
+        reason = next((reason for reason in reasons if reason is not None), None)
+        if reason is not None:
+            engine = torch_over_mpi(comm, seconds)
+            engine.name += _because(reason)
+            return engine
+        allreduce = 'horovod'
     if allreduce == 'horovod':
         return HorovodEngine(seconds)
     if allreduce == 'torch':
@@ -182,27 +182,44 @@ def create_engine(allreduce: str, comm: MpiComm, seconds: int) -> Engine:
 
 
 def expected_engine(allreduce: str) -> str:
-    """The engine that `--run.allreduce` would be on this machine; nothing is started."""
-    if allreduce != 'auto':
+    """The engine that `--run.allreduce` would be on this machine, and why; nothing is started.
+
+    UserError if it could not be.
+    """
+    if allreduce in ('torch', 'mpi'):
         return allreduce
-    if env.launcher_kind() in env.WITHOUT_MPI:
+    if allreduce == 'auto' and env.launcher_kind() in env.WITHOUT_MPI:
         return 'torch'
-    return 'horovod' if env.has_horovod() else 'torch'
+    soname = mpi_library.expected_soname()
+    if allreduce == 'horovod':
+        horovod_build.check(soname)
+        return allreduce
+    reason = horovod_build.why_not(soname, torch.cuda.is_available())
+    return 'horovod' if reason is None else f'torch{_because(reason)}'
 
 
-def _horovod_suits() -> bool:
-    """Whether Horovod can be loaded and, where this rank has a GPU, was built with NCCL."""
-    hvd: Any = _horovod()
-    if hvd is None:
-        return False
-    return not torch.cuda.is_available() or bool(hvd.nccl_built())
+def _why_no_horovod_loads() -> str | None:
+    """As `horovod_build.why_not`; where nothing else speaks against it, Horovod is loaded."""
+    reason = horovod_build.why_not(mpi_library.soname_in_use(), torch.cuda.is_available())
+    if reason is None:
+        try:
+            _load_horovod()
+        except UserError:
+            reason = 'Horovod does not load: compile it anew'
+    return reason
 
 
-def _horovod() -> ModuleType | None:
-    """The module, None where Horovod was not built for this environment."""
+def _because(reason: str) -> str:
+    return f', as {reason}' if reason else ''
+
+
+def _load_horovod() -> ModuleType:
     try:
         import horovod.torch
-
-        return horovod.torch
-    except ImportError:
-        return None
+    except ImportError as e:
+        reason = ' '.join(str(e).split())
+        raise UserError(
+            f'Horovod does not load ({reason}): compile it anew by `sh tools/horovod.sh`, or take'
+            ' --run.allreduce torch'
+        ) from e
+    return horovod.torch

@@ -3,7 +3,6 @@
 Imports nothing heavy: every command reads it, `--help` included.
 """
 
-import importlib.util
 import itertools
 import os
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ _SIZE_VARIABLES: dict[LauncherKind, tuple[str, ...]] = {
     'slurm': ('SLURM_STEP_NUM_TASKS',),
 }
 _MPI_RANK_VARIABLES = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'PMIX_RANK', 'SLURM_PROCID')
+_LOCAL_RANK_VARIABLES = ('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'SLURM_LOCALID')
 _RANK_VARIABLES: dict[LauncherKind, tuple[str, ...]] = {
     'ours': _MPI_RANK_VARIABLES,
     'torchrun': ('RANK',),
@@ -118,6 +118,11 @@ def is_launched() -> bool:
     return launched_size() > 1 or launcher_kind() == 'torchrun'
 
 
+def is_first_on_host() -> bool:
+    """Whether this is the first of the ranks on its host that MPI's launcher or srun started."""
+    return not _first_number(_LOCAL_RANK_VARIABLES)
+
+
 def restart_count() -> int:
     """How often torchrun has started this job again, after one of its ranks had failed."""
     return _first_number(['TORCHELASTIC_RESTART_COUNT']) or 0
@@ -136,11 +141,6 @@ def drop_launchers_threads() -> None:
     """
     if 'TORCHELASTIC_RUN_ID' in os.environ and os.environ.get('OMP_NUM_THREADS') == '1':
         del os.environ['OMP_NUM_THREADS']
-
-
-def has_horovod() -> bool:
-    """Whether Horovod was built for this environment."""
-    return importlib.util.find_spec('horovod') is not None
 
 
 def _first_number(variables: Sequence[str]) -> int | None:

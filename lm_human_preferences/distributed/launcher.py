@@ -28,6 +28,7 @@ from lm_human_preferences.distributed.env import (
 from lm_human_preferences.errors import UserError
 
 POLL_SECONDS = 0.2  # how long the launcher listens before it looks for signals again
+_RANK_PREFIXES = ('OMPI_COMM_WORLD_', 'PMI_', 'PMIX_')
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -97,7 +98,12 @@ def mpiexec_options(is_open_mpi: bool, size: int, processors: int | None) -> lis
 
 def rank_environment(directory: str, size: int, is_open_mpi: bool) -> dict[str, str]:
     """The ranks' environment variables; their temporary files are deleted with `directory`."""
-    variables = {**os.environ, 'LMHP_RANKS': str(size), 'TMPDIR': directory}
+    variables = {}
+    for name, value in os.environ.items():
+        # What another launcher, which started this process, says of ranks is not true of ours.
+        if name.startswith('PMIX_MCA_') or not name.startswith(_RANK_PREFIXES):
+            variables[name] = value
+    variables.update(LMHP_RANKS=str(size), TMPDIR=directory)
     package_root = str(Path(__file__).parents[2])
     inherited = os.environ.get('PYTHONPATH')
     paths = [package_root, inherited] if inherited else [package_root]

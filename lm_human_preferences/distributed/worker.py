@@ -17,17 +17,19 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from lm_human_preferences.distributed import channel, lifeline
+from lm_human_preferences.distributed import channel, lifeline, mpi_library
 from lm_human_preferences.distributed.channel import StatusPipe
 from lm_human_preferences.distributed.env import (
     LAUNCHER_GRACE_SECONDS,
     RANK_0_GRACE_SECONDS,
     REPORT_GRACE_SECONDS,
     drop_launchers_threads,
+    is_first_on_host,
     launched_rank,
     launched_size,
 )
 from lm_human_preferences.distributed.lifeline import RankLost
+from lm_human_preferences.distributed.mpi_library import NoLibrary
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils import streams
 
@@ -84,6 +86,7 @@ def mute_unless_rank_0() -> None:
 
 
 def _call(job: str, arguments: dict[str, Any]) -> None:
+    mpi_library.load_library()
     # Imports torch, which takes seconds: commands that start no rank do without.
     from lm_human_preferences.distributed import comm
 
@@ -138,11 +141,9 @@ def _end_all_ranks(error: BaseException, pipe: StatusPipe | None) -> None:
     elif not isinstance(error, KeyboardInterrupt):
         _print_error(error, text)
     try:
-        from lm_human_preferences.distributed import comm
-
-        comm.abort(status)
+        mpi_library.abort(status)
     finally:
-        os._exit(1)
+        os._exit(status)
 
 
 def _print_error(error: BaseException, text: str) -> None:
@@ -150,6 +151,8 @@ def _print_error(error: BaseException, text: str) -> None:
     rank = launched_rank()
     if rank:
         time.sleep(RANK_0_GRACE_SECONDS)
+    if isinstance(error, NoLibrary) and not is_first_on_host():
+        return
     if not lifeline.claim_failure():
         return
     if isinstance(error, UserError):
