@@ -37,13 +37,17 @@ class Engine(Protocol):
 
 
 class HorovodEngine:
-    """Horovod; UserError with build instructions if it was not built for these ranks."""
+    """Horovod; UserError with build instructions if it was not built for these ranks.
 
-    def __init__(self) -> None:
+    seconds: how long a sum may take.
+    """
+
+    def __init__(self, seconds: int) -> None:
         horovod_build.check(mpi_library.soname_in_use())
         self.hvd: Any = _load_horovod()
         # Tensors come in large buckets already.
         os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')
+        os.environ.setdefault('HOROVOD_STALL_SHUTDOWN_TIME_SECONDS', str(seconds))
         has_gpu = torch.cuda.is_available()
         if not has_gpu:
             # In milliseconds. Horovod's thread wakes up every millisecond by default, on a
@@ -160,7 +164,7 @@ class MpiEngine:
 def create_engine(allreduce: str, comm: MpiComm, seconds: int) -> Engine:
     """The engine that `--run.allreduce` names; auto: Horovod if it suits all ranks, else torch.
 
-    seconds: how long torch may take for a sum.
+    seconds: how long a sum may take, by Horovod or torch.
     """
     if allreduce == 'auto':
         reasons = comm.all_gather_object(_why_no_horovod_loads())
@@ -171,7 +175,7 @@ def create_engine(allreduce: str, comm: MpiComm, seconds: int) -> Engine:
             return engine
         allreduce = 'horovod'
     if allreduce == 'horovod':
-        return HorovodEngine()
+        return HorovodEngine(seconds)
     if allreduce == 'torch':
         return torch_over_mpi(comm, seconds)
     return MpiEngine(comm)

@@ -113,6 +113,11 @@ def launched_rank() -> int:
     return _first_number(_RANK_VARIABLES[kind]) or 0
 
 
+def is_launched() -> bool:
+    """Whether a launcher has decided how many ranks there are; torchrun's may be a single one."""
+    return launched_size() > 1 or launcher_kind() == 'torchrun'
+
+
 def is_first_on_host() -> bool:
     """Whether this is the first of the ranks on its host that MPI's launcher or srun started."""
     return not _first_number(_LOCAL_RANK_VARIABLES)
@@ -121,6 +126,11 @@ def is_first_on_host() -> bool:
 def restart_count() -> int:
     """How often torchrun has started this job again, after one of its ranks had failed."""
     return _first_number(['TORCHELASTIC_RESTART_COUNT']) or 0
+
+
+def was_restarted() -> bool:
+    """Whether torchrun, or Slurm, started this job again after it had failed or was requeued."""
+    return restart_count() > 0 or (_first_number(['SLURM_RESTART_COUNT']) or 0) > 0
 
 
 def drop_launchers_threads() -> None:

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -83,7 +84,7 @@ class Lifeline:
         beats = 0
         place = f'process {os.getpid()} on {socket.gethostname()}'
         with contextlib.suppress(RuntimeError):  # the store is gone; `_watch` will notice
-            while not self.closed.wait(BEAT_SECONDS):
+            while True:
                 beats += 1
                 self.store.set(f'sign/{self.rank}', json.dumps([place, beats]))
                 if self.store.check([f'sign/{self.next_rank}']):
@@ -92,6 +93,8 @@ class Lifeline:
                     failed = self.store.get('failed').decode()
                     self.is_failure_of_another = failed != str(self.rank)
                 self.answers += 1
+                if self.closed.wait(BEAT_SECONDS):
+                    return
 
     def _watch(self) -> None:
         store = _Silence(lambda: self.answers)
@@ -113,7 +116,8 @@ class Lifeline:
 
     def _end(self, reason: str) -> None:
         if self.claim_failure():
-            print(f'error: {reason}; see --run.rank_timeout', file=sys.__stderr__, flush=True)
+            message = f'error: {reason}; see --run.rank_timeout'
+            report(f'\n{message}', message)  # below a progress bar
         os._exit(1)
 
 
@@ -123,6 +127,22 @@ _of_this_process: list[Lifeline] = []  # one at most
 def claim_failure() -> bool:
     """Whether the error of this rank is its to report; True where there is no `Lifeline`."""
     return all(lifeline.claim_failure() for lifeline in _of_this_process)
+
+
+def report(message: str, summary: str) -> None:
+    """Print an error; torchrun gets the line that sums it up for its own report."""
+    print(message, file=sys.__stderr__, flush=True)
+    tell_torchrun(summary)
+
+
+def tell_torchrun(summary: str) -> None:
+    """Leave a line for torchrun's report, which would else say how to get a traceback."""
+    path = os.environ.get('TORCHELASTIC_ERROR_FILE')
+    if path:
+        details = {'py_callstack': summary, 'timestamp': str(int(time.time()))}
+        content = {'message': {'message': summary, 'extraInfo': details}}
+        with contextlib.suppress(OSError), open(path, 'w', encoding='utf-8') as file:
+            json.dump(content, file)
 
 
 class _Silence:

@@ -85,29 +85,31 @@ class Endpoint(NamedTuple):
 
 
 def endpoint() -> Endpoint:
-    """Where the ranks of this job meet; UserError if the environment is wrong about it."""
-    slurm = _slurm_endpoint() if env.launcher_kind() == 'slurm' else None
-    address = os.environ.get('MASTER_ADDR') or (slurm.address if slurm else '')
-    port = os.environ.get('MASTER_PORT') or (str(slurm.port) if slurm else '')
+    """Where the ranks of this job meet; UserError if the environment is wrong about it.
+
+    MASTER_ADDR and MASTER_PORT say so. Under srun, which does not set them, it is the first host of
+    the step, and a port that follows from the numbers of job and step.
+    """
+    is_slurm = env.launcher_kind() == 'slurm'
+    if is_slurm:
+        job_id = os.environ.get('SLURM_JOB_ID', '0')
+        step_id = os.environ.get('SLURM_STEP_ID', '0')
+        job = f'slurm-{job_id}.{step_id}.{os.environ.get("SLURM_RESTART_COUNT", "0")}'
+        default_port = str(_FIRST_PORT + (int(job_id) * 31 + int(step_id)) % _PORT_COUNT)
+    else:
+        job = f'{os.environ.get("TORCHELASTIC_RUN_ID", "job")}/{env.restart_count()}'
+        default_port = ''
+    address = os.environ.get('MASTER_ADDR') or (_first_host_of_step() if is_slurm else '')
+    port = os.environ.get('MASTER_PORT') or default_port
     if not (port.isdecimal() and 0 < int(port) < 1 << 16):
         raise UserError(f'MASTER_PORT {port!r} is no TCP port: set it to a number below 65536')
-    if slurm:
-        return Endpoint(address, int(port), slurm.job)
-    run_id = os.environ.get('TORCHELASTIC_RUN_ID', 'job')
-    return Endpoint(address, int(port), f'{run_id}/{env.restart_count()}')
+    return Endpoint(address, int(port), job)
 
 
-def _slurm_endpoint() -> Endpoint:
-    """The first host of this step, and a port that follows from the numbers of job and step."""
-    job_id = os.environ.get('SLURM_JOB_ID', '0')
-    step_id = os.environ.get('SLURM_STEP_ID', '0')
-    attempt = os.environ.get('SLURM_RESTART_COUNT', '0')
-    port = _FIRST_PORT + (int(job_id) * 31 + int(step_id)) % _PORT_COUNT
-    hosts = os.environ.get('SLURM_STEP_NODELIST', '')
-    # The name of a host need not resolve on itself.
-    is_one_host = os.environ.get('SLURM_STEP_NUM_NODES') == '1'
-    address = '127.0.0.1' if is_one_host else first_host(hosts)
-    return Endpoint(address, port, f'slurm-{job_id}.{step_id}.{attempt}')
+def _first_host_of_step() -> str:
+    if os.environ.get('SLURM_STEP_NUM_NODES') == '1':
+        return '127.0.0.1'  # the name of a host need not resolve on itself
+    return first_host(os.environ.get('SLURM_STEP_NODELIST', ''))
 
 
 def first_host(hosts: str) -> str:

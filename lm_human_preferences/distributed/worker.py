@@ -7,7 +7,6 @@ user's own mpiexec or srun, started launch.py itself, that calls `run_job`.
 import contextlib
 import importlib
 import io
-import json
 import os
 import select
 import shutil
@@ -87,6 +86,17 @@ def mute_unless_rank_0() -> None:
         stdout.reconfigure(line_buffering=True)
 
 
+def settle_user_error(message: str) -> None:
+    """Once rank 0 has printed an error that all ranks have met: see to it that this is seen.
+
+    The others, which are mute, give rank 0 time: what started them ends all when one has ended.
+    """
+    if launched_rank():
+        time.sleep(RANK_0_GRACE_SECONDS)
+    else:
+        lifeline.tell_torchrun(message)
+
+
 def _call(job: str, arguments: dict[str, Any]) -> None:
     mpi_library.load_library()
     # Imports torch, which takes seconds: commands that start no rank do without.
@@ -104,18 +114,22 @@ def _call(job: str, arguments: dict[str, Any]) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             ranks = comm.init_comm('auto')
     else:
-        ranks = comm.init_comm(hparams.run.allreduce)
+        ranks = comm.init_comm(hparams.run.allreduce, hparams.run.timeouts)
     function(**arguments, comm=ranks)
     ranks.close()
 
 
 def _watch_parent(parent: int, pipe: StatusPipe | None) -> None:
-    """End this rank, whatever it is waiting for, when mpiexec or our launcher is gone."""
+    """End this rank, whatever it is waiting for, when mpiexec or our launcher is gone.
+
+    Tells our launcher every second that this process is alive and has not been stopped.
+    """
     poll = select.poll()
     if pipe:
         poll.register(pipe.fd, 0)  # the launcher's end being closed is always reported
     while os.getppid() == parent and not poll.poll(1000):
-        pass
+        if pipe:
+            pipe.report()
     if pipe:
         pipe.report(error='the mpiexec process that started this rank was killed\n')
         shutil.rmtree(pipe.directory, ignore_errors=True)
@@ -129,8 +143,9 @@ def _end_all_ranks(error: BaseException, pipe: StatusPipe | None) -> None:
         text = ' '.join(str(error).splitlines())
     else:
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
-        is_expected = isinstance(error, RankLost)
-        text = f'{error}\n' if is_expected else ''.join(traceback.format_exception(error))
+        text = ''.join(traceback.format_exception(error))
+        if isinstance(error, RankLost):
+            text = f'{error}\n' if pipe else str(error)
         time.sleep(REPORT_GRACE_SECONDS)  # another rank's death may be the reason
     if pipe:
         pipe.report(error=text, is_user_error=isinstance(error, UserError))
@@ -155,22 +170,14 @@ def _print_error(error: BaseException, text: str) -> None:
         return
     if not lifeline.claim_failure():
         return
-    message = (
-        f'error: {text}' if isinstance(error, UserError) else f'{text}error: rank {rank} failed'
-    )
-    print(message, file=sys.__stderr__, flush=True)
-    _write_error_file(text.splitlines()[-1])
+    if isinstance(error, UserError):
+        message = f'error: {text}'
+    elif isinstance(error, RankLost):
+        message = f'error: rank {rank}: {text}'
+    else:
+        message = f'{text}error: rank {rank} failed'
+    lifeline.report(message, text.splitlines()[-1])
     time.sleep(REPORT_GRACE_SECONDS)  # mpiexec drops what it has not yet passed on when ranks abort
-
-
-def _write_error_file(message: str) -> None:
-    """Give torchrun a line for its own report, which would else tell how to get a traceback."""
-    path = os.environ.get('TORCHELASTIC_ERROR_FILE')
-    if path:
-        details = {'py_callstack': message, 'timestamp': str(int(time.time()))}
-        report = {'message': {'message': message, 'extraInfo': details}}
-        with contextlib.suppress(OSError), open(path, 'w', encoding='utf-8') as file:
-            json.dump(report, file)
 
 
 if __name__ == '__main__':

@@ -84,7 +84,8 @@ def start_job(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
         elif size > 1:
             if hasattr(hparams, 'check_ranks'):
                 hparams.check_ranks(size)
-            launcher.launch_ranks(job, arguments, size)
+            timeouts = hparams.run.timeouts if is_training else env.DEFAULT_TIMEOUTS
+            launcher.launch_ranks(job, arguments, size, timeouts.rank)
         else:
             worker.import_job(job)(**arguments)
     except KeyboardInterrupt:
@@ -103,8 +104,8 @@ def _world_size(mpi: int | None) -> int:
     As many as mpiexec, srun or torchrun has started; else `mpi`; else one for each GPU, or 1
     without.
     """
-    launched = env.launched_size()
-    if launched > 1 or env.launcher_kind() == 'torchrun':
+    if env.is_launched():
+        launched = env.launched_size()
         if mpi not in (None, launched):
             raise UserError(
                 f'--mpi {mpi}, but {launched} rank(s) were started by mpiexec, srun or torchrun:'

@@ -264,7 +264,7 @@ def test_no_horovod(no_horovod, mpiexec, monkeypatch):
     monkeypatch.setattr(mpi_library, 'soname_in_use', lambda: 'libmpi.so.12')
     message = '^--run.allreduce horovod: Horovod is not installed, .* `sh tools/horovod.sh`, or '
     with pytest.raises(UserError, match=message):
-        engines.HorovodEngine()
+        engines.HorovodEngine(60)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_auto_does_without_a_horovod_that_does_not_load(build, monkeypatch):
     monkeypatch.setitem(sys.modules, 'horovod.torch', None)
     assert engines._why_no_horovod_loads() == 'Horovod does not load: compile it anew'
     with pytest.raises(UserError, match=r'^Horovod does not load \(.*\): compile it anew by '):
-        engines.HorovodEngine()
+        engines.HorovodEngine(60)
 
 
 def test_a_damaged_horovod(build):
