@@ -14,6 +14,7 @@ import pytest
 from engines import TESTS, available_engines
 from launched import CONSOLE, REPOSITORY
 
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed import mpi_library
 
 pytestmark = pytest.mark.slow
@@ -25,6 +26,11 @@ ONE_ENGINE = [
     'recorded/test_ppo.py::test_updates_without_shuffling',
     'recorded/test_reward_training.py::test_reward_training',
 ]
+SHORT = (
+    '--ppo.total_episodes=128',
+    '--rewards.train_new_model=off',
+    '--rewards.trained_model=test',
+)
 by_launcher = pytest.mark.parametrize('name', launchers.OTHERS)
 
 
@@ -53,9 +59,36 @@ def test_engines(name, request):
 
 
 def train(launcher, directory, *words):
-    """A training that ends at once, with what can go wrong before its first step."""
+    """A training of two steps."""
     command = [REPOSITORY / 'launch.py', 'train_policy', 'test', 'run', f'--save_dir={directory}']
-    return launchers.run(launcher, [*command, *CONSOLE, *words], timeout=TIMEOUT_SECONDS)
+    run = launchers.run(
+        launcher, [*command, *CONSOLE, *SHORT, *words], cwd=directory, timeout=TIMEOUT_SECONDS
+    )
+    print(run.stdout, run.stderr)
+    return run
+
+
+def parameters_of(directory):
+    """{name: bytes} of the policy at the end of `train`."""
+    bundle = Bundle(str(directory / 'run/policy/checkpoints/model.ckpt-2'))
+    return {name: bundle[name].tobytes() for name in bundle if name.startswith('policy/')}
+
+
+@pytest.fixture(scope='module')
+def parameters(request, tmp_path_factory):
+    """What two ranks of MPICH's mpiexec learn with the engine `torch`."""
+    directory = tmp_path_factory.mktemp('mpich')
+    run = train(launchers.find('mpiexec of MPICH', request), directory, '--run.allreduce=torch')
+    assert run.returncode == 0
+    return parameters_of(directory)
+
+
+@by_launcher
+def test_the_same_seed_gives_the_same_parameters(name, request, tmp_path, parameters):
+    """To the bit, under every launcher with the same engine."""
+    run = train(launchers.find(name, request), tmp_path, '--run.allreduce=torch')
+    assert run.returncode == 0
+    assert parameters and parameters_of(tmp_path) == parameters
 
 
 @pytest.mark.parametrize('name', ['mpiexec of Open MPI', 'srun by PMIx'])
