@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import click
@@ -13,6 +13,14 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.folder_labels import parse_names, training_labels
 from lm_human_preferences.labels.report import report
+from lm_human_preferences.labels.texts.export import (
+    PREFERENCES,
+    TEXT,
+    TOKENS,
+    TextExport,
+    as_file,
+)
+from lm_human_preferences.language import encodings
 from lm_human_preferences.storage import outputs
 
 COLUMNS = {
@@ -30,6 +38,7 @@ COLUMNS = {
 def report_labels(
     folder: str,
     export: str | None = None,
+    export_as: str = TOKENS,
     output: str | None = None,
     without: str | None = None,
 ) -> None:
@@ -47,9 +56,28 @@ def report_labels(
         _write('--output', output, json.dumps(found, indent=2) + '\n')
         click.echo(f'The report is in {output}')
     if export is not None:
-        labels = [json.dumps(label) for label in training_labels(opened, names)]
-        _write('--export', export, '[' + ',\n'.join(labels) + ']\n')
-        click.echo(f'{len(labels)} labels are in {export}')
+        _export(opened, names, export, export_as)
+
+
+def _export(folder: LabelFolder, without: Collection[str], path: str, form: str) -> None:
+    """Write the labels that count for training."""
+    labels = training_labels(folder, without)
+    inexact = 0
+    if form == TOKENS:
+        text, count = as_file(labels, path)
+    else:
+        encoder = encodings.by_name(folder.task['encoding']).get_encoder()
+        texts = TextExport(folder.label_type, encoder)
+        written = texts.labels(labels) if form == TEXT else texts.preferences(labels)
+        text, count = as_file(written, path)
+        inexact = texts.inexact
+    _write('--export', path, text)
+    click.echo(f'{count} {"preferences" if form == PREFERENCES else "labels"} are in {path}')
+    if inexact:
+        click.echo(
+            f'note: {inexact} texts would be read as other tokens than these samples have; only'
+            ' --export_as tokens keeps them as they are'
+        )
 
 
 def _write(option: str, path: str, text: str) -> None:

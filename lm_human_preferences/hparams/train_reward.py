@@ -12,6 +12,7 @@ from lm_human_preferences.utils.hyperparams import option
 ENGINES = ('auto', 'horovod', 'torch', 'mpi')
 ON_ANOMALY = ('off', 'warn', 'stop')
 CONSOLES = ('summary', 'original', 'quiet')
+TOO_LONG = ('refuse', 'cut', 'cut_start', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
 
 
@@ -27,12 +28,19 @@ class LabelHParams(hyperparams.HParams):
     )
     source: str = option(
         None,
-        "label file (JSON), path or URL; or a folder that `label` fills; 'test': made-up labels;"
-        " 'mock': the known reward's",
+        'label file (JSON, of token ids or texts), path or URL; or a folder that `label` fills;'
+        " 'test': made-up labels; 'mock': the known reward's",
     )
     without: str | None = option(
         None,
         'of a folder, leave out the answers of this labeller, or of several: NAME,NAME',
+        ours=True,
+    )
+    too_long: str = option(
+        'refuse',
+        "of labels as texts, what becomes of those longer than the task's: refuse, cut (the end),"
+        ' cut_start (the beginning of a query, the end of a response) or skip (the label)',
+        one_of=TOO_LONG,
         ours=True,
     )
     held_out: float = option(

@@ -41,6 +41,7 @@ ROOMS = (
     'reproduction',
     'commands',
     'utils.launch',
+    'utils.label_commands',
     'launch',  # the two scripts
     'sample',
 )
