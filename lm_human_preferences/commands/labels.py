@@ -30,6 +30,7 @@ COLUMNS = {
     'median_seconds': 'median s',
     'under_a_second': 'under 1 s',
     'agreement': 'agreement',
+    'gold': 'gold',
     'positions': 'positions',
     'positions_p_value': 'p',
 }
@@ -139,7 +140,7 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
     return '  '.join(cells).rstrip()
 
 
-def _text(value: float | Sequence[int] | None) -> str:
+def _text(value: float | Sequence[int] | dict[str, int] | None) -> str:
     """A value of the report in a few characters."""
     if value is None:
         return '-'
@@ -147,4 +148,6 @@ def _text(value: float | Sequence[int] | None) -> str:
         return f'{value:.3f}'
     if isinstance(value, int):
         return str(value)
+    if isinstance(value, dict):
+        return f'{value["right"]} of {value["answers"]}' if value['answers'] else '-'
     return ' '.join(map(str, value))

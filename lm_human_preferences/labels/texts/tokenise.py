@@ -90,8 +90,9 @@ class Tokeniser:
 
     def _encoded(self, text: str, where: str) -> list[int]:
         try:
+            text.encode()  # JSON can hold half a character
             return self.encoder.encode(text)
-        except UnicodeEncodeError as e:  # JSON can hold half a character
+        except UnicodeEncodeError as e:
             raise UserError(f'{where} holds what is no text: {e.reason}') from e
         except UserError as e:
             raise UserError(f'{where}: {e}') from e
