@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels.agreement import wilson_interval
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.folder_labels import parse_names, training_labels
 from lm_human_preferences.labels.report import report
@@ -42,22 +44,54 @@ def report_labels(
     export_as: str = TOKENS,
     output: str | None = None,
     without: str | None = None,
+    reward: str | None = None,
+    learning_curve: int = 0,
+    picture: str | None = None,
 ) -> None:
     """Print the report on a folder, and write what is asked for; see
     hparams.labelling.ReportHParams."""
-    for option, path in (('--export', export), ('--output', output)):
+    for option, path in (('--export', export), ('--output', output), ('--picture', picture)):
         if path is not None:
             outputs.check_new_file(option, path)
     opened = LabelFolder(folder)
     names = parse_names(without)
     found = report(opened, names)
+    if reward is not None:
+        found |= _on_reward_model(opened, reward, names, learning_curve, without)
     for line in [*opened.notes(), *_lines(folder, found)]:
         click.echo(line)
     if output is not None:
         _write('--output', output, json.dumps(found, indent=2) + '\n')
         click.echo(f'The report is in {output}')
+    if picture is not None:
+        from lm_human_preferences.evaluation import label_picture
+
+        label_picture.draw(found, picture)
+        click.echo(f'The picture is in {picture}')
     if export is not None:
         _export(opened, names, export, export_as)
+
+
+def _on_reward_model(
+    folder: LabelFolder,
+    run: str,
+    names: Collection[str],
+    repetitions: int,
+    without: str | None,
+) -> dict[str, Any]:
+    """The parts of the report that need a reward model."""
+    # They load torch, which the rest of the report does without.
+    from lm_human_preferences.commands.sample_policy import warnings_only
+    from lm_human_preferences.evaluation import reward_on_labels
+    from lm_human_preferences.reproduction import learning_curve
+
+    with warnings_only():
+        found: dict[str, Any] = {'reward': reward_on_labels.report(folder, run, names)}
+        if repetitions:
+            found['learning_curve'] = learning_curve.learning_curve(
+                folder.path, run, repetitions, without
+            )
+    return found
 
 
 def _export(folder: LabelFolder, without: Collection[str], path: str, form: str) -> None:
@@ -100,6 +134,44 @@ def _lines(folder: str, found: dict[str, Any]) -> list[str]:
         lines += ['', *_table(found['labellers'])]
     for comparison in found['comparisons']:
         lines += ['', *_comparison_lines(comparison)]
+    if 'reward' in found:
+        lines += ['', *_reward_lines(found['reward'])]
+    if 'learning_curve' in found:
+        lines += ['', *_curve_lines(found['learning_curve'])]
+    return lines
+
+
+def _reward_lines(reward: dict[str, Any]) -> list[str]:
+    """How well a reward model predicts each kind of answers, and each labeller."""
+    rows = {
+        'held out of its training': reward['held_out'],
+        'others, which it may have learned': reward['trained_on'],
+        'comparisons of policies': reward['comparisons'],
+        **{f'of {name}': found for name, found in sorted(reward['labellers'].items())},
+    }
+    lines = [f'{reward["run"]} predicts these labels:']
+    return lines + [f'  {name}: {_prediction(found)}' for name, found in rows.items() if found]
+
+
+def _prediction(found: dict[str, Any]) -> str:
+    if found['accuracy'] is None:
+        return f'correlation {found["agreement"]:.3f} with {found["labels"]}'
+    right = round(found['accuracy'] * found['labels'])
+    low, high = wilson_interval(right, found['labels'])
+    return (
+        f'{right} of {found["labels"]}, {100 * found["accuracy"]:.1f} % (95 % interval'
+        f' {100 * low:.1f} to {100 * high:.1f}); chance is {100 * found["chance"]:.1f} %'
+    )
+
+
+def _curve_lines(curve: list[dict[str, Any]]) -> list[str]:
+    name = 'correlation' if curve[0]['chance'] is None else 'accuracy'
+    held_out = curve[0]['held_out']
+    lines = [f'{name} on {held_out} labels held out, by the number of labels learned from:']
+    for row in curve:
+        values = row['agreement' if name == 'correlation' else 'accuracy']
+        spread = f' +- {statistics.stdev(values):.3f}' if len(values) > 1 else ''
+        lines.append(f'  {row["labels"]:>6}: {statistics.mean(values):.3f}{spread}')
     return lines
 
 

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import click
 import torch
 
-from lm_human_preferences import rewards, storage
 from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.evaluation.reward_on_labels import RECORD, load, record_of
 from lm_human_preferences.labels.texts import records
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
-from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.rewards import TrainedRewardModel
-
-RECORD = 'train_reward_hparams.json'
 
 
 class Scored(NamedTuple):
@@ -64,33 +59,10 @@ def score(
         click.echo(f'note: {note}', err=True)
 
 
-def load(run: str) -> TrainedRewardModel:
-    """The reward model of a run, or in that directory; UserError where there is none."""
-    try:
-        directory = rewards.reward_model_dir(run)
-        return TrainedRewardModel(directory, TrainedModel('score', directory).encoding)
-    except UserError as e:
-        raise UserError(str(e).replace('--rewards.trained_model ', '')) from e
-
-
-def run_record(run: str) -> HParams | None:
-    """The settings by which the reward model of a run was trained; None where it has no record.
-
-    run: also the directory of the reward model, next to which the record is.
-    """
-    for directory in (run.rstrip('/'), os.path.dirname(run.rstrip('/'))):
-        path = storage.join(directory, RECORD)
-        if storage.exists(path):
-            hparams = HParams()
-            hparams.override_from_json_file(path)
-            return hparams
-    return None
-
-
 def _lengths(run: str, query_length: int | None, response_length: int | None) -> tuple[int, int]:
     """The most tokens of a query and of a response: those given, else those of the run's task."""
     if query_length is None or response_length is None:
-        hparams = run_record(run)
+        hparams = record_of(run)
         if hparams is None:
             raise UserError(
                 f'{run} has no {RECORD}, which says how long texts may be: give --query_length and'

@@ -125,3 +125,24 @@ class ReportHParams(hyperparams.HParams):
     without: str | None = option(
         None, 'leave out the answers of this labeller, or of several: NAME,NAME'
     )
+    reward: str | None = option(
+        None, 'how well the reward model of this run predicts the answers, local or remote'
+    )
+    learning_curve: int = option(
+        0,
+        'train reward models, as that of --reward, on 1/8, 1/4, 1/2 and all of the labels, so many'
+        ' times each',
+        at_least=0,
+    )
+    picture: str | None = option(None, 'draw learning curve and comparisons into this file, as PNG')
+
+    def validate(self, *, prefix: str = '') -> None:
+        """Also ValueError for options that need another one."""
+        super().validate(prefix=prefix)
+        if self.learning_curve and self.reward is None:
+            raise ValueError(
+                f'--{prefix}learning_curve {self.learning_curve}: give --{prefix}reward RUN, whose'
+                ' settings the trainings take'
+            )
+        if self.export_as != 'tokens' and self.export is None:
+            raise ValueError(f'--{prefix}export_as {self.export_as}: give --{prefix}export FILE')

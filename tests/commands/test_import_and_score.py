@@ -7,9 +7,10 @@ import random
 import pytest
 import torch
 from command_line import error_of, invoke
+from label_folders import make_folder
 
-from lm_human_preferences.commands import score as scoring
 from lm_human_preferences.datasets.reviews import queries
+from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.texts import records, tokenise
 from lm_human_preferences.language import encodings
@@ -88,7 +89,7 @@ def test_scores(reward_model, tmp_path):
         ['chosen', 'rejected'],
         ['sample0', 'sample1', 'sample2'],
     ]
-    model = scoring.load(str(reward_model[0]))
+    model = reward_on_labels.load(str(reward_model[0]))
     tokeniser = tokenise.Tokeniser(model.encoder, 5, 3, 'refuse')
     label = records.TextLabel(query, ('very good', 'dull', 'great', 'awful indeed', ''), None)
     tokens = tokeniser.question(label, list('abcde'), 'here')
@@ -217,6 +218,55 @@ def test_mistakes_of_import_are_one_line(tmp_path):
     (tmp_path / 'empty.json').write_text('[]')
     assert 'holds no label' in error('--labels.type best_of_2', file=tmp_path / 'empty.json')
     assert not (tmp_path / 'f').exists()
+
+
+# ---------------------------------------------------------------- the report
+
+
+def test_report_with_a_reward_model(reward_model, tmp_path):
+    """What its training held out is told from the rest by the questions alone."""
+    pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(300))
+    run(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
+    result = run(
+        f'labels {tmp_path}/f --reward {reward_model[0]} --learning_curve 2'
+        f' --picture {tmp_path}/p.png --output {tmp_path}/report.json'
+    )
+    report = json.loads((tmp_path / 'report.json').read_text())
+    reward, curve = report['reward'], report['learning_curve']
+    assert reward['held_out_share'] == 0.1 and reward['comparisons'] is None
+    assert reward['held_out']['labels'] + reward['trained_on']['labels'] == len(
+        LabelFolder(str(tmp_path / 'f')).questions
+    )
+    assert 10 < reward['held_out']['labels'] < 50
+    # Most good reviews were learned to be better, whoever had learned them.
+    assert min(reward[part]['accuracy'] for part in ('held_out', 'trained_on')) > 0.9
+    assert reward['labellers']['imported']['accuracy'] > 0.9
+    assert [row['labels'] for row in curve] == [32, 64, 128, 256][: len(curve)] and len(curve) == 4
+    assert all(len(row['accuracy']) == 2 for row in curve)
+    assert sum(curve[-1]['accuracy']) / 2 > 0.8 and curve[-1]['chance'] == 0.5
+    assert (tmp_path / 'p.png').read_bytes().startswith(b'\x89PNG')
+    assert 'held out of its training: ' in result.stdout
+    assert f'accuracy on {curve[0]["held_out"]} labels held out' in result.stdout
+
+
+def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
+    pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(3))
+    run(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
+
+    def error(more):
+        return error_of(invoke(f'labels {tmp_path}/f {more}'))
+
+    assert '--learning_curve 1: give --reward' in error('--learning_curve 1')
+    assert '--export_as text: give --export' in error('--export_as text')
+    assert 'neither it nor its reward_model/' in error(f'--reward {tmp_path}')
+    result = invoke(f'labels {tmp_path}/f --reward {reward_model[0]} --learning_curve 1')
+    assert result.exit_code == 2 and 'too few for --batch_size' in result.stderr
+    result = invoke(f'labels {tmp_path}/f --picture {tmp_path}/p.png')
+    assert result.exit_code == 2 and 'nothing to draw yet' in result.stderr
+    make_folder(tmp_path / 'letters', 2)
+    assert "its encoding is 'reviews'" in error_of(
+        invoke(f'labels {tmp_path}/letters --reward {reward_model[0]}')
+    )
 
 
 # ---------------------------------------------------------------- ask
