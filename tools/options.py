@@ -64,10 +64,14 @@ NOTES = {  # below a heading
     'Figures': '`./launch.py figures`',
     'Asking': (
         '`./launch.py ask EXPERIMENT FOLDER`, see [labelling.md](labelling.md). It also takes'
-        ' `--labels.type` and the options\n`--task.NAME`.'
+        ' `--labels.type`, `--labels.too_long` and\nthe options `--task.NAME`.'
+    ),
+    'Importing labels': (
+        '`./launch.py import_labels EXPERIMENT FILE OUTPUT`, which also takes those options.'
     ),
     'Labelling': '`./launch.py label FOLDER`',
     'Report on labels': '`./launch.py labels FOLDER`',
+    'Scoring texts': '`./launch.py score RUN FILE`',
 }
 
 
@@ -84,8 +88,10 @@ def tables() -> dict[str, option_help.Fields]:
         'Evaluation': commands['evaluate'].fields,
         'Figures': commands['figures'].fields,
         'Asking': hyperparams.fields(labelling.AskHParams),
+        'Importing labels': hyperparams.fields(labelling.ImportHParams),
         'Labelling': commands['label'].fields,
         'Report on labels': commands['labels'].fields,
+        'Scoring texts': commands['score'].fields,
     }
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from lm_human_preferences.hparams.train_reward import TOO_LONG
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
@@ -28,6 +29,50 @@ class AskHParams(hyperparams.HParams):
     )
     batch_size: int = option(64, 'queries that are answered at a time', at_least=1)
     seed: int = option(1, 'seed of the sampling')
+    questions: str | None = option(
+        None,
+        'ask what is in this file of texts, one record a line, instead of sampling: all of it,'
+        ' whatever --count is',
+    )
+    gold: str | None = option(
+        None,
+        'the same with answers: every labeller gets these questions, and the report tells how often'
+        ' each was right; not trained on',
+    )
+
+    def validate(self, *, prefix: str = '') -> None:
+        """Also ValueError for two sources of the questions."""
+        super().validate(prefix=prefix)
+        given = [name for name in ('questions', 'gold', 'against') if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(
+                f'--{prefix}{given[0]} and --{prefix}{given[1]} ask different questions: give one'
+                ' of them'
+            )
+
+
+@dataclass
+class ScoreHParams(hyperparams.HParams):
+    batch_size: int = option(64, 'responses that are scored at a time', at_least=1)
+    too_long: str = option(
+        'refuse',
+        'what becomes of longer texts: refuse, cut (the end), cut_start (the beginning of a query,'
+        ' the end of a response) or skip (its scores are null)',
+        one_of=TOO_LONG,
+    )
+    query_length: int | None = option(
+        None, 'the most tokens of a query; None: as the run was trained', at_least=1
+    )
+    response_length: int | None = option(
+        None, 'the most tokens of a response; None: as the run was trained', at_least=1
+    )
+
+
+@dataclass
+class ImportHParams(hyperparams.HParams):
+    labeller: str = option(
+        'imported', 'whose answers these are in a folder, where the file does not say it'
+    )
 
 
 @dataclass
@@ -66,9 +111,38 @@ class LabelHParams(hyperparams.HParams):
 @dataclass
 class ReportHParams(hyperparams.HParams):
     export: str | None = option(
-        None, 'write the labels that count for training to this file, in the JSON of label files'
+        None,
+        'write the labels that count for training to this file: JSON, or one object a line if its'
+        ' name ends in .jsonl',
+    )
+    export_as: str = option(
+        'tokens',
+        'how: tokens (the label file of the original), text (the same with texts) or preferences'
+        ' (prompt, chosen and rejected)',
+        one_of=('tokens', 'text', 'preferences'),
     )
     output: str | None = option(None, 'write the report to this file, as JSON')
     without: str | None = option(
         None, 'leave out the answers of this labeller, or of several: NAME,NAME'
     )
+    reward: str | None = option(
+        None, 'how well the reward model of this run predicts the answers, local or remote'
+    )
+    learning_curve: int = option(
+        0,
+        'train reward models, as that of --reward, on 1/8, 1/4, 1/2 and all of the labels, so many'
+        ' times each',
+        at_least=0,
+    )
+    picture: str | None = option(None, 'draw learning curve and comparisons into this file, as PNG')
+
+    def validate(self, *, prefix: str = '') -> None:
+        """Also ValueError for options that need another one."""
+        super().validate(prefix=prefix)
+        if self.learning_curve and self.reward is None:
+            raise ValueError(
+                f'--{prefix}learning_curve {self.learning_curve}: give --{prefix}reward RUN, whose'
+                ' settings the trainings take'
+            )
+        if self.export_as != 'tokens' and self.export is None:
+            raise ValueError(f'--{prefix}export_as {self.export_as}: give --{prefix}export FILE')

@@ -12,6 +12,7 @@ from lm_human_preferences.utils.hyperparams import option
 ENGINES = ('auto', 'horovod', 'torch', 'mpi')
 ON_ANOMALY = ('off', 'warn', 'stop')
 CONSOLES = ('summary', 'original', 'quiet')
+TOO_LONG = ('refuse', 'cut', 'cut_start', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
 
 
@@ -27,12 +28,34 @@ class LabelHParams(hyperparams.HParams):
     )
     source: str = option(
         None,
-        "label file (JSON), path or URL; or a folder that `label` fills; 'test': made-up labels;"
-        " 'mock': the known reward's",
+        'label file (JSON, of token ids or texts), path or URL; or a folder that `label` fills;'
+        " 'test': made-up labels; 'mock': the known reward's",
     )
     without: str | None = option(
         None,
         'of a folder, leave out the answers of this labeller, or of several: NAME,NAME',
+        ours=True,
+    )
+    too_long: str = option(
+        'refuse',
+        "of labels as texts, what becomes of those longer than the task's: refuse, cut (the end),"
+        ' cut_start (the beginning of a query, the end of a response) or skip (the label)',
+        one_of=TOO_LONG,
+        ours=True,
+    )
+    held_out: float = option(
+        0.0,
+        'share of the questions to keep out of training, to tell how well the reward model predicts'
+        ' labels that it has not seen; num_train then counts them too',
+        at_least=0,
+        at_most=0.9,
+        ours=True,
+    )
+    error: float = option(
+        0.0,
+        "of the source 'mock', the probability of a random answer instead of the best",
+        at_least=0,
+        at_most=1,
         ours=True,
     )
 
@@ -49,6 +72,11 @@ class LabelHParams(hyperparams.HParams):
             raise ValueError(
                 f'--{prefix}without {self.without}: --{prefix}source {self.source} is no folder of'
                 ' labels, which alone tells who gave them'
+            )
+        if self.error and self.source != 'mock':
+            raise ValueError(
+                f"--{prefix}error {self.error}: --{prefix}source {self.source} is not 'mock', whose"
+                ' labels alone are made with errors'
             )
 
 

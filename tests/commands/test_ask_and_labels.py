@@ -166,6 +166,7 @@ def test_report_by_hand(answered, tmp_path):
     assert report['questions'] == {
         'all': 4,
         'comparisons': 0,
+        'gold': 0,
         'for_several': 4,
         'answered': 3,
         'retired': 1,
