@@ -218,7 +218,7 @@ def test_without_a_reward_model_the_score_is_null(direct_run, tmp_path):
     path.write_text(json.dumps(hparams))
     result = sampled(run, *prompts(), f'--output={tmp_path}/out.jsonl')
     note, said = result.stderr.splitlines()
-    assert note.startswith('note: no reward model to be had, so score is null: ')
+    assert note.startswith('note: no reward model could be loaded, so score is null: ')
     assert said == f'Saved 3 samples in {tmp_path}/out.jsonl'
     assert all(
         row['score'] is None and isinstance(row['kl'], float)
