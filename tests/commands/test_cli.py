@@ -299,7 +299,7 @@ COMMANDS = (
             POLICY + f'--task.query_length 5 --{NEW}.task.query_length 6',
             (
                 f'--task.query_length 5 and --{NEW}.task.query_length 6 differ, but a policy and'
-                ' its reward model share one task: give one of them'
+                ' its reward model share one task: give only one of them'
             ),
         ),
         *(
@@ -585,7 +585,7 @@ def test_help_of_an_option():
     text = unbroken(invoke('train_policy --help').stdout)
     for option_help in [
         '--ppo.lr FLOAT learning rate of the first step; it falls linearly to 0 [default: 5e-06]',
-        '--run.seed INT|None seed of all random numbers; None: another each time.',
+        '--run.seed INT|None seed of all random numbers; None: a different one each time.',
         (
             '--rewards.adaptive_kl on|off adapt kl_coef to hold the KL divergence at a target'
             ' [default: off]'
