@@ -97,12 +97,22 @@ def test_flag_before_the_positionals(started):
     assert result.exit_code == 0 and result.stdout.startswith("2019: {'task.query_length': 64, ")
 
 
-def test_number_without_a_value_is_1_and_says_so(started):
-    result = invoke('train_policy sentiment nm --ppo.lr --mpi 1')
+def test_number_at_the_end_without_a_value_is_1_and_says_so(started):
+    """As recorded of the original."""
+    result = invoke('train_policy sentiment nm --mpi 1 --ppo.lr')
     assert (hparams_of(started).ppo.lr, result.stderr) == (
         1.0,
         'note: --ppo.lr without a value means 1\n',
     )
+
+
+@pytest.mark.parametrize(
+    'option', ['--ppo.lr', '--ppo.batch_size', '--run.seed', '--task.end_text']
+)
+def test_a_value_that_is_forgotten_starts_nothing(option, started):
+    result = invoke(f'train_policy sentiment nm {option} --mpi 1')
+    assert (result.exit_code, result.stderr) == (2, f'error: {option} needs a value\n')
+    assert not started
 
 
 def test_leaf_switches_its_group_on(started):
