@@ -20,7 +20,7 @@ from lm_human_preferences.hparams.train_policy import HParams, load_run_hparams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.synthetic.known_reward import MockRewardModel
+from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import default_device, set_seed
@@ -299,7 +299,7 @@ class Judge:
 
     def _reward_model(
         self, places: Sequence[str], encoding: Encoding
-    ) -> MockRewardModel | rewards.TrainedRewardModel | None:
+    ) -> KnownReward | rewards.TrainedRewardModel | None:
         """The first of `places` that can be loaded; None, with a note, if none can."""
         errors = []
         for place in places:

@@ -17,7 +17,7 @@ from lm_human_preferences.language.encodings import Reviews
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import TrainedRewardModel
-from lm_human_preferences.synthetic.known_reward import MockRewardModel
+from lm_human_preferences.synthetic.known_reward import KnownReward
 
 ENCODER = Reviews.get_encoder()
 PROMPTS = ('the film was', 'the story was', 'the plot')
@@ -194,7 +194,7 @@ def test_scores_are_the_tasks(copied_run, tmp_path):
 def test_the_known_reward_is_a_reward_model_too(direct_run, tmp_path):
     sampled(direct_run, *prompts(), f'--output={tmp_path}/out.jsonl')
     rows = saved(tmp_path / 'out.jsonl')
-    expected = MockRewardModel(Reviews).score(*columns(rows))
+    expected = KnownReward(Reviews).score(*columns(rows))
     torch.testing.assert_close(torch.tensor([row['score'] for row in rows]), expected)
 
 
