@@ -72,10 +72,8 @@ class Ours:
         trainer.ref_policy.analyze_responses = clock.timed(
             'reference', trainer.ref_policy.analyze_responses
         )
-        trainer.score_fn, trainer.train = (
-            clock.timed('reward', trainer.score_fn),
-            clock.timed('epochs', trainer.train),
-        )
+        trainer.score_fn = clock.timed('reward', trainer.score_fn)
+        trainer.train = clock.timed('epochs', trainer.train)
 
     def update(self):
         self.trainer.step()

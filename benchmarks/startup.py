@@ -216,9 +216,8 @@ def tell_phases(words):
         (reward, 'train_batch', 'step'),
     ):
         function = getattr(place, name)
-        setattr(
-            place, name, phases.timed(phase, function, is_last=name in ('train', 'train_batch'))
-        )
+        is_last = name in ('train', 'train_batch')
+        setattr(place, name, phases.timed(phase, function, is_last=is_last))
     launch.cli(words)
 
 
