@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write docs/options.md, the tables of all options, from the code.
 
-pipenv run python tools/options.py
+`pipenv run python tools/options.py` writes it anew; a test compares the page with the code.
 """
 
 import dataclasses
