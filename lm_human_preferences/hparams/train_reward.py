@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, field
 
 from lm_human_preferences import storage
+from lm_human_preferences.distributed.env import Timeouts
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
@@ -14,6 +15,7 @@ ON_ANOMALY = ('off', 'warn', 'stop')
 CONSOLES = ('summary', 'original', 'quiet')
 TOO_LONG = ('refuse', 'cut', 'cut_start', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
+LONGEST_TIMEOUT = 10_000_000  # seconds, or 115 days
 
 
 @dataclass
@@ -114,6 +116,20 @@ class RunHParams(hyperparams.HParams):
     allreduce: str = option(
         'auto', 'what averages over ranks: auto, horovod, torch or mpi', one_of=ENGINES, ours=True
     )
+    rank_timeout: int = option(
+        600,
+        'seconds in which a rank has to give a sign of life; after that, all ranks are ended',
+        at_least=10,
+        at_most=LONGEST_TIMEOUT,
+        ours=True,
+    )
+    allreduce_timeout: int = option(
+        1800,
+        "seconds that ranks wait for each other's gradients; not with --run.allreduce mpi",
+        at_least=10,
+        at_most=LONGEST_TIMEOUT,
+        ours=True,
+    )
     on_anomaly: str = option(
         'warn',
         'what to do if training goes wrong: off (nothing), warn, or stop (save a checkpoint first)',
@@ -142,6 +158,11 @@ class RunHParams(hyperparams.HParams):
         None if nothing is saved.
         """
         return storage.staging_dir(self.save_dir)
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """How long ranks wait for each other."""
+        return Timeouts(self.rank_timeout, self.allreduce_timeout)
 
 
 @dataclass
