@@ -380,13 +380,12 @@ def test_queries_of_labels_stand_in_for_books(empty_store, tmp_path, encoder, ca
 def test_prompts_of_preferences_stand_in_for_books(empty_store, tmp_path, encoder):
     """As texts, which begin after a full stop and end with one like those of any data set."""
     path = tmp_path / 'pairs.jsonl'
-    prompts = ['One. Two three. Four', 'No stop', 'One. Two three. Four']
+    prompts = ['a.bc.d', 'xyz', 'a.bc.d']
     path.write_text('\n'.join(json.dumps({'prompt': prompt}) for prompt in prompts))
     dot = encoder.encode('.')[0]
     options = dict(mode='train', encoder=encoder, start_token=dot, end_token=dot, repeat_count=1)
     dataset = datasets.get_dataset('books', labels=str(path))
-    (query,) = dataset.sequences(8, **options)
-    assert encoder.decode(query) == ' Two three.'
+    assert list(dataset.sequences(3, **options)) == [encoder.encode('bc.')]
 
 
 def test_books_themselves_come_first(recorded_files, tmp_path, capsys):
