@@ -29,7 +29,7 @@ from lm_human_preferences.commands.program import Command, Program
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import evaluate, train_policy, train_reward
 from lm_human_preferences.hparams import figures as figure_options
-from lm_human_preferences.runs import run_dir
+from lm_human_preferences.runs import run_dir, run_files
 from lm_human_preferences.utils import hyperparams, launch
 from lm_human_preferences.utils.combos import Trial, bind, bind_all, bind_nested, combos
 from lm_human_preferences.utils.label_commands import label_commands
@@ -223,7 +223,7 @@ def recorded_settings(save_dir: str) -> tuple[str, str]:
     A policy's run that trained its reward model too has both files: train_policy comes first.
     """
     directory = run_dir.fetch_run_dir(save_dir)
-    names = {command: f'{command}_hparams.json' for command in TRAININGS}
+    names = {command: run_files.COMMANDS[command].settings for command in TRAININGS}
     for command, name in names.items():
         path = storage.join(directory, name)
         if storage.exists(path):

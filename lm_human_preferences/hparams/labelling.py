@@ -21,13 +21,14 @@ class AskHParams(hyperparams.HParams):
     )
     against: str | None = option(
         None,
-        'a second policy, named in the same way: half of the samples are its own, and nobody sees'
-        ' which; such answers are not trained on',
+        'a second policy, given in the same way: half of the samples of each question are from it,'
+        ' and labellers cannot tell which; these answers are not used for training',
     )
     instructions: str | None = option(
-        None, 'text file of what labellers are told; None: a sentence about what keys to press'
+        None,
+        'text file with instructions for the labellers; None: one sentence on which keys to press',
     )
-    batch_size: int = option(64, 'queries that are answered at a time', at_least=1)
+    batch_size: int = option(64, 'queries to sample responses for at a time', at_least=1)
     seed: int = option(1, 'seed of the sampling')
     questions: str | None = option(
         None,
@@ -82,19 +83,19 @@ class SimulateHParams(hyperparams.HParams):
     )
     position_bias: float = option(
         0.0,
-        'probability of taking what is shown first, where the answer is not random',
+        'probability of choosing the first sample shown, if the answer is not random',
         at_least=0,
         at_most=1,
     )
     answers: int | None = option(
-        None, 'leave after so many answers; None: stay until nothing is left', at_least=1
+        None, 'stop after this many answers; None: when no questions are left', at_least=1
     )
     seed: int = option(0, 'seed of the errors')
 
 
 @dataclass
 class LabelHParams(hyperparams.HParams):
-    labeller: str = option(None, 'your name, of letters, digits, _ and -')
+    labeller: str = option(None, 'your name: letters, digits, _ and -')
     simulate: SimulateHParams | None = option(
         None, 'have the known reward of the film reviews answer, instead of a person'
     )
@@ -103,7 +104,7 @@ class LabelHParams(hyperparams.HParams):
         """Also ValueError without a name."""
         if self.labeller is None:
             raise ValueError(
-                f'--{prefix}labeller NAME is missing: under which your answers are kept'
+                f'--{prefix}labeller NAME is missing: your answers are saved under this name'
             )
         super().validate(prefix=prefix)
 
@@ -112,7 +113,7 @@ class LabelHParams(hyperparams.HParams):
 class ReportHParams(hyperparams.HParams):
     export: str | None = option(
         None,
-        'write the labels that count for training to this file: JSON, or one object a line if its'
+        'write the labels used for training to this file: JSON, or one object a line if its'
         ' name ends in .jsonl',
     )
     export_as: str = option(

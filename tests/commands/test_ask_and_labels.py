@@ -276,7 +276,7 @@ def test_folders_that_do_not_fit_a_training(answered, change, message):
 
 def test_without_needs_a_folder(tmp_path):
     result = invoke(f'train_reward test x --dry_run --labels.without anna --save_dir {tmp_path}')
-    assert '--labels.source test is no folder of labels' in error_of(result)
+    assert '--labels.source test is not a folder of labels' in error_of(result)
 
 
 def test_mistakes_of_labels_are_one_line(answered, tmp_path):

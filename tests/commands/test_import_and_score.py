@@ -14,7 +14,7 @@ from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.texts import records, tokenise
 from lm_human_preferences.language import encodings
-from lm_human_preferences.synthetic.known_reward import MockRewardModel
+from lm_human_preferences.synthetic.known_reward import KnownReward
 
 GOOD, BAD = ('good', 'great', 'funny', 'clever'), ('bad', 'dull', 'awful', 'stale')
 
@@ -322,7 +322,7 @@ def test_mistakes_of_questions_are_one_line(tmp_path):
 def test_known_answers_are_those_of_the_known_reward():
     """What the other tests take for granted."""
     encoder = encodings.Reviews.get_encoder()
-    model = MockRewardModel(encodings.Reviews)
+    model = KnownReward(encodings.Reviews)
     query = torch.tensor([encoder.encode('the film was')])
     scores = {
         word: model.score(query, torch.tensor([encoder.encode(f'{word} indeed')])).item()
