@@ -39,7 +39,7 @@ def label_commands(reward_experiments: Experiments) -> list[Command]:
         ),
         experiment_command(
             'import_labels',
-            'import_labels:import_labels',
+            'texts.import_labels:import_labels',
             labelling.ImportHParams,
             reward_experiments,
             ['file', 'output'],
@@ -74,7 +74,7 @@ def label_commands(reward_experiments: Experiments) -> list[Command]:
         ),
         launch.job_command(
             'score',
-            'lm_human_preferences.commands.score:score',
+            'lm_human_preferences.commands.texts.score:score',
             labelling.ScoreHParams,
             ['run', 'file'],
             example='./launch.py score /tmp/save/train_reward/my-reward texts.jsonl',
