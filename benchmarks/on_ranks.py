@@ -1,5 +1,4 @@
-"""Starting a benchmark's measurements in processes of their own, on several ranks of MPI or on
-none."""
+"""Starting a benchmark's measurements in processes of their own, as one process or as ranks."""
 
 import json
 import os
@@ -13,16 +12,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lm_human_preferences.distributed import launcher
 
 
-def start(size, *command):
+def start(size, *command, by_torchrun=False):
     """Start `python COMMAND...` on `size` ranks, with one thread each unless OMP_NUM_THREADS says
-    otherwise."""
+    otherwise; our mpiexec starts them, or torchrun."""
     mpiexec, is_open_mpi = launcher.find_mpiexec()
     variables = {
         'OMP_NUM_THREADS': '1',
         **launcher.rank_environment(tempfile.gettempdir(), size, is_open_mpi),
     }
     prefix = []
-    if size > 1:
+    if by_torchrun:
+        del variables['LMHP_RANKS']
+        prefix = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--no-python']
+        prefix += [f'--nproc-per-node={size}']
+    elif size > 1:
         prefix = [mpiexec, *launcher.mpiexec_options(is_open_mpi, size, os.cpu_count())]
     return subprocess.Popen(
         [*prefix, sys.executable, *map(str, command)],
@@ -40,6 +43,6 @@ def result_of(process):
     return json.loads(output.splitlines()[-1])
 
 
-def measure(size, *command):
+def measure(size, *command, by_torchrun=False):
     """What `python COMMAND...` on `size` ranks found."""
-    return result_of(start(size, *command))
+    return result_of(start(size, *command, by_torchrun=by_torchrun))
