@@ -1,4 +1,4 @@
-"""Starting a benchmark's measurements in processes of their own, as one process or as ranks."""
+"""Starts the measurements of a benchmark in processes of their own, on several ranks or on one."""
 
 import json
 import os
@@ -13,8 +13,10 @@ from lm_human_preferences.distributed import launcher
 
 
 def start(size, *command, by_torchrun=False):
-    """Start `python COMMAND...` on `size` ranks, with one thread each unless OMP_NUM_THREADS says
-    otherwise; our mpiexec starts them, or torchrun."""
+    """Start `python COMMAND...` on `size` ranks, by torchrun or by our mpiexec.
+
+    Each has one thread unless OMP_NUM_THREADS says otherwise.
+    """
     mpiexec, is_open_mpi = launcher.find_mpiexec()
     variables = {
         'OMP_NUM_THREADS': '1',
@@ -44,5 +46,5 @@ def result_of(process):
 
 
 def measure(size, *command, by_torchrun=False):
-    """What `python COMMAND...` on `size` ranks found."""
+    """The result of `python COMMAND...` on `size` ranks."""
     return result_of(start(size, *command, by_torchrun=by_torchrun))
