@@ -53,8 +53,10 @@ def plain_mean():
 
 
 def measure_here(name):
-    """Print the seconds of each of REPEATS means, as JSON; the first, which warms up, is left
-    out."""
+    """Print the seconds of each of REPEATS means as JSON.
+
+    The first mean, which warms up, is left out.
+    """
     mean = plain_mean() if name == 'plain' else engine_mean(name)
     barrier, seconds = comm.init_comm('torch' if name == 'plain' else name).barrier, []
     for _ in range(REPEATS + 1):

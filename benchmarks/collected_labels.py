@@ -1,13 +1,13 @@
-"""Policies from labels that `ask` and `label` have collected, beside those from the labels that
-training makes up itself; all by the commands alone, in mock_sentiment, whose reward is known.
+"""Policies from labels that `ask` and `label` have collected, beside those from made-up ones.
+
+All come about by the commands alone, in mock_sentiment, whose reward is known.
 
 Four policies for each seed, whose simulated labellers err with the same probability:
 
     mock        1024 labels of --labels.source mock
     folder      1024 labels of a folder
     half        512 labels of a folder
-    two batches these 512, and 512 that were asked of the policy `half`; the reward model learns
-                from all 1024
+    two batches these 512, and 512 that were asked of the policy `half`, all in one training
 
 Each is compared with the best policy possible at its own KL by the known reward.
 """

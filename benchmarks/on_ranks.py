@@ -13,8 +13,10 @@ from lm_human_preferences.distributed import launcher
 
 
 def start(size, *command):
-    """Start `python COMMAND...` on `size` ranks, with one thread each unless OMP_NUM_THREADS says
-    otherwise."""
+    """Start `python COMMAND...` on `size` ranks.
+
+    Each has one thread unless OMP_NUM_THREADS says otherwise.
+    """
     mpiexec, is_open_mpi = launcher.find_mpiexec()
     variables = {
         'OMP_NUM_THREADS': '1',

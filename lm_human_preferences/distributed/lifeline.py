@@ -132,6 +132,11 @@ def claim_failure() -> bool:
 def report(message: str, summary: str) -> None:
     """Print an error; torchrun gets the line that sums it up for its own report."""
     print(message, file=sys.__stderr__, flush=True)
+    tell_torchrun(summary)
+
+
+def tell_torchrun(summary: str) -> None:
+    """Leave a line for torchrun's report, which would else say how to get a traceback."""
     path = os.environ.get('TORCHELASTIC_ERROR_FILE')
     if path:
         details = {'py_callstack': summary, 'timestamp': str(int(time.time()))}

@@ -85,6 +85,17 @@ def mute_unless_rank_0() -> None:
         stdout.reconfigure(line_buffering=True)
 
 
+def settle_user_error(message: str) -> None:
+    """Once rank 0 has printed an error that all ranks have met: see to it that this is seen.
+
+    The others, which are mute, give rank 0 time: what started them ends all when one has ended.
+    """
+    if launched_rank():
+        time.sleep(RANK_0_GRACE_SECONDS)
+    else:
+        lifeline.tell_torchrun(message)
+
+
 def _call(job: str, arguments: dict[str, Any]) -> None:
     mpi_library.load_library()
     # Imports torch, which takes seconds: commands that start no rank do without.

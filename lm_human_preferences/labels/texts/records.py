@@ -1,10 +1,11 @@
 """The formats in which other tools keep labels as texts; each record is turned into TextLabels.
 
     {"query", "sample0", "sample1", .., "best"}   the fields of a label, as strings
-    {"prompt", "chosen", "rejected"}              preferences: strings, or lists of chat messages
-                                                  {"role", "content"}
-    {"data", "annotations"}                       a task of Label Studio's pairwise template, as its
-                                                  JSON export has them
+    {"prompt", "chosen", "rejected"}              preferences
+    {"data", "annotations"}                       a task in Label Studio's JSON export
+
+Preferences are strings, or lists of chat messages {"role", "content"}; the task is one of Label
+Studio's pairwise template.
 
 A file is a JSON array of records, or has one a line if its name ends in .jsonl.
 """
