@@ -37,9 +37,9 @@ INITIAL = 'initial'  # the model that an experiment begins with
 PARTS = {TRAIN: 'train', VALIDATION: 'test'}  # of the data set, for each kind of question
 IDLE_BATCHES = 20  # without a new question, after which there is none to be expected
 INSTRUCTIONS = {
-    'best': 'Read the beginning, then the continuations. Choose the one that you like best.',
-    'score': 'Read the beginning, then the continuation. Say how much you like it.',
-    'difference': 'Read the beginning, then both continuations. Say which you like better.',
+    'best': 'Read the text, then the responses to it. Choose the one that you like best.',
+    'score': 'Read the text, then the response to it. Say how much you like the response.',
+    'difference': 'Read the text, then both responses to it. Say which of them you like better.',
 }
 MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # of a run's task
 

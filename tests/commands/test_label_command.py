@@ -79,7 +79,7 @@ def test_undo_with_nothing_to_take_back(tmp_path):
     assert len(log_of(tmp_path / 'f').uuids) == 1
 
 
-@pytest.mark.parametrize('key, reason', label_command.REASONS.items())
+@pytest.mark.parametrize('key, reason', label_command.REASON_OF.items())
 def test_skip_has_a_reason(tmp_path, key, reason):
     make_folder(tmp_path / 'f', 2)
     press(tmp_path / 'f', f's{key}1')
