@@ -1,11 +1,53 @@
-"""A scripted labeller: what the page in a browser asks of its server. Tests use it, too."""
+"""Scripted labellers and the server that they ask: what the page in a browser would do.
+
+Benchmarks and tests share this.
+"""
 
 import http.client
 import json
+import random
+import re
+import signal
 import ssl
+import subprocess
+import sys
 import time
 import urllib.parse
 import uuid
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter  # noqa: E402
+
+PATIENCE = 60.0  # seconds for a server to start, to answer, or to end
+
+
+def make_folder(path, count, encoding='test', query=3, response=4, tokens=26, seed=0):
+    """A folder of random questions."""
+    rng = random.Random(seed)
+    task = {
+        'label_type': 'best_of_4',
+        'encoding': encoding,
+        'instructions': 'Choose.',
+        'task': {'query_length': query, 'response_length': response},
+    }
+    header = {
+        'kind': 'train',
+        'labellers': 1,
+        'policies': ['initial'] * 4,
+        'part': 'train',
+        'texts_read': 1,
+    }
+    lengths = {'query': query, **{f'sample{i}': response for i in range(4)}}
+    with QuestionWriter(str(path), task) as writer:
+        for start in range(0, count, 1000):
+            questions = [
+                {name: rng.choices(range(tokens), k=length) for name, length in lengths.items()}
+                for _ in range(min(1000, count - start))
+            ]
+            writer.add(questions, [header] * len(questions))
 
 
 class Client:
@@ -98,7 +140,7 @@ class Client:
         self.connection = None
 
 
-def insist(call, seconds=60):
+def insist(call, seconds=PATIENCE):
     """What `call` returns, once the server is there: the page, too, sends what it has again."""
     until = time.monotonic() + seconds
     while True:
@@ -108,3 +150,53 @@ def insist(call, seconds=60):
             if time.monotonic() > until:
                 raise
             time.sleep(0.02)
+
+
+class Server:
+    """`./launch.py label --web on` in a process of its own. links: {labeller: URL}."""
+
+    def __init__(self, path, names, port=0):
+        command = ['label', str(path), '--labeller', ','.join(names), '--web.port', str(port)]
+        self.started = time.perf_counter()
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / 'launch.py'), *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        lines = [self.process.stdout.readline() for _ in names]
+        if not all(lines):
+            sys.exit(self.process.stderr.read())
+        self.seconds_to_start = time.perf_counter() - self.started
+        self.links = dict(line.split() for line in lines)
+        self.port = urllib.parse.urlsplit(next(iter(self.links.values()))).port
+
+    def peak_megabytes(self):
+        """The most memory that the process has had."""
+        status = Path(f'/proc/{self.process.pid}/status').read_text()
+        return int(re.search(r'VmHWM:\s*(\d+)', status)[1]) / 1024
+
+    def end(self, number=signal.SIGINT):
+        """(what it still prints, its complaints); number: of the signal that ends it."""
+        self.process.send_signal(number)
+        return self.process.communicate(timeout=PATIENCE)
+
+
+def check(folder, acknowledged):
+    """How many answers a folder has.
+
+    Exits with an error unless each that was acknowledged, {labeller: {uuid: question}}, is there,
+    and no question has two.
+    """
+    opened = LabelFolder(str(folder))
+    for name, given in acknowledged.items():
+        log = opened.logs[name]
+        lost = given.keys() - log.uuids.keys()
+        if lost:
+            sys.exit(f'{name}: {len(lost)} acknowledged answers are lost')
+        if any(log.uuids[key].question != question for key, question in given.items()):
+            sys.exit(f'{name}: an answer is to another question')
+    everything = [answer for log in opened.logs.values() for answer in log.uuids.values()]
+    if len({answer.question for answer in everything}) != len(everything):
+        sys.exit('a question has two answers')
+    return len(everything)

@@ -80,6 +80,7 @@ def make_app(
         ],
         exception_handlers={Refused: _refused, HTTPException: _http_error},
     )
+    app.router.redirect_slashes = False
     return Guard(app, names, scheme)
 
 
