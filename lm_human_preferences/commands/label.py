@@ -20,7 +20,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import simulated_labeller
 from lm_human_preferences.labels.answers import REASONS, SCALE, Answer, choices, chosen_value
 from lm_human_preferences.labels.folder import LabelFolder, Question
-from lm_human_preferences.labels.labeller import AnswerUsed, Labeller
+from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
 from lm_human_preferences.language import encodings
 
 WIDEST = 80  # columns that a question takes
@@ -205,7 +205,7 @@ class Session:
     def _undo(self) -> Answer | None:
         try:
             answer = self.labeller.undo()
-        except AnswerUsed as e:
+        except AlreadyUsed as e:
             click.echo(f'{e}.')
             return None
         if answer is None:

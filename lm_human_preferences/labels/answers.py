@@ -13,6 +13,12 @@ from typing import Any
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import json_lines
 
+# What labellers are told where nobody says otherwise, by the field of the answer.
+INSTRUCTIONS = {
+    'best': 'Read the text, then the responses to it. Choose the one that you like best.',
+    'score': 'Read the text, then the response to it. Say how much you like the response.',
+    'difference': 'Read the text, then both responses to it. Say which of them you like better.',
+}
 SCALE = 9  # of a rating or a comparison: 1 to 9
 REASONS = (  # for skipping a question
     'cannot tell which is better',
@@ -106,8 +112,8 @@ class AnswerLog:
     """What a labeller has answered, as far as the file has been read.
 
     by_question: {question: answers that were not taken back, the last one last}. uuids: of all
-    answers ever given. ends: {uuid: where its line ends in the file}. undone: number of answers
-    that were taken back.
+    answers ever given. line_of: {uuid: number of its line, from 1}. undone: number of answers that
+    were taken back.
     """
 
     def __init__(self, path: str, label_type: str) -> None:
@@ -119,7 +125,7 @@ class AnswerLog:
     def _forget(self) -> None:
         self.reader = json_lines.Reader(self.reader.path)
         self.uuids: dict[str, Answer] = {}
-        self.ends: dict[str, int] = {}
+        self.line_of: dict[str, int] = {}
         self.by_question: dict[str, list[Answer]] = {}
         self._taken_back: set[str] = set()
 
@@ -136,7 +142,7 @@ class AnswerLog:
         if self.reader.was_cut():
             changed |= self.by_question.keys()
             self._forget()
-        for begin, line in self.reader.new_lines():
+        for _, line in self.reader.new_lines():
             where = self.reader.where()
             record = json_lines.parse(line, where)
             if 'undo' in record:
@@ -144,7 +150,6 @@ class AnswerLog:
             else:
                 answer = self._parsed(record, where)
                 self._add(answer, where)
-                self.ends[answer.uuid] = begin + len(line)
             changed.add(answer.question)
         return changed
 
@@ -152,6 +157,7 @@ class AnswerLog:
         if answer.uuid in self.uuids:
             raise UserError(f'{where} repeats the answer {answer.uuid}')
         self.uuids[answer.uuid] = answer
+        self.line_of[answer.uuid] = self.reader.lines
         self.by_question.setdefault(answer.question, []).append(answer)
 
     def _take_back(self, uuid: Any, where: str) -> Answer:

@@ -4,8 +4,8 @@
     questions.jsonl       one question a line: tokens of a query and its samples, and which policy
                           each sample is of; written by `ask`
     answers/NAME.jsonl    what the labeller NAME has answered, skipped or taken back
-    used.jsonl            one line for each retraining of a reward model, written by the training:
-                          its "offsets" say how many bytes of each labeller's answers it has read
+    used.jsonl            of labels that are collected while a policy trains: which answers each
+                          reward model has learned from; written by the training
 
 Each file has one writer at a time. Lines are only ever added (labels/json_lines.py), so that any
 number of readers may follow a folder while people answer.
@@ -155,17 +155,6 @@ class LabelFolder:
             raise UserError(f'{where} is damaged: its id is not that of its tokens')
         return tokens
 
-    def is_used(self, answer: Answer) -> bool:
-        """Whether a reward model was trained on an answer, which then cannot be taken back."""
-        reader = json_lines.Reader(os.path.join(self.path, USED))
-        read = 0
-        for _, line in reader.new_lines():
-            offsets = json_lines.parse(line, reader.where()).get('offsets')
-            if not isinstance(offsets, dict):
-                raise UserError(f'{reader.where()} does not say what was read: it lacks offsets')
-            read = max(read, int(offsets.get(answer.labeller, 0)))
-        return self.logs[answer.labeller].ends[answer.uuid] <= read
-
     def is_retired(self, question: Question) -> bool:
         """Whether so many labellers have skipped a question that it is not asked any more."""
         return question.is_retired(self.answers_to(question))
@@ -201,6 +190,16 @@ class LabelFolder:
             answers.sort(key=_age)
             found += answers if question.labellers > 1 else answers[:1]
         return sorted(found, key=_age)
+
+    def lines_used(self, labeller: str) -> int:
+        """How many lines of a labeller's answers a training has learned from; these stay."""
+        reader = json_lines.Reader(os.path.join(self.path, USED))
+        lines = 0
+        for _, line in reader.new_lines():
+            used = json_lines.parse(line, reader.where()).get('answers')
+            if isinstance(used, dict):
+                lines = max(lines, used.get(labeller, 0))
+        return lines
 
     def check_labellers(self, names: Iterable[str]) -> None:
         """Raise UserError for a name of which there are no answers."""

@@ -23,8 +23,16 @@ from lm_human_preferences.labels.answers import (
 from lm_human_preferences.labels.folder import ANSWERS, LABELLER, LabelFolder, Question
 
 
-class AnswerUsed(UserError):
-    """An answer is to be taken back that a reward model was trained on."""
+def check_name(labeller: str) -> None:
+    """Raise UserError for what cannot name a labeller."""
+    if not LABELLER.fullmatch(labeller):
+        raise UserError(
+            f'--labeller {labeller!r:.80}: give a name of up to 32 letters, digits, _ and -'
+        )
+
+
+class AlreadyUsed(UserError):
+    """An answer cannot be taken back, because a training has learned from it."""
 
 
 class AlreadyAnswered(UserError):
@@ -39,10 +47,7 @@ class Labeller:
     """
 
     def __init__(self, folder: LabelFolder, name: str) -> None:
-        if not LABELLER.fullmatch(name):
-            raise UserError(
-                f'--labeller {name!r:.80}: give a name of up to 32 letters, digits, _ and -'
-            )
+        check_name(name)
         self.folder, self.name = folder, name
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
         with contextlib.suppress(OSError):  # which the writer explains
@@ -161,18 +166,16 @@ class Labeller:
     def undo(self, uuid: str | None = None) -> Answer | None:
         """Take back an answer, the last one unless told; None where there is nothing to take back.
 
-        To take one back twice does nothing. The question is asked again. AnswerUsed where a reward
-        model was trained on the answer already.
+        To take one back twice does nothing. The question is asked again. AlreadyUsed where a
+        training has learned from the answer.
         """
         with self._one_at_a_time:
             answer = self.log.last() if uuid is None else self.log.uuids.get(uuid)
             if answer is None:
                 return None
             if not self.log.is_taken_back(answer):
-                if self.folder.is_used(answer):
-                    raise AnswerUsed(
-                        'this answer cannot be taken back: a reward model was trained on it already'
-                    )
+                if self.log.line_of[answer.uuid] <= self.folder.lines_used(self.name):
+                    raise AlreadyUsed('this answer stays: the reward model has learned from it')
                 self._append({'undo': answer.uuid, 'time': time.time()})
             self._position = 0
             return answer

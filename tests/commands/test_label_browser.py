@@ -210,11 +210,10 @@ def test_undo_is_refused_where_the_answer_was_used(window, tmp_path):
     path = tmp_path / 'f'
     with shown(window, path):
         window.answer('1')
-        size = (path / 'answers/anna.jsonl').stat().st_size
-        (path / 'used.jsonl').write_text(json.dumps({'offsets': {'anna': size}}) + '\n')
+        (path / 'used.jsonl').write_text(json.dumps({'answers': {'anna': 1}}) + '\n')
         second = window.ready()
         window.press(BACKSPACE)
-        window.until("document.getElementById('saving').textContent.includes('too late')")
+        window.until("document.getElementById('saving').textContent.includes('That answer stays')")
         assert window.ready() == second
         assert ['409' in line for line in window.console()] == [True]
     assert len(answers_of(path, 'anna')) == 1

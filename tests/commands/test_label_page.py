@@ -6,23 +6,29 @@ import hashlib
 import json
 import re
 import resource
+import shlex
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import uuid
 from pathlib import Path
 
+import command_line
 import pytest
 from label_folders import TASK, make_folder
 from label_page import answers_of, served, write_texts, written
+from page_client import Client
 
-from benchmarks.page_client import Client
+from lm_human_preferences.commands import label_page
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.answers import shown_order
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.page import connections, guard, server
 
+ROOT = Path(__file__).parents[2]
 TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in range(6)]
 
 
@@ -320,11 +326,10 @@ def test_what_a_retraining_has_used_is_not_taken_back(path):
     with served(path, 'anna') as (_, anna):
         first, second, _ = anna.questions()
         _, one = anna.answer(first['id'], 1)
-        read = (path / 'answers/anna.jsonl').stat().st_size
         _, two = anna.answer(second['id'], 1)
-        (path / 'used.jsonl').write_text(json.dumps({'offsets': {'anna': read}}) + '\n{"off')
+        (path / 'used.jsonl').write_text(json.dumps({'answers': {'anna': 1}}) + '\n{"ans')
         status, reply = anna.undo(one['last'])
-        assert status == 409 and 'trained on' in reply['error']
+        assert status == 409 and 'learned from it' in reply['error']
         assert anna.undo(two['last'])[0] == 200
     assert len(answers_of(path, 'anna')) == 1
 
@@ -490,3 +495,87 @@ def test_tls(path, tmp_path):
         assert outcome(anna, Origin=anna.origin.replace('https', 'http'))[0] == 403
         anna.close()
     assert Path(path, 'answers/anna.jsonl').read_text().count('\n') == 1
+
+
+# ---------------------------------------------------------------- the command
+
+LINK = re.compile(r'(\w+) +(http://127\.0\.0\.1:\d+/#[\w-]{43})')
+
+
+class Command:
+    """`./launch.py label PATH --labeller NAMES --web.port 0 OPTIONS` at work."""
+
+    def __init__(self, path, names, *options):
+        words = ['label', str(path), '--labeller', names]
+        self.process = subprocess.Popen(
+            [sys.executable, 'launch.py', *words, '--web.port=0', *options],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        lines = [self.process.stdout.readline() for _ in names.split(',')]
+        self.links = dict(LINK.fullmatch(line.strip()).groups() for line in lines)
+        self.hint = self.process.stdout.readline()
+
+    def end(self, number):
+        self.process.send_signal(number)
+        return (*self.process.communicate(timeout=60), self.process.returncode)
+
+
+def test_ctrl_c_ends_with_what_there_is_and_what_comes_next(path):
+    """Without torch, and in little memory."""
+    command = Command(path, 'anna,bob')
+    assert list(command.links) == ['anna', 'bob'] and 'Ctrl-C' in command.hint
+    process = Path('/proc', str(command.process.pid))
+    assert 'libtorch' not in (process / 'maps').read_text()
+    assert int(re.search(r'VmHWM:\s*(\d+)', (process / 'status').read_text())[1]) < 100_000
+    anna = Client(command.links['anna'])
+    anna.close()
+    printed, complaints, status = command.end(signal.SIGINT)
+    assert printed == (
+        f'\nSaved: anna 0, bob 0. 6 questions are open. The report: ./launch.py labels {path}\n'
+    )
+    assert (complaints, status) == ('', 0)
+
+
+def test_a_warning_where_there_is_no_tls(path, monkeypatch, capsys):
+    monkeypatch.setattr(server.LabelServer, 'wait', interrupt)
+    options = {'port': 0, 'certificate': None, 'key': None}
+    label_page.serve(str(path), 'anna', host='0.0.0.0', **options)
+    printed = capsys.readouterr()
+    assert printed.err.startswith('warning: there is no TLS') and 'ssh -L' in printed.err
+    assert f'http://{socket.gethostname()}:' in printed.out
+    label_page.serve(str(path), 'anna', host='localhost', **options)
+    assert capsys.readouterr().err == ''
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_mistakes_of_the_command_are_one_line(path):
+    def error(options):
+        return command_line.error_of(command_line.invoke(f'label {path} {options}'))
+
+    assert 'names anna twice' in error('--labeller anna,bob,anna --web on')
+    assert "--labeller 'a.b'" in error('--labeller anna,a.b --web on')
+    assert "--labeller ''" in error('--labeller anna, --web on')
+    assert "--labeller 'anna,bob'" in error('--labeller anna,bob')  # a terminal is of one person
+    assert '--web.key FILE' in error('--labeller anna --web.certificate x.pem')
+    assert '--web.certificate FILE' in error('--labeller anna --web.key x.pem')
+    assert '--web.port must be from 0 to 65535' in error('--labeller anna --web.port 70000')
+    assert 'either --web or --simulate' in error('--labeller anna --web on --simulate on')
+    assert not list(path.glob('answers/*.jsonl'))
+
+
+def test_the_commands_of_the_documentation(path):
+    """Those of docs/labelling.md that serve a page, each until Ctrl-C."""
+    page = (ROOT / 'docs/labelling.md').read_text(encoding='utf-8')
+    lines = re.findall(r'^    pipenv run ./launch.py label (.* --web.*)$', page, re.MULTILINE)
+    assert len(lines) > 1
+    for line in lines:
+        folder, option, names, *options = shlex.split(line)
+        assert (folder, option) == ('./my-labels', '--labeller')
+        command = Command(path, names, *options, '--web.port=0')
+        assert 'The report' in command.end(signal.SIGINT)[0]

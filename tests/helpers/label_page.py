@@ -4,8 +4,8 @@ import contextlib
 from pathlib import Path
 
 from label_folders import HEADER, TASK
+from page_client import Client
 
-from benchmarks.page_client import Client
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.page.server import LabelServer
 

@@ -15,7 +15,7 @@ from lm_human_preferences.labels.answers import (
     chosen_value,
 )
 from lm_human_preferences.labels.folder import LabelFolder, Question
-from lm_human_preferences.labels.labeller import AlreadyAnswered, AnswerUsed, Labeller
+from lm_human_preferences.labels.labeller import AlreadyAnswered, AlreadyUsed, Labeller
 from lm_human_preferences.labels.page.assignments import LEASE_SECONDS, Assignments
 from lm_human_preferences.language import encodings
 
@@ -212,8 +212,8 @@ class LabellingService:
         labeller = self.labellers[name]
         try:
             answer = labeller.undo(uuid)
-        except AnswerUsed as e:
-            text = 'It is too late: the reward model was trained on that answer already.'
+        except AlreadyUsed as e:
+            text = 'That answer stays: the reward model has learned from it already.'
             raise Refused(409, text) from e
         except UserError as e:
             raise self._not_saved(e) from e
