@@ -22,7 +22,7 @@ from lm_human_preferences.language.parameters import in_tf_shapes
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.plans import nupdates
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.ppo import Minibatch, Rollout
+from lm_human_preferences.ppo import Rollout
 from lm_human_preferences.rewards import (
     FrozenRewardModel,
     ScoreFn,
@@ -40,7 +40,7 @@ from lm_human_preferences.training.kl_control import (
     make_kl_controller,
 )
 from lm_human_preferences.training.loop import training_loop
-from lm_human_preferences.training.micro_batches import map_micro_batches, micro_batches
+from lm_human_preferences.training.micro_batches import concatenate, micro_batches
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.training.time_left import TimeLeft, elapsed_stats
 from lm_human_preferences.utils.core import ceil_div, exact_div
@@ -133,9 +133,8 @@ class PPOTrainer:
 
     def generate(self, queries: torch.Tensor) -> Rollout:
         """Responses to `queries (batch, query_length)`, and all of the Rollout but its rewards."""
-        return map_micro_batches(
-            self._generate_micro_batch, self.hparams.ppo.micro_batch_size, queries
-        )
+        parts = micro_batches(queries, self.hparams.ppo.micro_batch_size)
+        return concatenate([self._generate_micro_batch(part) for part in parts])
 
     def _generate_micro_batch(self, queries: torch.Tensor) -> Rollout:
         sampled = self.policy.respond(queries, length=self.hparams.task.response_length)
@@ -178,18 +177,14 @@ class PPOTrainer:
         self.optimizer.gradients.zero_grad()
         for part in parts:
             share = len(part) / len(minibatch)
-            loss, part_stats = self.loss(part)
+            outputs = self.policy.analyze_responses_op(part.queries, part.responses)
+            loss, part_stats = ppo.loss(part, outputs, self.hparams.ppo)
             self.optimizer.backward(share * loss, last=part is parts[-1])
             for name, value in part_stats.items():
                 stats[name] = stats.get(name, 0) + share * value
         share_done = self.global_step / self.total_steps
         self.optimizer.update(lr=self.hparams.ppo.lr * (1 - share_done))
         return stats
-
-    def loss(self, minibatch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """(differentiable PPO loss of the policy as it is now, statistics), see ppo.loss."""
-        outputs = self.policy.analyze_responses_op(minibatch.queries, minibatch.responses)
-        return ppo.loss(minibatch, outputs, self.hparams.ppo)
 
     def record_step_stats(
         self,
