@@ -176,7 +176,7 @@ class Server:
         status = Path(f'/proc/{self.process.pid}/status').read_text()
         return int(re.search(r'VmHWM:\s*(\d+)', status)[1]) / 1024
 
-    def end(self, number=signal.SIGINT):
+    def end(self, number=signal.SIGTERM):
         """(what it still prints, its complaints); number: of the signal that ends it."""
         self.process.send_signal(number)
         return self.process.communicate(timeout=PATIENCE)

@@ -206,6 +206,27 @@ def test_undo_then_another_answer(window, tmp_path):
     assert len(written(path)) == 3
 
 
+def test_undo_goes_back_as_far_as_one_likes(window, tmp_path):
+    path = tmp_path / 'f'
+    write_texts(path, [(f'{i}', *'abcd') for i in range(22)])
+    with served(path, 'anna') as (page, anna):
+        asked = []
+        for _ in range(18):
+            (question,) = anna.questions(count=1)
+            asked.append(question['query'])
+            assert anna.answer(question['id'])[0] == 200
+        window.open(page.links['anna'])
+        window.ready()
+        for number, query in reversed(list(enumerate(asked))):
+            window.press(BACKSPACE)
+            window.until(f"document.getElementById('count').textContent === '{number} of 22'")
+            assert window.text('.query .text') == query
+        window.answer('2')
+        assert window.ready() == asked[1]
+        window.driver.get('about:blank')
+    assert len(answers_of(path, 'anna')) == 1
+
+
 def test_undo_is_refused_where_the_answer_was_used(window, tmp_path):
     path = tmp_path / 'f'
     with shown(window, path):

@@ -119,7 +119,7 @@ class LabellingService:
             tokens = self.folder.tokens(question)
             query = self._text(tokens['query'])
             samples = [self._text(tokens[field]) for field in self.folder.samples]
-        except (UserError, LookupError, TypeError, ValueError) as e:
+        except (UserError, OSError, LookupError, TypeError, ValueError) as e:
             self.note(f'note: the question {question.id} is left out: {e}')
             self.assignments.leave_out(question.id)
             return None
@@ -145,10 +145,11 @@ class LabellingService:
 
     def _refresh(self) -> None:
         """Read what others have written: new questions, answers given in a terminal."""
-        now = time.monotonic()
-        if now - self._refreshed < REFRESH_SECONDS:
-            return
-        self._refreshed = now
+        if time.monotonic() - self._refreshed >= REFRESH_SECONDS:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        self._refreshed = time.monotonic()
         try:
             self.assignments.update(self.folder.refresh())
         except UserError as e:
@@ -179,7 +180,7 @@ class LabellingService:
     def _question(self, id: str) -> Question:
         with self.folder.lock:
             if id not in self.folder.questions:
-                self.assignments.update(self.folder.refresh())
+                self._read_on()
             question = self.folder.questions.get(id)
         if question is None:
             raise Refused(404, 'There is no such question any more.')
