@@ -1,5 +1,4 @@
-"""Starting a benchmark's measurements in processes of their own, on several ranks of MPI or on
-none."""
+"""Starts the measurements of a benchmark in processes of their own, on several ranks or on one."""
 
 import json
 import os
@@ -14,8 +13,10 @@ from lm_human_preferences.distributed import launcher
 
 
 def start(size, *command):
-    """Start `python COMMAND...` on `size` ranks, with one thread each unless OMP_NUM_THREADS says
-    otherwise."""
+    """Start `python COMMAND...` on `size` ranks.
+
+    Each has one thread unless OMP_NUM_THREADS says otherwise.
+    """
     mpiexec, is_open_mpi = launcher.find_mpiexec()
     variables = {
         'OMP_NUM_THREADS': '1',
@@ -41,5 +42,5 @@ def result_of(process):
 
 
 def measure(size, *command):
-    """What `python COMMAND...` on `size` ranks found."""
+    """The result of `python COMMAND...` on `size` ranks."""
     return result_of(start(size, *command))

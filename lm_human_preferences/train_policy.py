@@ -315,22 +315,22 @@ def train(hparams: HParams, comm: Comm | None = None) -> None:
     """Fine-tune a policy and save it to SAVE_DIR/policy: all of `./launch.py train_policy`."""
     comm = session.connect(hparams, comm)
     with run_dir.lock_run_dir(hparams, comm), memory.explain_oom('--ppo.micro_batch_size'):
-        had_finished = _train_unless_finished(hparams, comm)
+        has_trained = _train_unless_finished(hparams, comm)
         if comm.rank != 0:
             return
         try:
             if hparams.run.evaluate:
-                _evaluate(hparams, had_finished)
+                _evaluate(hparams, has_trained)
         finally:  # the policy is there even if its evaluation cannot be written
             console.announce_policy(hparams)
 
 
 def _train_unless_finished(hparams: HParams, comm: Comm) -> bool:
-    """Train what the run in this directory still lacks; returns whether that was nothing."""
+    """Train what this run still lacks; returns False if it had been finished before."""
     directory = hparams.run.directory
     steps = nupdates(hparams)
     with Checkpointer(
-        directory and storage.join(directory, run_files.POLICY.finished),
+        directory and storage.join(directory, run_files.POLICY.unfinished),
         comm,
         resume=hparams.run.resume,
         schema=STATE,
@@ -339,18 +339,20 @@ def _train_unless_finished(hparams: HParams, comm: Comm) -> bool:
         is_finished = bool(checkpointer.state) and checkpointer.state['trainer']['step'] >= steps
         if not is_finished:
             _train_both(hparams, checkpointer, comm)
-            return False
+            return True
         checkpointer.make_latest()
     if comm.rank == 0:
         announce(f'The policy in {hparams.run.save_dir} is finished: {steps} of {steps} steps.')
-    return True
+    return False
 
 
-def _evaluate(hparams: HParams, had_finished: bool) -> None:
-    """Evaluate a policy that is saved, unless a run that `had_finished` has done so already."""
+def _evaluate(hparams: HParams, has_trained: bool) -> None:
+    """Evaluate a saved policy, unless it was finished and evaluated before this command."""
     save_dir = hparams.run.save_dir
     directory = hparams.run.directory
-    if save_dir is None or directory is None or (had_finished and evaluate.is_done(directory)):
+    if save_dir is None or directory is None:
+        return
+    if not has_trained and evaluate.is_done(directory):
         return
     evaluate.evaluate(save_dir, directory=directory)
 

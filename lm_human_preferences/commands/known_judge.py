@@ -6,12 +6,12 @@ import torch
 
 from lm_human_preferences.labels.simulated_labeller import Judge
 from lm_human_preferences.language.encodings import Encoding
-from lm_human_preferences.synthetic.known_reward import MockRewardModel
+from lm_human_preferences.synthetic.known_reward import KnownReward
 
 
 def known_judge(encoding: Encoding) -> Judge:
     """The known reward of film reviews; UserError for another encoding."""
-    model = MockRewardModel(encoding)
+    model = KnownReward(encoding)
 
     def rewards(questions: Sequence[dict[str, list[int]]]) -> list[list[float]]:
         """The reward of each sample of each question, {field: token ids}."""

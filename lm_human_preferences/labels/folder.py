@@ -31,7 +31,9 @@ from lm_human_preferences.labels.answers import Answer, AnswerLog, question_id, 
 
 TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
 FORMAT = 1
-TRAIN, VALIDATION = 'train', 'validation'  # kinds of questions; the latter compare two policies
+# Kinds of questions. Those of validation compare two policies; the answer to a gold one is known.
+TRAIN, VALIDATION, GOLD = 'train', 'validation', 'gold'
+EVERYBODY = 1_000_000  # `labellers` of a question that everybody answers
 LABEL_TYPE = re.compile(r'best_of_([2-9]|[1-9]\d{1,2}|1000)|scalar_rating|scalar_compare')
 LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')
 RETIRED_AFTER = 2  # labellers who skip a question
@@ -44,7 +46,7 @@ class Question:
 
     labellers: how many people are to answer it. policies: which one each sample is of. part: of the
     data set, that the query is from. texts_read: how many texts of the part had been read then.
-    span: (offset, length) of its line in the file.
+    span: (offset, length) of its line in the file. gold: the answer where it is known.
     """
 
     id: str
@@ -54,6 +56,7 @@ class Question:
     part: str
     texts_read: int
     span: tuple[int, int]
+    gold: float | None = None
 
     def given(self, answers: Iterable[Answer]) -> int:
         """How many of the labellers that the question needs have answered it."""
@@ -252,6 +255,7 @@ def _parse_question(line: bytes, begin: int, where: str) -> Question:
             part=str(record['part']),
             texts_read=int(record['texts_read']),
             span=(begin, len(line)),
+            gold=record.get('gold'),
         )
     except (KeyError, OverflowError, TypeError, ValueError) as e:
         raise UserError(f'{where} is no question: {e}') from e

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import uuid as uuids
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lm_human_preferences.errors import UserError
@@ -148,20 +148,33 @@ class Labeller:
             return before
         if only_once and other is not None:
             raise AlreadyAnswered(f'{self._writer.path} has an answer to this question already')
-        said: dict[str, Any] = {'skip': answer.reason}
+        self._append(self._line_of(answer))
+        return answer
+
+    def add(self, answers: Iterable[Answer]) -> int:
+        """Record answers that were given elsewhere; on the disk on return.
+
+        One whose uuid is there already is left out. Returns how many were added.
+        """
+        new = [answer for answer in answers if answer.uuid not in self.log.uuids]
+        for answer in new:
+            check_answer(answer, self.folder.label_type)
+        if new:
+            self._append(*map(self._line_of, new))
+        return len(new)
+
+    def _line_of(self, answer: Answer) -> dict[str, Any]:
+        said = {'skip': answer.reason}
         if answer.value is not None:
             said = {answer_field(self.folder.label_type): answer.value}
-        self._append(
-            {
-                'answer': answer.uuid,
-                'question': answer.question,
-                **said,
-                'order': answer.order,
-                'seconds': answer.seconds,
-                'time': answer.time,
-            }
-        )
-        return answer
+        return {
+            'answer': answer.uuid,
+            'question': answer.question,
+            **said,
+            'order': answer.order,
+            'seconds': answer.seconds,
+            'time': answer.time,
+        }
 
     def undo(self, uuid: str | None = None) -> Answer | None:
         """Take back an answer, the last one unless told; None where there is nothing to take back.
@@ -180,9 +193,9 @@ class Labeller:
             self._position = 0
             return answer
 
-    def _append(self, record: dict[str, Any]) -> None:
+    def _append(self, *records: dict[str, Any]) -> None:
         try:
-            self._writer.append([record])
+            self._writer.append(records)
         finally:
             # Also after an error: another thread may have read the line before it was cut off.
             with self.folder.lock:

@@ -88,8 +88,10 @@ class Adam:
         return self.state[parameter]
 
     def start_at(self, steps: int) -> None:
-        """Prepare to resume after `steps` updates; the caller then fills in the moments, which
-        `tf_slots` gives."""
+        """Prepare to resume after `steps` updates.
+
+        The caller then fills in the moments, which `tf_slots` gives.
+        """
         self.steps = steps
         if steps == 0:
             return

@@ -141,8 +141,10 @@ def _known(
 
 
 def did_you_mean(word: str, choices: Collection[str]) -> str:
-    """A hint for an error message: the choice that ends in `.word` or is spelt like `word`, if
-    there is one."""
+    """A hint for an error message: the choice that `word` may have meant, or nothing.
+
+    It ends in `.word` or is spelt like `word`.
+    """
     close = sorted(
         (choice for choice in choices if choice.endswith(word.replace('--', '.'))), key=len
     ) or difflib.get_close_matches(word, sorted(choices), n=1, cutoff=0.7)
@@ -158,9 +160,10 @@ def _is_flag(field: dataclasses.Field) -> bool:
 
 
 def _next_value(key: str, field: dataclasses.Field | None, words: list[str]) -> str:
-    """Take the option's value from `words`.
+    """Take the option's value from `words`, those after the option.
 
-    A flag without a value is on; a number without one is 1, as in the original.
+    A flag without a value is on. A number without one is 1 at the end of a command line, which is
+    recorded of the original; before another option, the value was forgotten: UserError.
     """
     flag = field is not None and _is_flag(field)
     if (
@@ -169,14 +172,17 @@ def _next_value(key: str, field: dataclasses.Field | None, words: list[str]) -> 
         and (not flag or _unquote(words[0]).lower() in {*_SWITCHES, '0', '1'})
     ):
         return words.pop(0)
-    if flag or (field is not None and {int, float} & set(members(field.type))):
+    if flag:
+        return 'True'
+    if not words and field is not None and {int, float} & set(members(field.type)):
         return 'True'
     raise UserError(f'--{key} needs a value')
 
 
 def convert(key: str, field: dataclasses.Field, text: str | tuple[str, ...]) -> Any:
-    """The value of option `key` given as `text`; UserError names the option, the text and the
-    expected type.
+    """The value of option `key` given as `text`.
+
+    UserError names the option, the text and the expected type.
 
     text: of an option that may be given several times, a tuple of texts, which are taken as they
     are.

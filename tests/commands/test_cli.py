@@ -97,12 +97,22 @@ def test_flag_before_the_positionals(started):
     assert result.exit_code == 0 and result.stdout.startswith("2019: {'task.query_length': 64, ")
 
 
-def test_number_without_a_value_is_1_and_says_so(started):
-    result = invoke('train_policy sentiment nm --ppo.lr --mpi 1')
+def test_number_at_the_end_without_a_value_is_1_and_says_so(started):
+    """As recorded of the original."""
+    result = invoke('train_policy sentiment nm --mpi 1 --ppo.lr')
     assert (hparams_of(started).ppo.lr, result.stderr) == (
         1.0,
         'note: --ppo.lr without a value means 1\n',
     )
+
+
+@pytest.mark.parametrize(
+    'option', ['--ppo.lr', '--ppo.batch_size', '--run.seed', '--task.end_text']
+)
+def test_a_value_that_is_forgotten_starts_nothing(option, started):
+    result = invoke(f'train_policy sentiment nm {option} --mpi 1')
+    assert (result.exit_code, result.stderr) == (2, f'error: {option} needs a value\n')
+    assert not started
 
 
 def test_leaf_switches_its_group_on(started):
@@ -156,9 +166,7 @@ def test_task_without_a_new_reward_model(started):
 
 POLICY = 'train_policy sentiment nm '
 EXAMPLE = './launch.py train_policy mock_sentiment first --mpi 1'
-COMMANDS = (
-    'train_reward, train_policy, resume, export, doctor, evaluate, ask, label, labels, figures'
-)
+COMMANDS = 'train_reward, train_policy, resume, export, doctor, evaluate, ask, import_labels, label, labels, score, figures'
 
 
 @pytest.mark.parametrize(
@@ -299,7 +307,7 @@ COMMANDS = (
             POLICY + f'--task.query_length 5 --{NEW}.task.query_length 6',
             (
                 f'--task.query_length 5 and --{NEW}.task.query_length 6 differ, but a policy and'
-                ' its reward model share one task: give one of them'
+                ' its reward model share one task: give only one of them'
             ),
         ),
         *(
@@ -461,7 +469,7 @@ def test_several_ranks(job, monkeypatch, mpi, count, ranks):
     monkeypatch.setattr(jobs.launcher, 'launch_ranks', lambda *args: launched.append(args))
     gpus(monkeypatch, count)
     jobs.start_job('fakejob:train', {'hparams': 3}, mpi)
-    assert launched == [('fakejob:train', {'hparams': 3}, ranks)]
+    assert launched == [('fakejob:train', {'hparams': 3}, ranks, 600)]  # rank_timeout's default
     assert not job
 
 
@@ -585,7 +593,7 @@ def test_help_of_an_option():
     text = unbroken(invoke('train_policy --help').stdout)
     for option_help in [
         '--ppo.lr FLOAT learning rate of the first step; it falls linearly to 0 [default: 5e-06]',
-        '--run.seed INT|None seed of all random numbers; None: another each time.',
+        '--run.seed INT|None seed of all random numbers; None: a different one each time.',
         (
             '--rewards.adaptive_kl on|off adapt kl_coef to hold the KL divergence at a target'
             ' [default: off]'

@@ -1,4 +1,6 @@
-"""pytest on the ranks of MPI: `mpiexec -n 2 python tests/helpers/on_mpi.py ENGINE,... TEST...`.
+"""pytest on real ranks: `mpiexec -n 2 python tests/helpers/on_mpi.py ENGINE,... TEST...`.
+
+torchrun may take the place of mpiexec, with the engine torch.
 
 The tests are those that use ranks.on_ranks. All engines are tested in one start of the ranks,
 because starting them takes longer than most of these tests.
@@ -73,6 +75,7 @@ def run_tests(engine, tests):
     counts_of_ranks = ranks.WORLD.all_gather_object(dict(sorted(passed.counts.items())))
     if ranks.WORLD.rank == 0:
         print(*counts_of_ranks, sep='\n', flush=True)
+    ranks.WORLD.close()
 
 
 if __name__ == '__main__':

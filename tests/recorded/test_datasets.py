@@ -13,7 +13,7 @@ from golden_data import json_if_there, load_json, load_npz, npz_keys, require, r
 from ranks import on_ranks
 
 from lm_human_preferences import lm_tasks, storage
-from lm_human_preferences.datasets import books, cnndm
+from lm_human_preferences.datasets import books, cnndm, registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import datasets, encodings
 
@@ -330,8 +330,7 @@ def test_what_there_is_not(tmp_path):
             datasets.get_dataset(name)
         assert (
             str(e.value)
-            == f'--task.query_dataset {name}: choose books, cnndm, tldr, test, reviews or a .jsonl'
-            ' file of texts'
+            == f'--task.query_dataset {name}: choose {registry.choices()} or a .jsonl file of texts'
         )
 
 
@@ -375,6 +374,17 @@ def test_queries_of_labels_stand_in_for_books(empty_store, tmp_path, encoder, ca
     assert sorted(
         datasets.get_dataset('books', labels=path).sequences(3, **options | {'repeat_count': 1})
     )[0] == [0, dot, padding]
+
+
+def test_prompts_of_preferences_stand_in_for_books(empty_store, tmp_path, encoder):
+    """As texts, which begin after a full stop and end with one like those of any data set."""
+    path = tmp_path / 'pairs.jsonl'
+    prompts = ['a.bc.d', 'xyz', 'a.bc.d']
+    path.write_text('\n'.join(json.dumps({'prompt': prompt}) for prompt in prompts))
+    dot = encoder.encode('.')[0]
+    options = dict(mode='train', encoder=encoder, start_token=dot, end_token=dot, repeat_count=1)
+    dataset = datasets.get_dataset('books', labels=str(path))
+    assert list(dataset.sequences(3, **options)) == [encoder.encode('bc.')]
 
 
 def test_books_themselves_come_first(recorded_files, tmp_path, capsys):
