@@ -2,6 +2,7 @@
 page itself."""
 
 import base64
+import concurrent.futures
 import hashlib
 import json
 import re
@@ -303,6 +304,26 @@ def test_the_same_uuid_twice_is_one_answer_and_one_question_has_one(path):
         assert anna.answer(question, 2)[0] == 409
         assert anna.skip(question)[0] == 409
     assert len(written(path)) == 1
+
+
+def test_the_same_at_the_same_moment_is_one_answer(path):
+    """Two windows, or an answer that is sent again while the first is on its way to the disk."""
+    with served(path, 'anna') as (page, anna):
+        first, second, _ = anna.questions()
+        key = str(uuid.uuid4())
+
+        def send(number):
+            client = Client(page.links['anna'])
+            again, _ = client.answer(first['id'], 2, key)
+            other, _ = client.answer(second['id'], 1 + number % 4)
+            client.close()
+            return again, other
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            statuses = list(pool.map(send, range(8)))
+    assert [again for again, _ in statuses] == [200] * 8
+    assert sorted(other for _, other in statuses) == [200] + [409] * 7
+    assert len(written(path)) == 2
 
 
 def test_skips_have_a_reason_and_undo_asks_again(path):
