@@ -62,10 +62,31 @@ def has_own_mpiexec() -> bool:
     return MPIEXEC.exists()
 
 
-# A further launcher, such as another MPI's mpiexec or srun, is one entry here.
+def by_srun(mpi: str, *engines: str) -> Launcher:
+    """srun, where this shell is in reach of a cluster of Slurm that has two processors."""
+
+    def is_there() -> bool:
+        if shutil.which('srun') is None:
+            return False
+        listed = subprocess.run(['srun', '--mpi=list'], capture_output=True, text=True)
+        return mpi in (listed.stdout + listed.stderr).split()
+
+    return Launcher(
+        ('srun', '--quiet', '--kill-on-bad-exit', f'--mpi={mpi}', '--ntasks=2'), engines, is_there
+    )
+
+
+# A further launcher is one entry here.
 LAUNCHERS = {
     'ours': Launcher((), ('horovod', 'torch', 'mpi'), has_own_mpiexec, ('--mpi=2',)),
     'mpiexec': Launcher((str(MPIEXEC), '-n', '2'), ('horovod', 'torch', 'mpi'), has_own_mpiexec),
+    'openmpi': Launcher(
+        ('mpiexec.openmpi', '--oversubscribe', '-n', '2'),
+        ('torch', 'mpi'),
+        lambda: shutil.which('mpiexec.openmpi') is not None,
+    ),
+    'pmi2': by_srun('pmi2', 'horovod', 'torch', 'mpi'),
+    'pmix': by_srun('pmix', 'torch', 'mpi'),
     'torchrun': Launcher(TORCHRUN, ('torch',), lambda: True),
 }
 
@@ -108,6 +129,10 @@ def interrupt(launcher: Launcher, engine: str, directory: Path, *, kill: bool) -
     time.sleep(random.random() / 10)
     if kill:
         os.kill(random.choice(launch.ranks()), signal.SIGKILL)
+    elif launcher.started_by[:1] == ('srun',):
+        # As Slurm does it; SIGTERM to srun itself kills the ranks.
+        jobs = {env.get('SLURM_JOB_ID') for env in launch.processes().values()} - {None}
+        subprocess.run(['scancel', '--signal=TERM', *jobs], check=True)
     else:
         launch.process.terminate()
     seconds = seconds_until_ended(launch)
