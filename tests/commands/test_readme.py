@@ -65,6 +65,8 @@ OTHER_TOOLS = {  # their options
     '--rdzv-id',
     '--rdzv-endpoint',
     '--signal',
+    '--max-restarts',
+    '--standalone',
 }
 SPELLINGS = {'--noppo.whiten_rewards', '--flag', '--noflag'}  # other ways to set a switch
 
