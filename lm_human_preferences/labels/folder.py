@@ -4,6 +4,8 @@
     questions.jsonl       one question a line: tokens of a query and its samples, and which policy
                           each sample is of; written by `ask`
     answers/NAME.jsonl    what the labeller NAME has answered, skipped or taken back
+    used.jsonl            of labels that are collected while a policy trains: which answers each
+                          reward model has learned from; written by the training
 
 Each file has one writer at a time. Lines are only ever added (labels/json_lines.py), so that any
 number of readers may follow a folder while people answer.
@@ -18,7 +20,8 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences import storage
@@ -26,7 +29,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import json_lines
 from lm_human_preferences.labels.answers import Answer, AnswerLog, question_id, sample_names
 
-TASK, QUESTIONS, ANSWERS = 'task.json', 'questions.jsonl', 'answers'
+TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
 FORMAT = 1
 # Kinds of questions. Those of validation compare two policies; the answer to a gold one is known.
 TRAIN, VALIDATION, GOLD = 'train', 'validation', 'gold'
@@ -55,6 +58,18 @@ class Question:
     span: tuple[int, int]
     gold: float | None = None
 
+    def given(self, answers: Iterable[Answer]) -> int:
+        """How many of the labellers that the question needs have answered it."""
+        return sum(answer.value is not None for answer in answers)
+
+    def is_retired(self, answers: Iterable[Answer]) -> bool:
+        """Whether so many labellers have skipped it that it is not asked any more."""
+        return sum(answer.value is None for answer in answers) >= RETIRED_AFTER
+
+    def needs(self, answers: Sequence[Answer]) -> bool:
+        """Whether it is to be asked of somebody who is not among those who gave these answers."""
+        return not self.is_retired(answers) and self.given(answers) < self.labellers
+
 
 def is_folder(path: str) -> bool:
     """Whether `path` is a folder of labels."""
@@ -65,7 +80,8 @@ class LabelFolder:
     """A folder of labels, read as far as it has grown; UserError where there is none.
 
     task: what task.json holds. questions: {id: Question} in the order of the file. logs: {labeller:
-    AnswerLog}.
+    AnswerLog}. lock: is held while the folder is read further; threads that share the folder hold
+    it while they look at several of these.
     """
 
     def __init__(self, path: str) -> None:
@@ -80,12 +96,22 @@ class LabelFolder:
         self.samples = sample_names(self.label_type)
         self.questions: dict[str, Question] = {}
         self.logs: dict[str, AnswerLog] = {}
+        self.lock = threading.RLock()
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
         self.refresh()
 
-    def refresh(self) -> None:
-        """Read what was added to any of the files."""
+    def refresh(self) -> set[str]:
+        """Read what was added to any of the files.
+
+        Returns the questions that are new, or whose answers have changed.
+        """
+        with self.lock:
+            return self._refresh()
+
+    def _refresh(self) -> set[str]:
+        changed: set[str] = set()
         if self._reader.was_cut():
+            changed |= self.questions.keys()
             self._reader = json_lines.Reader(self._reader.path)
             self.questions = {}
         # Answers first: then each question that they are about has been written before.
@@ -98,12 +124,14 @@ class LabelFolder:
         for begin, line in self._reader.new_lines():
             question = _parse_question(line, begin, self._reader.where())
             self.questions[question.id] = question
+            changed.add(question.id)
         for question, path in answered.items():
             if question not in self.questions:
                 raise UserError(
                     f'{path} answers the question {question:.80}, which is not in'
                     f' {self._reader.path}'
                 )
+        return changed | answered.keys()
 
     def notes(self) -> list[str]:
         """What the user should know of the files: the lines that a kill, or a write that goes on,
@@ -132,8 +160,7 @@ class LabelFolder:
 
     def is_retired(self, question: Question) -> bool:
         """Whether so many labellers have skipped a question that it is not asked any more."""
-        skips = [answer for answer in self.answers_to(question) if answer.value is None]
-        return len(skips) >= RETIRED_AFTER
+        return question.is_retired(self.answers_to(question))
 
     def answers_to(self, question: Question) -> list[Answer]:
         """The last answer, or skip, of each labeller to a question."""
@@ -145,8 +172,7 @@ class LabelFolder:
         answers = self.answers_to(question)
         if any(answer.labeller == labeller for answer in answers):
             return False
-        skips = sum(answer.value is None for answer in answers)
-        return skips < RETIRED_AFTER and len(answers) - skips < question.labellers
+        return question.needs(answers)
 
     def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
         """The answers to questions of a kind that count, the oldest first: of a question that one
@@ -167,6 +193,16 @@ class LabelFolder:
             answers.sort(key=_age)
             found += answers if question.labellers > 1 else answers[:1]
         return sorted(found, key=_age)
+
+    def lines_used(self, labeller: str) -> int:
+        """How many lines of a labeller's answers a training has learned from; these stay."""
+        reader = json_lines.Reader(os.path.join(self.path, USED))
+        lines = 0
+        for _, line in reader.new_lines():
+            used = json_lines.parse(line, reader.where()).get('answers')
+            if isinstance(used, dict):
+                lines = max(lines, used.get(labeller, 0))
+        return lines
 
     def check_labellers(self, names: Iterable[str]) -> None:
         """Raise UserError for a name of which there are no answers."""
