@@ -5,8 +5,9 @@
 
 The plain one is one `torch.distributed.all_reduce` of a single vector of 124 million float32 zeros,
 and its division. The engines average the model's own parameters in their buckets, as after a
-backward pass with which nothing overlapped. Each is measured in processes of its own, round after
-round, so that other load on the machine affects all alike.
+backward pass with which nothing overlapped; `torchrun` is the engine torch on ranks that torchrun
+starts. Each is measured in processes of its own, round after round, so that other load on the
+machine affects all alike.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from lm_human_preferences.distributed import comm
 from lm_human_preferences.language import model
 
 ENGINES = ('horovod', 'torch', 'mpi')
+TORCHRUN = 'torchrun'  # ranks without MPI, whose engine is torch
 REPEATS = 7
 
 
@@ -58,14 +60,16 @@ def measure_here(name):
     The first mean, which warms up, is left out.
     """
     mean = plain_mean() if name == 'plain' else engine_mean(name)
-    barrier, seconds = comm.init_comm('torch' if name == 'plain' else name).barrier, []
+    ranks = comm.init_comm('torch' if name == 'plain' else name)
+    seconds = []
     for _ in range(REPEATS + 1):
-        barrier()
+        ranks.barrier()
         started = time.perf_counter()
         mean()
         seconds.append(time.perf_counter() - started)
-    if comm.init_comm('torch' if name == 'plain' else name).rank == 0:
+    if ranks.rank == 0:
         print(json.dumps(seconds[1:]))
+    ranks.close()
 
 
 def main():
@@ -78,10 +82,13 @@ def main():
     args = parser.parse_args()
     if args.measure:
         return measure_here(args.measure)
-    seconds = {name: [] for name in ('plain', *ENGINES)}
+    seconds = {name: [] for name in ('plain', *ENGINES, TORCHRUN)}
     for _ in range(args.rounds):
         for name, found in seconds.items():
-            found += measure(args.ranks, __file__, '--measure', name)
+            engine = 'torch' if name == TORCHRUN else name
+            found += measure(
+                args.ranks, __file__, '--measure', engine, by_torchrun=name == TORCHRUN
+            )
     plain = statistics.median(seconds['plain']), min(seconds['plain'])
     for name, found in seconds.items():
         median, best = statistics.median(found), min(found)

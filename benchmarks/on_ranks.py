@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lm_human_preferences.distributed import launcher
 
 
-def start(size, *command):
-    """Start `python COMMAND...` on `size` ranks.
+def start(size, *command, by_torchrun=False):
+    """Start `python COMMAND...` on `size` ranks, by torchrun or by our mpiexec.
 
     Each has one thread unless OMP_NUM_THREADS says otherwise.
     """
@@ -23,7 +23,11 @@ def start(size, *command):
         **launcher.rank_environment(tempfile.gettempdir(), size, is_open_mpi),
     }
     prefix = []
-    if size > 1:
+    if by_torchrun:
+        del variables['LMHP_RANKS']
+        prefix = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--no-python']
+        prefix += [f'--nproc-per-node={size}']
+    elif size > 1:
         prefix = [mpiexec, *launcher.mpiexec_options(is_open_mpi, size, os.cpu_count())]
     return subprocess.Popen(
         [*prefix, sys.executable, *map(str, command)],
@@ -41,6 +45,6 @@ def result_of(process):
     return json.loads(output.splitlines()[-1])
 
 
-def measure(size, *command):
+def measure(size, *command, by_torchrun=False):
     """The result of `python COMMAND...` on `size` ranks."""
-    return result_of(start(size, *command))
+    return result_of(start(size, *command, by_torchrun=by_torchrun))

@@ -234,6 +234,7 @@ class TorchComm(EngineComm):
                 tensor.detach().copy_(host)
 
     def all_gather_object(self, value: T) -> list[T]:
+        """`value` of every rank, in the order of ranks; see `messages` for what it may be."""
         message = torch.frombuffer(bytearray(messages.encode(value)), dtype=torch.uint8)
         lengths = [int(length) for length in self._all_gather(torch.tensor([len(message)]))]
         padded = torch.zeros(max(lengths), dtype=torch.uint8)

@@ -30,6 +30,7 @@ _CONNECT_TIMEOUT_SECONDS = 5
 # connections.
 _FIRST_PORT = 10240
 _PORT_COUNT = 20480
+_TORCHRUN_SECONDS = 60
 
 
 def interfaces() -> dict[str, str]:
@@ -133,8 +134,11 @@ def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
     """A connection to the store of this job, which this process keeps itself if `is_host`.
 
     It waits for what is not there yet for so many seconds. UserError if the port is taken; RankLost
-    if nothing answers there for so long.
+    if nothing answers there for so long, or for a minute where torchrun has made the store before.
     """
+    timeout = datetime.timedelta(seconds=seconds)
+    if _torchrun_keeps_it():
+        seconds = min(seconds, _TORCHRUN_SECONDS)
     from torch.distributed import (
         PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
         TCPStore,  # pyright: ignore[reportPrivateImportUsage]
@@ -158,15 +162,20 @@ def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
             ) from error
         raise RankLost(
             f'nothing answers at {where} within {seconds} s, where rank 0 should be: MASTER_ADDR'
-            ' and MASTER_PORT must name its host and a free port there'
+            ' and MASTER_PORT must name its host and a free port there; torchrun sets them to what'
+            ' its option --local-addr says on the first host, or to the name of that host'
         ) from error
+    store.set_timeout(timeout)
     return PrefixStore(place.job, store)
 
 
 def is_store_host() -> bool:
-    """Whether this process is to keep the store; torchrun may do so itself."""
-    agent_keeps_it = os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
-    return env.launched_rank() == 0 and not agent_keeps_it
+    """Whether this process is to keep the store."""
+    return env.launched_rank() == 0 and not _torchrun_keeps_it()
+
+
+def _torchrun_keeps_it() -> bool:
+    return os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
 
 
 def choose_interface(store: Store, place: Endpoint, rank: int, size: int) -> None:

@@ -10,6 +10,7 @@ import io
 import os
 import select
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -160,6 +161,9 @@ def _end_all_ranks(error: BaseException, pipe: StatusPipe | None) -> None:
 def _print_error(error: BaseException, text: str) -> None:
     """Print `error`, since no launcher of ours will; the other ranks let rank 0 report first."""
     rank = launched_rank()
+    if isinstance(error, NoLibrary):
+        # Where srun ends the others after the first, they still end with the same status.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if rank:
         time.sleep(RANK_0_GRACE_SECONDS)
     if isinstance(error, NoLibrary) and not is_first_on_host():

@@ -2,6 +2,8 @@
 
 torchrun may take the place of mpiexec, with the engine torch.
 
+Other engines may have other tests: `ENGINE,... TEST... -- ENGINE,... TEST...`.
+
 The tests are those that use ranks.on_ranks. All engines are tested in one start of the ranks,
 because starting them takes longer than most of these tests.
 
@@ -14,6 +16,7 @@ import collections
 import contextlib
 import hashlib
 import io
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -54,10 +57,13 @@ def compare_parameters_after_updates():
     Adam.update = update_and_compare
 
 
-def main(engines, *tests):
+def main(*words):
     compare_parameters_after_updates()
-    for engine in engines.split(','):
-        run_tests(engine, tests)
+    for is_separator, group in itertools.groupby(words, '--'.__eq__):
+        if not is_separator:
+            engines, *tests = group
+            for engine in engines.split(','):
+                run_tests(engine, tests)
 
 
 def run_tests(engine, tests):

@@ -234,7 +234,8 @@ def _of_label_studio(record: dict[str, Any], where: str) -> Iterator[TextLabel]:
         if not isinstance(annotation, dict) or annotation.get('was_cancelled'):
             continue
         for result in _pairwise_results(annotation):
-            selected = (result.get('value') or {}).get('selected')
+            value = result.get('value')
+            selected = value.get('selected') if isinstance(value, dict) else None
             if selected not in ('left', 'right'):
                 raise UserError(
                     f'{where}: a pairwise result selects {selected!r:.80}, not left or right'
