@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """The mean over ranks of all gradients of GPT-2 124M: each engine beside a plain Gloo all-reduce.
 
-    pipenv run python benchmarks/allreduce.py [--ranks 2] [--rounds 5]
+    pipenv run python benchmarks/allreduce.py [--ranks 2] [--rounds 5] [--launcher COMMAND ...]
+
+Our launcher starts the ranks. Each --launcher, such as 'mpiexec.openmpi -n 2' or 'srun --mpi=pmi2
+--ntasks 2', adds a row for the engine `torch` under it.
 
 The plain one is one `torch.distributed.all_reduce` of a single vector of 124 million float32 zeros,
 and its division. The engines average the model's own parameters in their buckets, as after a
@@ -12,6 +15,7 @@ machine affects all alike.
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 import time
@@ -54,6 +58,12 @@ def plain_mean():
     return mean
 
 
+def torchrun(ranks):
+    """The words that start so many ranks by torchrun."""
+    words = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--no-python']
+    return [*words, f'--nproc-per-node={ranks}']
+
+
 def measure_here(name):
     """Print the seconds of each of REPEATS means as JSON.
 
@@ -78,22 +88,25 @@ def main():
     )
     parser.add_argument('--ranks', type=int, default=2)
     parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--launcher', action='append', default=[])
     parser.add_argument('--measure', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
         return measure_here(args.measure)
-    seconds = {name: [] for name in ('plain', *ENGINES, TORCHRUN)}
+    launchers = {TORCHRUN: torchrun(args.ranks)}
+    launchers.update({command: shlex.split(command) for command in args.launcher})
+    seconds = {name: [] for name in ('plain', *ENGINES, *launchers)}
     for _ in range(args.rounds):
         for name, found in seconds.items():
-            engine = 'torch' if name == TORCHRUN else name
-            found += measure(
-                args.ranks, __file__, '--measure', engine, by_torchrun=name == TORCHRUN
-            )
+            engine = 'torch' if name in launchers else name
+            words = ('--measure', engine)
+            found += measure(args.ranks, __file__, *words, started_by=launchers.get(name))
     plain = statistics.median(seconds['plain']), min(seconds['plain'])
+    width = max(map(len, seconds))
     for name, found in seconds.items():
         median, best = statistics.median(found), min(found)
         print(
-            f'{name:8} median {median:.3f} s ({median / plain[0]:.2f} of plain), '
+            f'{name:{width}} median {median:.3f} s ({median / plain[0]:.2f} of plain), '
             f'best {best:.3f} s ({best / plain[1]:.2f} of plain)'
         )
 

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'tests/helpers'))
 
 from engines import RECORDED, WHAT_RANKS_COMPUTE, on_mpi_command
-from launched import FOREVER, MPIEXEC, TORCHRUN, Launch, end_what_was_started
+from launched import FOREVER, MPIEXEC, ROOT_MAY, TORCHRUN, Launch, end_what_was_started
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -62,10 +62,31 @@ def has_own_mpiexec() -> bool:
     return MPIEXEC.exists()
 
 
-# A further launcher, such as another MPI's mpiexec or srun, is one entry here.
+def by_srun(mpi: str, *engines: str) -> Launcher:
+    """srun, where this shell is in reach of a cluster of Slurm that has two processors."""
+
+    def is_there() -> bool:
+        if shutil.which('srun') is None:
+            return False
+        listed = subprocess.run(['srun', '--mpi=list'], capture_output=True, text=True)
+        return mpi in (listed.stdout + listed.stderr).split()
+
+    return Launcher(
+        ('srun', '--quiet', '--kill-on-bad-exit', f'--mpi={mpi}', '--ntasks=2'), engines, is_there
+    )
+
+
+# A further launcher is one entry here.
 LAUNCHERS = {
     'ours': Launcher((), ('horovod', 'torch', 'mpi'), has_own_mpiexec, ('--mpi=2',)),
     'mpiexec': Launcher((str(MPIEXEC), '-n', '2'), ('horovod', 'torch', 'mpi'), has_own_mpiexec),
+    'openmpi': Launcher(
+        ('mpiexec.openmpi', '--oversubscribe', '-n', '2'),
+        ('torch', 'mpi'),
+        lambda: shutil.which('mpiexec.openmpi') is not None,
+    ),
+    'pmi2': by_srun('pmi2', 'horovod', 'torch', 'mpi'),
+    'pmix': by_srun('pmix', 'torch', 'mpi'),
     'torchrun': Launcher(TORCHRUN, ('torch',), lambda: True),
 }
 
@@ -85,7 +106,7 @@ def recordings_pass(launcher: Launcher, engine: str, directory: Path) -> bool:
         [*started_by, *command],
         capture_output=True,
         text=True,
-        env={**os.environ, 'OMP_NUM_THREADS': '1', 'TMPDIR': str(directory)},
+        env={**os.environ, **ROOT_MAY, 'OMP_NUM_THREADS': '1', 'TMPDIR': str(directory)},
     )
     if run.returncode:
         print(run.stdout[-3000:], run.stderr[-3000:], file=sys.stderr)
@@ -108,6 +129,10 @@ def interrupt(launcher: Launcher, engine: str, directory: Path, *, kill: bool) -
     time.sleep(random.random() / 10)
     if kill:
         os.kill(random.choice(launch.ranks()), signal.SIGKILL)
+    elif launcher.started_by[:1] == ('srun',):
+        # As Slurm does it; SIGTERM to srun itself kills the ranks.
+        jobs = {env.get('SLURM_JOB_ID') for env in launch.processes().values()} - {None}
+        subprocess.run(['scancel', '--signal=TERM', *jobs], check=True)
     else:
         launch.process.terminate()
     seconds = seconds_until_ended(launch)
