@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'tests/helpers'))
 
 from engines import RECORDED, WHAT_RANKS_COMPUTE, on_mpi_command
-from launched import FOREVER, MPIEXEC, TORCHRUN, Launch, end_what_was_started
+from launched import FOREVER, MPIEXEC, ROOT_MAY, TORCHRUN, Launch, end_what_was_started
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -106,7 +106,7 @@ def recordings_pass(launcher: Launcher, engine: str, directory: Path) -> bool:
         [*started_by, *command],
         capture_output=True,
         text=True,
-        env={**os.environ, 'OMP_NUM_THREADS': '1', 'TMPDIR': str(directory)},
+        env={**os.environ, **ROOT_MAY, 'OMP_NUM_THREADS': '1', 'TMPDIR': str(directory)},
     )
     if run.returncode:
         print(run.stdout[-3000:], run.stderr[-3000:], file=sys.stderr)

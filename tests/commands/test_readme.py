@@ -64,6 +64,8 @@ OTHER_TOOLS = {  # their options
     '--rdzv-backend',
     '--rdzv-id',
     '--rdzv-endpoint',
+    '--max-restarts',
+    '--standalone',
     '--signal',
 }
 SPELLINGS = {'--noppo.whiten_rewards', '--flag', '--noflag'}  # other ways to set a switch
