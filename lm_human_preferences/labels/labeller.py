@@ -156,12 +156,13 @@ class Labeller:
 
         One whose uuid is there already is left out. Returns how many were added.
         """
-        new = [answer for answer in answers if answer.uuid not in self.log.uuids]
-        for answer in new:
-            check_answer(answer, self.folder.label_type)
-        if new:
-            self._append(*map(self._line_of, new))
-        return len(new)
+        with self._one_at_a_time:
+            new = [answer for answer in answers if answer.uuid not in self.log.uuids]
+            for answer in new:
+                check_answer(answer, self.folder.label_type)
+            if new:
+                self._append(*map(self._line_of, new))
+            return len(new)
 
     def _line_of(self, answer: Answer) -> dict[str, Any]:
         said = {'skip': answer.reason}

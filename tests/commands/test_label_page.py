@@ -3,8 +3,10 @@ page itself."""
 
 import base64
 import concurrent.futures
+import errno
 import hashlib
 import json
+import os
 import re
 import resource
 import shlex
@@ -417,6 +419,24 @@ def test_a_full_disk_is_told_and_what_comes_later_fits(path):
     assert len(written(path)) == 2
 
 
+def test_what_is_not_on_the_disk_is_not_acknowledged(path, monkeypatch):
+    def fail(number):
+        anna_sees.append(LabelFolder(str(path)).logs['anna'].uuids.keys())
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    anna_sees = []
+    with served(path, 'anna') as (page, anna):
+        question = anna.questions()[0]['id']
+        key = str(uuid.uuid4())
+        with monkeypatch.context() as patched:
+            patched.setattr(os, 'fsync', fail)
+            status, reply = anna.answer(question, 1, key)
+            assert (status, reply['error']) == (507, 'It could not be saved: Input/output error.')
+        assert anna_sees == [{key}] and written(path) == []
+        assert anna.answer(question, 1, key)[0] == 200
+    assert len(written(path)) == 1
+
+
 def test_a_damaged_question_is_left_out(path):
     file = path / 'questions.jsonl'
     file.write_bytes(file.read_bytes().replace(b'"sample2": [', b'"sample2": [1, ', 1))
@@ -486,6 +506,15 @@ def test_links_are_new_where_others_could_read_the_key(path):
     (path / 'page.key').unlink()
     (path / 'page.key').symlink_to('/etc/passwd')
     assert 'page.key cannot be used' in error_of(path, 'anna')
+
+
+@pytest.mark.parametrize('host', ['localhost', '::1'])
+def test_other_names_of_this_machine(path, host):
+    if host == '::1' and not Path('/proc/net/if_inet6').exists():
+        pytest.skip('this machine has no IPv6')
+    with served(path, 'anna', host=host) as (page, anna):
+        assert page.url == f'http://{f"[{host}]" if ":" in host else host}:{page.port}'
+        assert anna.answer(anna.questions()[0]['id'])[0] == 200
 
 
 def test_another_address_has_its_own_name(path):

@@ -64,9 +64,9 @@ OTHER_TOOLS = {  # their options
     '--rdzv-backend',
     '--rdzv-id',
     '--rdzv-endpoint',
-    '--signal',
     '--max-restarts',
     '--standalone',
+    '--signal',
 }
 SPELLINGS = {'--noppo.whiten_rewards', '--flag', '--noflag'}  # other ways to set a switch
 
