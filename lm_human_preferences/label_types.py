@@ -33,6 +33,7 @@ class LabelType(ABC):
 
     name: str  # as --labels.type; an N in it is a number, which the constructor takes
     samples: tuple[str, ...]  # fields that hold the responses
+    chance: float | None = None  # share of labels that guessing gets right, see is_right
 
     def question_schemas(self, *, query_length: int, response_length: int) -> dict[str, Schema]:
         """Schemas of what was shown: the query and the responses, all as token ids."""
@@ -87,6 +88,13 @@ class LabelType(ABC):
         """How well the rewards order the samples as the labels do: 1 always, 0 by chance, -1
         never."""
 
+    def is_right(
+        self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
+    ) -> torch.Tensor | None:
+        """Which labels, bool (batch,), somebody who judges by the rewards would have given; None
+        where labels are no choice."""
+        return None
+
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
         """Numbers (batch,) whose mean and deviation the rewards should have; None where labels do
         not tell."""
@@ -111,6 +119,7 @@ class PickBest(LabelType):
 
     def __init__(self, num_responses: int) -> None:
         self.samples = tuple(f'sample{i}' for i in range(num_responses))
+        self.chance = 1 / num_responses if num_responses > 0 else None
 
     def label_schemas(self) -> dict[str, Schema]:
         return {'best': INDEX}
@@ -146,6 +155,10 @@ class PickBest(LabelType):
             return torch.zeros(())
         ahead = (rewards.gather(1, labels['best'][:, None]) - rewards).sign()
         return ahead.sum() / (others * len(rewards))
+
+    def is_right(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Where the best has the highest reward."""
+        return rewards.argmax(1) == labels['best']
 
 
 @register
@@ -193,6 +206,7 @@ class ScalarComparison(LabelType):
 
     name = 'scalar_compare'
     samples = ('sample0', 'sample1')
+    chance = 1 / 2
 
     def label_schemas(self) -> dict[str, Schema]:
         return {'difference': NUMBER}
@@ -218,6 +232,10 @@ class ScalarComparison(LabelType):
         """1 where the difference has the right sign, -1 where it has the wrong one, on average."""
         difference = rewards[:, 1] - rewards[:, 0]
         return (difference.sign() * labels['difference'].sign()).mean()
+
+    def is_right(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Where the difference has the right sign."""
+        return (rewards[:, 1] - rewards[:, 0]).sign() == labels['difference'].sign()
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
         return labels['difference'] / 2  # as in the original

@@ -19,6 +19,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
 from lm_human_preferences.labels import files as label_files
 from lm_human_preferences.labels import simulated
+from lm_human_preferences.labels.held_out import Prediction, predict, split
 from lm_human_preferences.language.parameters import in_tf_shapes
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
@@ -54,6 +55,7 @@ class RewardModelTrainer:
 
     policy: the initial policy, whose samples set the scale. query_sampler: see
     lm_tasks.make_query_sampler. labels: {field: tensor (num_train, ...)}, the same on every rank.
+    held_out: labels to measure the reward model by, see labels.held_out; None for none.
     label_notes: lines that tell the user about them.
     """
 
@@ -66,12 +68,14 @@ class RewardModelTrainer:
         labels: dict[str, torch.Tensor],
         hparams: HParams,
         comm: Comm,
+        held_out: dict[str, torch.Tensor] | None = None,
         label_notes: Sequence[str] = (),
     ) -> None:
         self.reward_model = reward_model
         self.policy = policy
         self.query_sampler = query_sampler
         self.labels = labels
+        self.held_out = held_out
         self.label_notes = label_notes
         self.label_type = label_types.get(hparams.labels.type)
         self.num_train = len(labels['query'])
@@ -134,6 +138,15 @@ class RewardModelTrainer:
         self.logger.log(means, self.train_step)
         self.train_step += 1
         return means
+
+    def predict_held_out(self) -> Prediction | None:
+        """How well the rewards predict the labels held out; None where there are none. All ranks
+        call it."""
+        if self.held_out is None:
+            return None
+        size = self.hparams.micro_batch_size or self.hparams.batch_size
+        get_rewards = self.reward_model.get_rewards
+        return predict(get_rewards, self.held_out, self.label_type, size, self.comm)
 
     def guessing_loss(self) -> float:
         """The loss on these labels of a model that does not look at the responses."""
@@ -363,6 +376,7 @@ def build_trainer(hparams: HParams, initial_model: TrainedModel, comm: Comm) -> 
     plans.REWARD_NETWORKS.broadcast({'reward_model': reward_model, 'ref_policy': ref_policy}, comm)
     if labels is None:
         labels = simulated.simulated_labels(hparams, ref_policy, comm)
+    labels, held_out, split_notes = split(labels, hparams)
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,
         encoder=encoding.get_encoder(),
@@ -374,7 +388,8 @@ def build_trainer(hparams: HParams, initial_model: TrainedModel, comm: Comm) -> 
         reward_model=reward_model,
         policy=ref_policy,
         labels=labels,
-        label_notes=label_notes,
+        held_out=held_out,
+        label_notes=[*label_notes, *split_notes],
         hparams=hparams,
         comm=comm,
         query_sampler=query_sampler,

@@ -35,6 +35,21 @@ class LabelHParams(hyperparams.HParams):
         'of a folder, leave out the answers of this labeller, or of several: NAME,NAME',
         ours=True,
     )
+    held_out: float = option(
+        0.0,
+        'share of the questions to keep out of training, to tell how well the reward model predicts'
+        ' labels that it has not seen; num_train then counts them too',
+        at_least=0,
+        at_most=0.9,
+        ours=True,
+    )
+    error: float = option(
+        0.0,
+        "of the source 'mock', the probability of a random answer instead of the best",
+        at_least=0,
+        at_most=1,
+        ours=True,
+    )
 
     def validate(self, *, prefix: str = '') -> None:
         """Also ValueError for best_of_1 and best_of_0, from which nothing can be learned, and for
@@ -49,6 +64,11 @@ class LabelHParams(hyperparams.HParams):
             raise ValueError(
                 f'--{prefix}without {self.without}: --{prefix}source {self.source} is no folder of'
                 ' labels, which alone tells who gave them'
+            )
+        if self.error and self.source != 'mock':
+            raise ValueError(
+                f"--{prefix}error {self.error}: --{prefix}source {self.source} is not 'mock', whose"
+                ' labels alone are made with errors'
             )
 
 

@@ -57,7 +57,9 @@ def _num_train(source: str, count: int, hparams: HParams) -> tuple[int, list[str
     notes = [f'Num labels found in source: {count}']
     num_train = hparams.labels.num_train
     option = f'--labels.num_train {num_train}'
-    if num_train is None:
+    if hparams.labels.held_out and num_train is None:
+        num_train, option = count, '--labels.held_out'  # which makes whole batches of the rest
+    elif num_train is None:
         num_train = count - count % hparams.batch_size
         option = f'--batch_size {hparams.batch_size}'
         notes.append(

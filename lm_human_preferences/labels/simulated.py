@@ -14,6 +14,7 @@ import torch
 from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.synthetic.known_reward import MockRewardModel
 from lm_human_preferences.training import memory
 from lm_human_preferences.utils.core import ceil_div
@@ -103,4 +104,20 @@ def _judged_labels(
         samples[field] = postprocess(responses).cpu()
     scores = [reward.score(queries, responses) for responses in samples.values()]
     answers = label_type.simulate(torch.stack(scores, dim=1).cpu())
+    if hparams.labels.error:
+        answers = _with_errors(answers, label_type, hparams.labels.error)
     return {'query': queries, **samples, **answers}
+
+
+def _with_errors(
+    answers: dict[str, torch.Tensor], label_type: LabelType, error: float
+) -> dict[str, torch.Tensor]:
+    """`answers` {field: (labels, ...)}, of which a share `error` is replaced by random ones."""
+    count = len(next(iter(answers.values())))
+    is_error = torch.rand(count) < error
+    by_chance = label_type.simulate(torch.randn(count, len(label_type.samples)))
+    mixed = {}
+    for field, values in answers.items():
+        mixed[field] = values.clone()
+        mixed[field][is_error] = by_chance[field][is_error]
+    return mixed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lm_human_preferences.training import console, health
 from lm_human_preferences.training.loop import Hook, Trainer
 from lm_human_preferences.training.time_left import TimeLeft, as_text
-from lm_human_preferences.utils.logging import log_as_original, progress
+from lm_human_preferences.utils.logging import log_as_original, log_line, progress
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -77,6 +77,7 @@ def reward_hooks(
         ),
         RewardTable(hparams, comm, clock, steps=trainer.total_steps),
         health.RewardHealth(on_anomaly, trainer, checkpointer, comm),
+        HeldOut(trainer),
         # The last step is not saved here: the model is, once it is normalised.
         Checkpoints(
             trainer,
@@ -222,6 +223,31 @@ class RewardTable(Hook):
             time_left=as_text(self.clock.seconds(share)),
         )
         self.losses.clear()
+
+
+class HeldOut(Hook):
+    """Measures a reward model by the labels held out: after 1/8, 1/4, 1/2 and all of the steps.
+
+    Each label is learned once, so these are roughly what so many labels give.
+    """
+
+    def __init__(self, trainer: RewardModelTrainer) -> None:
+        self.trainer = trainer
+        total = trainer.total_steps
+        self.due = {total, *(total // part for part in (2, 4, 8))}
+
+    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
+        """Log what is due, and print the last; all ranks take part."""
+        if step not in self.due:
+            return
+        prediction = self.trainer.predict_held_out()
+        if prediction is None:
+            return
+        self.trainer.logger.log(
+            prediction.statistics(), step - 1, tag_prefix='train_reward/held_out/'
+        )
+        if step == self.trainer.total_steps and self.trainer.comm.rank == 0:
+            log_line(f'held out: {prediction}')
 
 
 class Checkpoints(Hook):

@@ -125,12 +125,16 @@ class Logger:
         """Whether this rank prints at `step`."""
         return self.active and step % self.log_interval == 0
 
-    def log(self, stats: Mapping[str, float], step: int) -> None:
-        """Record `stats`, a dict of numbers, under `step` (from 0)."""
+    def log(self, stats: Mapping[str, float], step: int, *, tag_prefix: str | None = None) -> None:
+        """Record `stats`, a dict of numbers, under `step` (from 0).
+
+        tag_prefix: of their names in TensorBoard; None: that of the logger.
+        """
+        prefix = self.tag_prefix if tag_prefix is None else tag_prefix
         if self.directory:
             summary = Summary()
             for name, value in stats.items():
-                summary.value.add(tag=self.tag_prefix + name, simple_value=value)
+                summary.value.add(tag=prefix + name, simple_value=value)
             with self._translate_errors():
                 if self.file is None:
                     self.file = self._open()
