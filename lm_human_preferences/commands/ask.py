@@ -15,7 +15,12 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.hparams.train_reward import HParams
-from lm_human_preferences.labels.answers import answer_field, question_id, sample_names
+from lm_human_preferences.labels.answers import (
+    INSTRUCTIONS,
+    answer_field,
+    question_id,
+    sample_names,
+)
 from lm_human_preferences.labels.folder import (
     ANSWERS,
     QUESTIONS,
@@ -36,11 +41,6 @@ from lm_human_preferences.utils.logging import progress
 INITIAL = 'initial'  # the model that an experiment begins with
 PARTS = {TRAIN: 'train', VALIDATION: 'test'}  # of the data set, for each kind of question
 IDLE_BATCHES = 20  # without a new question, after which there is none to be expected
-INSTRUCTIONS = {
-    'best': 'Read the beginning, then the continuations. Choose the one that you like best.',
-    'score': 'Read the beginning, then the continuation. Say how much you like it.',
-    'difference': 'Read the beginning, then both continuations. Say which you like better.',
-}
 MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # of a run's task
 
 

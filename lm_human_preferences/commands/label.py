@@ -19,7 +19,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import simulated_labeller
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import LabelFolder, Question
-from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
 from lm_human_preferences.language import encodings
 
 WIDEST = 80  # columns that a question takes
@@ -64,7 +64,7 @@ def label(folder: str, labeller: str, simulate: dict[str, Any] | None = None) ->
 def _judge(folder: LabelFolder) -> simulated_labeller.Judge:
     """The judge of the simulated labeller."""
     # It loads torch, which people need not wait for.
-    from lm_human_preferences.commands.known_judge import known_judge
+    from lm_human_preferences.synthetic.known_judge import known_judge
 
     return known_judge(encodings.by_name(folder.task['encoding']))
 
@@ -203,7 +203,11 @@ class Session:
         return True
 
     def _undo(self) -> Answer | None:
-        answer = self.labeller.undo()
+        try:
+            answer = self.labeller.undo()
+        except AlreadyUsed as e:
+            click.echo(str(e))
+            return None
         if answer is None:
             click.echo('There is no answer to take back.')
         else:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
-SOURCES = ('people', 'mock')
+SOURCES = ('people', 'mock', 'test')
 ASKED_AT_ONCE = 16  # training questions, so that few steps are held up by sampling them
 INITIAL_SHARE, AHEAD_SHARE = 4, 50  # labels are divided by these where the options do not say
 
@@ -68,3 +68,103 @@ class Schedule:
         """The first step after `step` before which the reward model is trained; None for none."""
         later = range(step + 1, self.steps)
         return next((other for other in later if self.is_trained_at(other)), None)
+
+
+@dataclass
+class OnlineHParams(hyperparams.HParams):
+    labels: int = option(None, 'labels that the reward model learns from by the end', at_least=1)
+    initial: int | None = option(
+        None, 'of these, before the first episode; None: a quarter', at_least=1
+    )
+    retrainings: int = option(
+        19,
+        'how often the reward model is trained anew after the first time, at evenly spaced numbers'
+        ' of labels',
+        at_least=0,
+        at_most=1000,
+    )
+    ahead: int | None = option(
+        None,
+        'questions asked beyond the labels that are wanted, so that people need not wait; None: one'
+        ' for 50 labels',
+        at_least=0,
+    )
+    repeated: float = option(
+        0.0, 'share of the questions that several labellers answer', at_least=0, at_most=1
+    )
+    labellers: int = option(5, 'how many labellers answer such a question', at_least=2)
+    validation: float = option(
+        0.05,
+        'comparisons of the policy with the initial model, as a share of labels and beside them:'
+        ' asked at a constant rate, and learned from as well',
+        at_least=0,
+        at_most=1,
+    )
+    source: str = option(
+        'people',
+        "who answers: 'people', by ./launch.py label; 'mock', the known reward of reviews; 'test',"
+        ' who prefers small token ids',
+        one_of=SOURCES,
+    )
+    error: float = option(
+        0.0,
+        'where it is not people who answer, the probability of a random answer instead of the best',
+        at_least=0,
+        at_most=1,
+    )
+    instructions: str | None = option(
+        None, 'text file of what labellers are told; None: a sentence about what keys to press'
+    )
+    patience: float | None = option(
+        None,
+        'hours to wait for labels before the run is saved and ends; None: as long as it takes',
+        at_least=0,
+    )
+
+    def validate(self, *, prefix: str = '') -> None:
+        """Also ValueError for more labels at first than in all, and errors of people."""
+        super().validate(prefix=prefix)
+        if self.initial is not None and self.initial > self.labels:
+            raise ValueError(
+                f'--{prefix}initial {self.initial} is more than --{prefix}labels {self.labels}'
+            )
+        if self.error and self.source == 'people':
+            raise ValueError(
+                f'--{prefix}error {self.error}: --{prefix}source is people, who make errors of'
+                f' their own: give --{prefix}source mock, or no error'
+            )
+
+    def schedule(self, steps: int) -> Schedule:
+        """The schedule for a policy that trains for so many steps."""
+        initial, ahead = self.initial, self.ahead
+        if initial is None:
+            initial = _ceil_div(self.labels, INITIAL_SHARE)
+        if ahead is None:
+            ahead = _ceil_div(self.labels, AHEAD_SHARE)
+        return Schedule(
+            initial=initial,
+            labels=self.labels,
+            retrainings=self.retrainings,
+            steps=steps,
+            ahead=ahead,
+            validation=round(self.validation * self.labels),
+        )
+
+    def check_schedule(self, steps: int, batch_size: int, *, prefix: str) -> None:
+        """Raise ValueError unless each retraining has a step of its own among `steps`, and the
+        first labels fill a batch.
+
+        batch_size: of the reward model. prefix: of this group's options.
+        """
+        schedule = self.schedule(steps)
+        found = len(schedule.training_steps()) - 1
+        if found < self.retrainings:
+            raise ValueError(
+                f'--{prefix}retrainings {self.retrainings}: two of them would be at one of the'
+                f' {steps} steps of --ppo.total_episodes; take fewer'
+            )
+        if schedule.initial < batch_size:
+            raise ValueError(
+                f'--{prefix}initial {schedule.initial} does not fill a batch of the reward model,'
+                f' --rewards.train_new_model.batch_size {batch_size}'
+            )

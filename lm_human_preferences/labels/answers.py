@@ -13,6 +13,13 @@ from typing import Any
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import json_lines
 
+# What labellers are told where nobody says otherwise, by the field of the answer.
+INSTRUCTIONS = {
+    'best': 'Read the beginning, then the continuations. Choose the one that you like best.',
+    'score': 'Read the beginning, then the continuation. Say how much you like it.',
+    'difference': 'Read the beginning, then both continuations. Say which you like better.',
+}
+
 
 def sample_names(label_type: str) -> list[str]:
     """The fields that hold the responses of a question, as label_types has them."""
@@ -70,19 +77,21 @@ class Answer:
 class AnswerLog:
     """What a labeller has answered, as far as the file has been read.
 
-    by_question: {question: answers that were not taken back, the last one last}. uuids: of all
-    answers ever given. undone: number of answers that were taken back.
+    most_lines: how much of the file counts; None: all. by_question: {question: answers that were
+    not taken back, the last one last}. uuids: of all answers ever given. line_of: {uuid: number of
+    its line, from 1}. undone: number of answers that were taken back.
     """
 
-    def __init__(self, path: str, label_type: str) -> None:
+    def __init__(self, path: str, label_type: str, most_lines: int | None = None) -> None:
         self.label_type = label_type
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
-        self.reader = json_lines.Reader(path)
+        self.reader = json_lines.Reader(path, most_lines)
         self._forget()
 
     def _forget(self) -> None:
-        self.reader = json_lines.Reader(self.reader.path)
+        self.reader = json_lines.Reader(self.reader.path, self.reader.most_lines)
         self.uuids: dict[str, Answer] = {}
+        self.line_of: dict[str, int] = {}
         self.by_question: dict[str, list[Answer]] = {}
         self._taken_back: set[str] = set()
 
@@ -113,6 +122,7 @@ class AnswerLog:
         if answer.uuid in self.uuids:
             raise UserError(f'{where} repeats the answer {answer.uuid}')
         self.uuids[answer.uuid] = answer
+        self.line_of[answer.uuid] = self.reader.lines
         self.by_question.setdefault(answer.question, []).append(answer)
 
     def _take_back(self, uuid: Any, where: str) -> None:

@@ -4,6 +4,8 @@
     questions.jsonl       one question a line: tokens of a query and its samples, and which policy
                           each sample is of; written by `ask`
     answers/NAME.jsonl    what the labeller NAME has answered, skipped or taken back
+    used.jsonl            of labels that are collected while a policy trains: which answers each
+                          reward model has learned from; written by the training
 
 Each file has one writer at a time. Lines are only ever added (labels/json_lines.py), so that any
 number of readers may follow a folder while people answer.
@@ -26,7 +28,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import json_lines
 from lm_human_preferences.labels.answers import Answer, AnswerLog, question_id, sample_names
 
-TASK, QUESTIONS, ANSWERS = 'task.json', 'questions.jsonl', 'answers'
+TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
 FORMAT = 1
 TRAIN, VALIDATION = 'train', 'validation'  # kinds of questions; the latter compare two policies
 LABEL_TYPE = re.compile(r'best_of_([2-9]|[1-9]\d{1,2}|1000)|scalar_rating|scalar_compare')
@@ -41,7 +43,8 @@ class Question:
 
     labellers: how many people are to answer it. policies: which one each sample is of. part: of the
     data set, that the query is from. texts_read: how many texts of the part had been read then.
-    span: (offset, length) of its line in the file.
+    episode: how many the policy had trained on then, None where it was not in training. span:
+    (offset, length) of its line in the file.
     """
 
     id: str
@@ -50,6 +53,7 @@ class Question:
     policies: tuple[str, ...]
     part: str
     texts_read: int
+    episode: int | None
     span: tuple[int, int]
 
 
@@ -61,12 +65,14 @@ def is_folder(path: str) -> bool:
 class LabelFolder:
     """A folder of labels, read as far as it has grown; UserError where there is none.
 
-    task: what task.json holds. questions: {id: Question} in the order of the file. logs: {labeller:
-    AnswerLog}.
+    lines: {labeller: how many lines of the answers count}, for a folder as it was; None: all that
+    there are. task: what task.json holds. questions: {id: Question} in the order of the file. logs:
+    {labeller: AnswerLog}.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, lines: Mapping[str, int] | None = None) -> None:
         self.path = path
+        self.lines = lines
         if not is_folder(path):
             raise UserError(
                 f'{path} is no folder of labels: it has no {TASK}; ./launch.py ask EXPERIMENT'
@@ -88,9 +94,12 @@ class LabelFolder:
         # Answers first: then each question that they are about has been written before.
         answered: dict[str, str] = {}  # question: file
         for name in _labellers(os.path.join(self.path, ANSWERS)):
+            if self.lines is not None and name not in self.lines:
+                continue
             if name not in self.logs:
                 path = os.path.join(self.path, ANSWERS, f'{name}.jsonl')
-                self.logs[name] = AnswerLog(path, self.label_type)
+                most_lines = None if self.lines is None else self.lines[name]
+                self.logs[name] = AnswerLog(path, self.label_type, most_lines)
             answered |= dict.fromkeys(self.logs[name].refresh(), self.logs[name].reader.path)
         for begin, line in self._reader.new_lines():
             question = _parse_question(line, begin, self._reader.where())
@@ -165,6 +174,16 @@ class LabelFolder:
             found += answers if question.labellers > 1 else answers[:1]
         return sorted(found, key=_age)
 
+    def lines_used(self, labeller: str) -> int:
+        """How many lines of a labeller's answers a training has learned from; these stay."""
+        reader = json_lines.Reader(os.path.join(self.path, USED))
+        lines = 0
+        for _, line in reader.new_lines():
+            used = json_lines.parse(line, reader.where()).get('answers')
+            if isinstance(used, dict):
+                lines = max(lines, used.get(labeller, 0))
+        return lines
+
     def check_labellers(self, names: Iterable[str]) -> None:
         """Raise UserError for a name of which there are no answers."""
         for name in names:
@@ -215,6 +234,7 @@ def _parse_question(line: bytes, begin: int, where: str) -> Question:
             policies=tuple(map(str, record['policies'])),
             part=str(record['part']),
             texts_read=int(record['texts_read']),
+            episode=int(record['episode']) if 'episode' in record else None,
             span=(begin, len(line)),
         )
     except (KeyError, OverflowError, TypeError, ValueError) as e:

@@ -22,6 +22,10 @@ from lm_human_preferences.labels.answers import (
 from lm_human_preferences.labels.folder import ANSWERS, LABELLER, LabelFolder, Question
 
 
+class AlreadyUsed(UserError):
+    """An answer cannot be taken back, because a training has learned from it."""
+
+
 class Labeller:
     """One labeller at work: the file of their answers, open for writing by nobody else.
 
@@ -141,12 +145,15 @@ class Labeller:
     def undo(self, uuid: str | None = None) -> Answer | None:
         """Take back an answer, the last one unless told; None where there is nothing to take back.
 
-        To take one back twice does nothing. The question is asked again.
+        To take one back twice does nothing. The question is asked again. AlreadyUsed where a
+        training has learned from the answer.
         """
         answer = self.log.last() if uuid is None else self.log.uuids.get(uuid)
         if answer is None:
             return None
         if answer in self.log.by_question.get(answer.question, ()):
+            if self.log.line_of[answer.uuid] <= self.folder.lines_used(self.name):
+                raise AlreadyUsed('this answer stays: the reward model has learned from it')
             self._append({'undo': answer.uuid, 'time': time.time()})
         self._position = 0
         return answer

@@ -17,6 +17,7 @@ HEADINGS = {  # of the options in a group, in the order of help pages; '' holds 
     '': 'Reward training',
     'rewards': 'Rewards',
     'rewards.adaptive_kl': 'Adaptive KL',
+    'rewards.online': 'Online labels',
     'ppo': 'PPO',
 }
 FOLDED = 'New reward model'  # the options of `train_reward` once more
