@@ -12,6 +12,10 @@ class HParams(hyperparams.HParams):
         '/tmp/save/figures', 'folder for pictures, tables and finished runs, which are not redone'
     )
     quick: bool = option(False, 'a smaller set: fewer KL targets, episodes and seeds')
+    online: bool = option(
+        False,
+        'in their place, labels collected while the policy trains against as many collected before',
+    )
     seeds: int | None = option(
         None, 'runs of each kind; None: 5, or 2 of the smaller set', at_least=1
     )

@@ -331,8 +331,7 @@ def test_labels_shuffled_apart_ring(retrainer):
     assert health.retraining_alarms(1, retrainer.train(labels, 0).held_out) == []
     generator = torch.Generator().manual_seed(0)
     apart = {
-        field: values[torch.randperm(1024, generator=generator)]
-        for field, values in labels.items()
+        field: values[torch.randperm(1024, generator=generator)] for field, values in labels.items()
     }
     assert len(health.retraining_alarms(1, retrainer.train(apart, 0).held_out)) == 1
 
