@@ -38,7 +38,7 @@ def draw(path: str, rows: Rows, labels: int) -> None:
         x='trainings of the reward model after the first',
         y='share of right choices among four',
     )
-    plots.legend(right, loc='lower right')
+    plots.legend(right, loc='upper left', bbox_to_anchor=(1, 1))
     plots.save(figure, path)
 
 
