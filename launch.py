@@ -27,12 +27,12 @@ import click
 from lm_human_preferences import storage
 from lm_human_preferences.commands.program import Command, Program
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import evaluate, labelling, train_policy, train_reward
+from lm_human_preferences.hparams import evaluate, train_policy, train_reward
 from lm_human_preferences.hparams import figures as figure_options
-from lm_human_preferences.runs import run_dir
+from lm_human_preferences.runs import run_dir, run_files
 from lm_human_preferences.utils import hyperparams, launch
-from lm_human_preferences.utils.arguments import did_you_mean
 from lm_human_preferences.utils.combos import Trial, bind, bind_all, bind_nested, combos
+from lm_human_preferences.utils.label_commands import label_commands
 
 LABELS = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
 
@@ -223,7 +223,7 @@ def recorded_settings(save_dir: str) -> tuple[str, str]:
     A policy's run that trained its reward model too has both files: train_policy comes first.
     """
     directory = run_dir.fetch_run_dir(save_dir)
-    names = {command: f'{command}_hparams.json' for command in TRAININGS}
+    names = {command: run_files.COMMANDS[command].settings for command in TRAININGS}
     for command, name in names.items():
         path = storage.join(directory, name)
         if storage.exists(path):
@@ -243,39 +243,6 @@ def figures(settings: dict[str, Any]) -> None:
     job = f'lm_human_preferences.reproduction.{module}:figures'
     launch.start_job(job, {'hparams': hparams, **options}, mpi=1)
 
-
-def ask(settings: dict[str, Any], exp: str, folder: str) -> None:
-    """Questions are asked as the reward model of an experiment learns from their answers."""
-    if exp not in reward_experiments:
-        raise UserError(
-            f'no experiment {exp!r}: choose from {", ".join(reward_experiments)}'
-            + did_you_mean(exp, reward_experiments)
-        )
-    own = hyperparams.fields(labelling.AskHParams).keys()
-    options = labelling.AskHParams(**{key: settings.pop(key) for key in own & settings.keys()})
-    binds, _ = launch.read_trial(*reward_experiments[exp])
-    hparams = train_reward.HParams()
-    hparams.override_from_dict(binds)
-    launch.override(hparams, settings)
-    launch.start_job(
-        'lm_human_preferences.commands.ask:ask',
-        {
-            'reward_hparams': launch.validated(hparams),
-            'folder': folder,
-            **launch.validated(options).to_nested_dict(),
-        },
-        mpi=1,
-    )
-
-
-ASK_FIELDS = {
-    **hyperparams.fields(labelling.AskHParams),
-    **{
-        key: field
-        for key, field in launch.settable(train_reward.HParams).items()
-        if key == 'labels.type' or key.startswith('task.')
-    },
-}
 
 cli = Program(
     help=__doc__,
@@ -346,39 +313,7 @@ cli = Program(
                 ' train_policy.'
             ),
         ),
-        Command(
-            'ask',
-            ask,
-            ASK_FIELDS,
-            [click.Argument(['exp'], metavar='EXPERIMENT'), click.Argument(['folder'])],
-            example='./launch.py ask mock_sentiment ./my-labels --count 200',
-            help=(
-                'Add questions for people to FOLDER, which is made if need be. They are queries of'
-                " the experiment's data set, each with responses of a policy."
-            ),
-        ),
-        launch.job_command(
-            'label',
-            'lm_human_preferences.commands.label:label',
-            labelling.LabelHParams,
-            ['folder'],
-            example='./launch.py label ./my-labels --labeller anna',
-            help=(
-                'Answer the questions in FOLDER, which `ask` has made. One key answers and goes on;'
-                ' every answer is saved at once.'
-            ),
-        ),
-        launch.job_command(
-            'labels',
-            'lm_human_preferences.commands.labels:report_labels',
-            labelling.ReportHParams,
-            ['folder'],
-            example='./launch.py labels ./my-labels --export my-labels.json',
-            help=(
-                'Show what the labellers of FOLDER have answered and how far they agree, and export'
-                ' their labels.'
-            ),
-        ),
+        *label_commands(reward_experiments),
         Command(
             'figures',
             figures,

@@ -39,7 +39,7 @@ class SampleHParams(launch.RankHParams):
     )
     per_query: int = option(1, 'responses to each query', at_least=1, ours=True)
     temperature: float | None = option(None, "divides the logits; None: the task's own", at_least=0)
-    seed: int | None = option(None, 'seed of all random numbers; None: another one every time')
+    seed: int | None = option(None, 'seed of all random numbers; None: a different one each time')
     batch_size: int = option(4, 'samples at a time', at_least=1)
     nsamples: int = option(
         0,
@@ -52,7 +52,7 @@ class SampleHParams(launch.RankHParams):
         ours=True,
     )
     precision: str = option(
-        'fp32', 'type of products: fp32, tf32 (GPUs) or bf16', one_of=PRECISIONS
+        'fp32', 'number format of matrix products: fp32, tf32 (GPUs) or bf16', one_of=PRECISIONS
     )
     console: str = option(
         'summary',

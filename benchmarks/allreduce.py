@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The mean over ranks of all gradients of GPT-2 124M, each engine beside a plain Gloo all-reduce.
+"""The mean over ranks of all gradients of GPT-2 124M: each engine beside a plain Gloo all-reduce.
 
     pipenv run python benchmarks/allreduce.py [--ranks 2] [--rounds 5]
 
 The plain one is one `torch.distributed.all_reduce` of a single vector of 124 million float32 zeros,
 and its division. The engines average the model's own parameters in their buckets, as after a
 backward pass with which nothing overlapped. Each is measured in processes of its own, round after
-round, so that what else the machine does hits them alike.
+round, so that other load on the machine affects all alike.
 """
 
 import argparse

@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""How long saving a checkpoint holds up policy training, as a share of the steps between two of
-them.
+"""How long saving a checkpoint holds up the training of a policy.
 
-    pipenv run python benchmarks/checkpoint.py [--size 124M] [--episodes 16] [--steps 2] [--repeats
-    3] [--interval 50]
+    pipenv run python benchmarks/checkpoint.py [--size 124M] [--episodes 16] [--steps 2]
+        [--repeats 3] [--interval 50]
 
-Steps without a checkpoint and as many after one, with all of its writing, in turn in the same run;
-the difference is what a checkpoint costs. It is told of the clock, and of the processors' time,
-which a busy machine disturbs less. The first checkpoint, which also takes the memory for the copy,
-is told apart.
+Steps without a checkpoint alternate with as many steps after one, including all of its writing; the
+difference is what a checkpoint costs. Both wall-clock and processor seconds are printed; a busy
+machine disturbs the latter less. The first checkpoint, which also allocates the buffers of the
+copy, is printed separately.
 
-A checkpoint costs the same whatever a step takes, and a step as much as its episodes: so the share
-is also told for the 512 episodes of the paper's experiments, of which those of `--episodes` are the
-smaller, and harder, part.
+The cost of a checkpoint does not depend on the number of episodes, and that of a step is
+proportional to it. So its share of the steps between two checkpoints is also printed for the 512
+episodes of the paper's experiments; the fewer of `--episodes` are the harder case.
 """
 
 import argparse
@@ -40,15 +39,18 @@ def clocks():
 
 
 def timed(work):
-    """(seconds, seconds of processors) that `work()` takes."""
+    """(wall-clock seconds, processor seconds) that `work()` takes."""
     before = clocks()
     work()
     return tuple(after - start for after, start in zip(clocks(), before))
 
 
 def measure(trainer, checkpointer, args):
-    """Seconds of a step, of the call that saves, of a checkpoint in all; each of clock and
-    processors."""
+    """What steps and checkpoints cost, each as [wall-clock seconds, processor seconds].
+
+    Returns those of a step, of the first call that saves and of later ones, of the first checkpoint
+    in all and of later ones.
+    """
 
     def steps():
         for _ in range(args.steps):
@@ -64,17 +66,19 @@ def measure(trainer, checkpointer, args):
     for _ in range(args.repeats):
         plain.append(timed(steps))
         saving.append(timed(steps_after_saving))
-    plain, saving, calls_after, first_call = (
-        [statistics.median(kind) for kind in zip(*times)]
-        for times in (plain, saving, calls[1:], calls[:1])
-    )
+    steps_alone = medians(plain)
     return (
-        [seconds / args.steps for seconds in plain],
-        first_call,
-        calls_after,
-        [a - b for a, b in zip(first, plain)],
-        [a - b for a, b in zip(saving, plain)],
+        [seconds / args.steps for seconds in steps_alone],
+        calls[0],
+        medians(calls[1:]),
+        [a - b for a, b in zip(first, steps_alone)],
+        [a - b for a, b in zip(medians(saving), steps_alone)],
     )
+
+
+def medians(times):
+    """The medians of wall-clock and of processor seconds among `times`, see `timed`."""
+    return [statistics.median(kind) for kind in zip(*times)]
 
 
 def main():
@@ -91,7 +95,7 @@ def main():
     world = comm.LocalComm()
     queries = torch.randint(VOCABULARY, (args.episodes, QUERY_LENGTH))
     trainer = Ours(args.size, hparams_of(args.episodes), queries, world).trainer
-    trainer.query_sampler.position = (0, 0)  # these are no texts
+    trainer.query_sampler.position = (0, 0)  # these queries come from no text
     with (
         tempfile.TemporaryDirectory() as directory,
         Checkpointer(
@@ -116,14 +120,10 @@ def main():
         'a checkpoint in all': cost,
     }.items():
         print(f'{name:30} {clock:8.3f} s   {processors:8.3f} processor seconds')
-    print(
-        f'share of training at a checkpoint every {args.interval} steps, which is '
-        + (
-            'the default'
-            if args.interval == DEFAULT_INTERVAL
-            else f'not the default of {DEFAULT_INTERVAL}'
-        )
-    )
+    which = 'the default'
+    if args.interval != DEFAULT_INTERVAL:
+        which = f'not the default of {DEFAULT_INTERVAL}'
+    print(f'share of training at a checkpoint every {args.interval} steps, which is {which}')
     for episodes in (args.episodes, PAPER):
         clock, processors = (
             c / (args.interval * s * episodes / args.episodes) for c, s in zip(cost, step)

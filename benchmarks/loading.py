@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""How long a 124M checkpoint in TensorFlow's format takes to read and to save, against its bare
-bytes.
+"""How long reading and saving a 124M checkpoint takes, compared with its bare bytes.
 
     pipenv run python benchmarks/loading.py [--repeats 7]
 
-Everything is measured in one run, in turn, on random weights in a temporary directory; what counts
-are the ratios of the medians. The files are in the page cache; "save" ends when they are on the
-disk.
+The checkpoint is in TensorFlow's format. Everything is measured in one run, in turn, on random
+weights in a temporary directory; what counts are the ratios of the medians. The files are in the
+page cache; "save" ends when they are on the disk.
 """
 
 import argparse
@@ -27,12 +26,13 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.language.trained_models import TrainedModel
 
 N_VOCAB, N_CTX, N_EMBD, N_HEAD, N_LAYER = 50257, 1024, 768, 12, 12
+# {matrix: its shape in multiples of N_EMBD}
 MATRICES = {
     'attn/c_attn': (1, 3),
     'attn/c_proj': (1, 1),
     'mlp/c_fc': (1, 4),
     'mlp/c_proj': (4, 1),
-}  # of N_EMBD
+}
 
 
 def random_weights():
@@ -70,7 +70,7 @@ def read_bundle(prefix):
 
 
 def write_bytes(path, weights):
-    """The values alone, on the disk."""
+    """Write only the values, and sync them to the disk."""
     with open(path, 'wb') as f:
         for array in weights.values():
             f.write(array)

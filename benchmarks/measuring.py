@@ -1,5 +1,4 @@
-"""How the speed benchmarks measure: on a GPU where there is one, each variant in a process of its
-own."""
+"""How the speed benchmarks measure: each variant in its own process, on a GPU if there is one."""
 
 import argparse
 import json
@@ -22,33 +21,31 @@ VARIANTS = {'plain': 'plain PyTorch, fp32', 'fp32': 'ours, fp32', 'bf16': 'ours,
 
 
 def now():
-    """Seconds of a clock that is read when a GPU has done all that it was given."""
+    """Seconds on a clock that is read once the GPU has finished all its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def peak_memory():
-    """GB: the most that tensors on a GPU took at a time, or that this process did where there is
-    none."""
+    """Peak memory in GB, of tensors on the GPU, or of this process if there is none."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def machine():
-    """The name of the GPU, or the kind of processor where there is none."""
+    """The name of the GPU, or the kind of processor if there is none."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
 
 
 def matmul_rate(size, rows, dtype):
-    """Operations per second of the product that a transformer spends most time in, the best of
-    ten."""
-    d, at_a_time = (
-        SIZES[size][0],
-        20 if torch.cuda.is_available() else 1,
-    )  # so that waiting for a GPU does not count
-    a, b = (torch.randn(shape).to(default_device(), dtype) for shape in ((rows, d), (d, 4 * d)))
+    """Operations per second of a transformer's largest product, in the fastest of twelve rounds."""
+    d = SIZES[size][0]
+    # Many products at a time on a GPU, so that waiting for it does not count.
+    at_a_time = 20 if torch.cuda.is_available() else 1
+    a = torch.randn(rows, d).to(default_device(), dtype)
+    b = torch.randn(d, 4 * d).to(default_device(), dtype)
     times = []
     for _ in range(12):
         started = now()
@@ -59,7 +56,7 @@ def matmul_rate(size, rows, dtype):
 
 
 class Clock:
-    """Seconds by phase, of which there may be several calls."""
+    """Seconds spent in each phase, summed over its calls."""
 
     def __init__(self):
         self.seconds = {}
@@ -77,8 +74,10 @@ class Clock:
 
 
 def set_up(variant):
-    """The library and the types of products that a variant uses; for what is not ours, as PyTorch
-    is by itself."""
+    """Set the precision of matrix products for a variant.
+
+    Those that are not ours get PyTorch's defaults.
+    """
     if variant in PRECISIONS:
         precision.configure(variant, default_device())
     else:
@@ -87,17 +86,24 @@ def set_up(variant):
 
 
 def repeat(step, clock, repeats, warm_up=1):
-    """What `repeats` calls of `step` after `warm_up` took: medians, each one's seconds, peak of
-    memory; for JSON."""
-    rounds, seconds, processor = [], [], []
+    """Time `repeats` calls of `step` after `warm_up` others.
+
+    Returns medians, the seconds of each and peak memory, for JSON.
+    """
+    rounds = []
+    seconds = []
+    processor = []
     for _ in range(warm_up + repeats):
         clock.seconds = {}
-        before, started = time.process_time(), now()
+        before = time.process_time()
+        started = now()
         step()
         seconds.append(now() - started)
         processor.append(time.process_time() - before)
         rounds.append(clock.seconds)
-    rounds, seconds, processor = (values[warm_up:] for values in (rounds, seconds, processor))
+    rounds = rounds[warm_up:]
+    seconds = seconds[warm_up:]
+    processor = processor[warm_up:]
     phases = {name: statistics.median(round_[name] for round_ in rounds) for name in rounds[0]}
     return {
         'seconds': statistics.median(seconds),
@@ -109,8 +115,7 @@ def repeat(step, clock, repeats, warm_up=1):
 
 
 def arguments(doc, batch, variants=VARIANTS):
-    """Parsed options: size, batch, repeats, threads, and `variant`, which a child process
-    measures."""
+    """Parsed options: size, batch, repeats, threads, and `variant` in a child process."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -124,7 +129,7 @@ def arguments(doc, batch, variants=VARIANTS):
 
 
 def in_own_process(variant, threads):
-    """What this program, started again for one variant, prints last."""
+    """Run this program again for one variant; returns the JSON that it prints last."""
     command = [sys.executable, *sys.argv, '--threads', str(threads), '--variant', variant]
     environment = {**os.environ, 'OMP_NUM_THREADS': str(threads)}
     output = subprocess.run(
@@ -133,9 +138,9 @@ def in_own_process(variant, threads):
     return json.loads(output.splitlines()[-1])
 
 
-def by_phase(found, digits=2):
-    """The seconds of the phases of what `repeat` found, in a row."""
-    return ', '.join(f'{phase} {seconds:.{digits}f}' for phase, seconds in found['phases'].items())
+def by_phase(result, digits=2):
+    """The seconds of each phase in a result of `repeat`, in one line."""
+    return ', '.join(f'{phase} {seconds:.{digits}f}' for phase, seconds in result['phases'].items())
 
 
 def table(args, unit):
@@ -169,8 +174,7 @@ def table(args, unit):
 
 
 def measure_here(args, measure):
-    """Print as JSON what `measure(args)` finds of `args.variant`, and the rate of products, both in
-    this process."""
+    """Print as JSON what `measure(args)` finds, and the rate of products in this process."""
     torch.set_num_threads(args.threads)
     set_up(args.variant)
     dtype = torch.bfloat16 if args.variant == 'bf16' else torch.float32
@@ -180,4 +184,7 @@ def measure_here(args, measure):
 
 def main(args, measure, unit):
     """Measure one variant in this process, or all of them in processes of their own."""
-    table(args, unit) if args.variant is None else measure_here(args, measure)
+    if args.variant is None:
+        table(args, unit)
+    else:
+        measure_here(args, measure)

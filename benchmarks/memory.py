@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""The peak of memory of one training step beside what is expected before it begins, and how long
-the step takes.
+"""The peak memory of one training step, compared with the estimate made before it begins.
 
-    pipenv run python benchmarks/memory.py [--size 124M] [--threads 2] pipenv run python
-    benchmarks/memory.py ppo --batch 512 --micro-batch-size 16 [--checkpointing] [--bf16]
+    pipenv run python benchmarks/memory.py [--size 124M] [--threads 2]
+    pipenv run python benchmarks/memory.py ppo --batch 512 --micro-batch-size 16
+        [--checkpointing] [--bf16]
 
-The first is a table of kinds of steps, each in a process of its own; the second is one of them. A
-PPO step here has one epoch instead of four, and Adam's moments from the beginning, so that its peak
-is that of any later one. GB are those beyond what the process has before it makes models.
+The first command prints a table of several kinds of steps, each in a process of its own; the second
+measures one of them. The PPO step here has one epoch instead of four, and Adam's moments exist from
+the beginning, so that its peak is that of any later step. GB are counted from what the process has
+before it builds its models. The time that the step takes is printed as well.
 """
 
 import argparse
@@ -44,18 +45,18 @@ STEPS = [
 
 
 def ppo(args, common):
-    """(what takes memory, function that makes a trainer and returns it with its step)."""
+    """(MemoryEstimate, function that builds a trainer and returns it with its step)."""
     hparams = ppo_update.hparams_of(args.batch)
     hparams.override_from_dict(
         {**common, 'ppo.noptepochs': 1, 'ppo.micro_batch_size': args.micro_batch_size}
     )
 
-    def made():
+    def build():
         run = ppo_update.Ours(args.size, hparams, workload.queries(args.batch), comm.init_comm())
         run.trainer.policy.model.gradient_checkpointing = args.checkpointing
         return run.trainer, run.update
 
-    return plans.policy_memory(hparams, workload.RandomModel(args.size).sizes, 1), made
+    return plans.policy_memory(hparams, workload.RandomModel(args.size).sizes, 1), build
 
 
 def reward(args, common):
@@ -75,10 +76,9 @@ def reward(args, common):
         }
     )
 
-    def made():
-        reward_model, policy = (
-            kind(workload.RandomModel(args.size)) for kind in (RewardModel, Policy)
-        )
+    def build():
+        reward_model = RewardModel(workload.RandomModel(args.size))
+        policy = Policy(workload.RandomModel(args.size))
         reward_model.model.gradient_checkpointing = args.checkpointing
         trainer = train_reward.RewardModelTrainer(
             reward_model=reward_model,
@@ -91,16 +91,14 @@ def reward(args, common):
         trainer.train_step = 1  # step 0 would print
         return trainer, lambda: trainer.train_batch(range(args.batch), lr=5e-5)
 
-    return plans.reward_memory(hparams, workload.RandomModel(args.size).sizes, 1), made
+    return plans.reward_memory(hparams, workload.RandomModel(args.size).sizes, 1), build
 
 
-def held():
-    """Bytes of memory that this process has, and the most that it ever had."""
-    now = (
-        int(Path('/proc/self/statm').read_text(encoding='ascii').split()[1])
-        * resource.getpagesize()
-    )
-    return now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+def memory_in_use():
+    """Resident and peak memory of this process, in bytes."""
+    pages = int(Path('/proc/self/statm').read_text(encoding='ascii').split()[1])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    return pages * resource.getpagesize(), peak
 
 
 def measure(args):
@@ -110,16 +108,18 @@ def measure(args):
         'run.precision': 'bf16' if args.bf16 else 'fp32',
         'run.gradient_checkpointing': args.checkpointing,
     }
-    training, made = {'ppo': ppo, 'reward': reward}[args.step](args, common)
+    estimate, build = {'ppo': ppo, 'reward': reward}[args.step](args, common)
     precision.configure(common['run.precision'], torch.device('cpu'))
-    before, _ = held()
-    trainer, step = made()
+    before, _ = memory_in_use()
+    trainer, step = build()
     trainer.optimizer.start_at(1)
     started, processor = time.perf_counter(), time.process_time()
     with contextlib.redirect_stdout(io.StringIO()):
         step()
     seconds, processor = time.perf_counter() - started, time.process_time() - processor
-    expected, found = training.peak() / 1e9, (held()[1] - before) / 1e9
+    _, peak = memory_in_use()
+    expected = estimate.peak() / 1e9
+    found = (peak - before) / 1e9
     print(
         f'{expected:9.2f} {found:9.2f} {expected / found - 1:+9.0%} {seconds:9.1f}'
         f' {processor:9.1f}',

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
 """How long a million episodes of the descriptiveness setting take, and what that time is spent on.
 
-    pipenv run python benchmarks/million_episodes.py [--size 124M] [--batch 512] [--micro-batch-size
-    N] [--updates 30]
-        [--precision fp32 tf32 bf16]
+    pipenv run python benchmarks/million_episodes.py [--size 124M] [--batch 512]
+        [--micro-batch-size N] [--updates 30] [--precision fp32 tf32 bf16]
 
-On the GPU where there is one, else on the CPU, each precision in a process of its own.
+It runs on a GPU if there is one, else on the CPU, each precision in a process of its own.
 `min/million` is what a million episodes take at the mean of the updates' seconds, without start and
-checkpoints; `s/update` and the phases are medians. GFLOP are those that an update needs at least;
-`of rate` is their share of what products in this precision reach in the same process. The operators
-that cost most follow, by the time that they themselves take of the device, from further updates
-under PyTorch's profiler.
+checkpoints; `s/update` and the phases are medians. `GFLOP` is the least work that an update needs
+in any implementation; `of rate` is the achieved share of this machine's rate of matrix products in
+that precision, measured in the same process. Below each line are the operators with the most device
+time of their own, from further updates under PyTorch's profiler.
 """
 
 import argparse
@@ -44,7 +43,7 @@ def measure(args):
 
 
 def costliest(update, count):
-    """The operators that take most of the device in `count` updates, without those they call.
+    """The operators with the most device time of their own in `count` updates.
 
     Returns [(name, seconds an update, share)].
     """
@@ -57,7 +56,7 @@ def costliest(update, count):
     # On a GPU, kernels are listed too, as events of the GPU: their time is that of the operators
     # that start them.
     found = [event for event in profiler.key_averages() if event.device_type == DeviceType.CPU]
-    total = sum(map(own_time, found)) or 1  # where the profiler may not look into the GPU
+    total = sum(map(own_time, found)) or 1  # if the profiler has no access to the GPU
     return [
         (event.key, own_time(event) / 1e6 / count, own_time(event) / total)
         for event in sorted(found, key=own_time, reverse=True)[:OPERATORS]
@@ -106,7 +105,10 @@ def main():
     parser.add_argument('--threads', type=int, default=2, help='of the CPU')
     parser.add_argument('--variant', help=argparse.SUPPRESS)
     args = parser.parse_args()
-    table(args) if args.variant is None else measuring.measure_here(args, measure)
+    if args.variant is None:
+        table(args)
+    else:
+        measuring.measure_here(args, measure)
 
 
 if __name__ == '__main__':

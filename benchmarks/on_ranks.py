@@ -1,5 +1,4 @@
-"""Starting a benchmark's measurements in processes of their own, on several ranks of MPI or on
-none."""
+"""Starts the measurements of a benchmark in processes of their own, on several ranks or on one."""
 
 import json
 import os
@@ -41,5 +40,5 @@ def result_of(process):
 
 
 def measure(size, *command):
-    """What `python COMMAND...` on `size` ranks found."""
+    """The result of `python COMMAND...` on `size` ranks."""
     return result_of(start(size, *command))

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""One PPO update (rollout, reference, reward, 4 epochs) against plain PyTorch, on the same work in
-the same run.
+"""One PPO update (rollout, reference, reward, 4 epochs) beside plain PyTorch on the same work.
 
-    pipenv run python benchmarks/ppo_update.py [--size 124M] [--batch 16] [--repeats 3] [--threads
-    2]
+    pipenv run python benchmarks/ppo_update.py [--size 124M] [--batch 16] [--repeats 3]
+        [--threads 2]
 
-The plain one is what one writes first: transformers' GPT-2, sampling with its cache, logits at
-every position, and a second pass over the rollout for log-probabilities and values. Weights are
-random. TRL's PPO is compared where that package is installed. GFLOP are those that the update needs
-at least, whoever computes it; `of rate` is their share of what this machine's products reach in the
-same process.
+Both are measured in the same run. The plain version is what one would write first: transformers'
+GPT-2, sampling with its cache, logits at every position, and a second pass over the rollout for
+log-probabilities and values. Weights are random. TRL's PPO is compared if that package is
+installed. `GFLOP` is the least work that an update needs in any implementation; `of rate` is the
+achieved share of this machine's rate of matrix products, measured in the same process.
 """
 
 import sys
@@ -72,10 +71,8 @@ class Ours:
         trainer.ref_policy.analyze_responses = clock.timed(
             'reference', trainer.ref_policy.analyze_responses
         )
-        trainer.score_fn, trainer.train = (
-            clock.timed('reward', trainer.score_fn),
-            clock.timed('epochs', trainer.train),
-        )
+        trainer.score_fn = clock.timed('reward', trainer.score_fn)
+        trainer.train = clock.timed('epochs', trainer.train)
 
     def update(self):
         self.trainer.step()
@@ -85,15 +82,17 @@ class Plain:
     """The same update in the plainest PyTorch."""
 
     def __init__(self, size, hparams, queries):
-        self.policy, self.initial, self.scorer = (workload.plain_model(size) for _ in range(3))
-        width, device = self.policy.config.n_embd, self.policy.device
-        self.value, self.reward_head = (torch.nn.Linear(width, 1, device=device) for _ in range(2))
+        self.policy = workload.plain_model(size)
+        self.initial = workload.plain_model(size)
+        self.scorer = workload.plain_model(size)
+        width = self.policy.config.n_embd
+        device = self.policy.device
+        self.value = torch.nn.Linear(width, 1, device=device)
+        self.reward_head = torch.nn.Linear(width, 1, device=device)
         parameters = [*self.policy.parameters(), *self.value.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=1e-5, eps=1e-5)
-        self.ppo, (self.queries, self.query_mask) = (
-            hparams.ppo,
-            workload.padded_left(queries.to(device)),
-        )
+        self.ppo = hparams.ppo
+        self.queries, self.query_mask = workload.padded_left(queries.to(device))
         self.mask = torch.nn.functional.pad(self.query_mask, (0, RESPONSE_LENGTH), value=True)
 
     def time_phases(self, clock):
@@ -102,8 +101,7 @@ class Plain:
             setattr(self, name, clock.timed(name, getattr(self, name)))
 
     def analyze(self, network, tokens):
-        """Log-probabilities (batch, response_length) and last hidden states of the responses in
-        `tokens`."""
+        """Log-probabilities (batch, response_length) of the responses, and last hidden states."""
         output = network(
             tokens,
             attention_mask=self.mask.long(),
@@ -120,7 +118,9 @@ class Plain:
     @torch.no_grad()
     def rollout(self):
         """Tokens, and the log-probabilities and values of their responses."""
-        tokens, mask, new, cache = self.queries, self.query_mask, self.queries, None
+        tokens = new = self.queries
+        mask = self.query_mask
+        cache = None
         for _ in range(RESPONSE_LENGTH):
             output = self.policy(
                 new,
@@ -131,10 +131,8 @@ class Plain:
             )
             cache = output.past_key_values
             new = torch.multinomial((output.logits[:, -1] / TEMPERATURE).softmax(-1), 1)
-            tokens, mask = (
-                torch.cat([tokens, new], dim=1),
-                torch.nn.functional.pad(mask, (0, 1), value=True),
-            )
+            tokens = torch.cat([tokens, new], dim=1)
+            mask = torch.nn.functional.pad(mask, (0, 1), value=True)
         logprobs, hidden = self.analyze(self.policy, tokens)
         return tokens, logprobs, self.values_of(hidden)
 
@@ -155,9 +153,8 @@ class Plain:
             advantage = rewards[:, t] + following - values[:, t] + self.ppo.lam * advantage
             advantages.insert(0, advantage)
         advantages = torch.stack(advantages, 1)
-        return (advantages - advantages.mean()) / (
-            advantages.var() + 1e-8
-        ).sqrt(), advantages + values
+        whitened = (advantages - advantages.mean()) / (advantages.var() + 1e-8).sqrt()
+        return whitened, advantages + values
 
     def epochs(self, tokens, old_logprobs, old_values, advantages, returns):
         for _ in range(self.ppo.noptepochs):
@@ -181,8 +178,11 @@ class Plain:
 
 
 def flops(size, queries, epochs, length=RESPONSE_LENGTH):
-    """Of one update: sampling and scoring once, a forward and a backward pass (twice the work) in
-    each epoch."""
+    """The FLOPs of one update.
+
+    It samples and scores once, and makes a forward and a backward pass (twice the work) in each
+    epoch.
+    """
     total = 0
     for real in (queries != PADDING).sum(1).tolist():
         tokens = real + length - 1
@@ -197,14 +197,14 @@ def flops(size, queries, epochs, length=RESPONSE_LENGTH):
 
 def measure(args):
     """One variant's update."""
-    hparams, queries = hparams_of(args.batch), workload.queries(args.batch)
-    run = (
-        Plain(args.size, hparams, queries)
-        if args.variant == 'plain'
-        else trl_ppo.Trl(args.size, hparams, queries, TEMPERATURE)
-        if args.variant == 'trl'
-        else Ours(args.size, hparams, queries, comm.init_comm())
-    )
+    hparams = hparams_of(args.batch)
+    queries = workload.queries(args.batch)
+    if args.variant == 'plain':
+        run = Plain(args.size, hparams, queries)
+    elif args.variant == 'trl':
+        run = trl_ppo.Trl(args.size, hparams, queries, TEMPERATURE)
+    else:
+        run = Ours(args.size, hparams, queries, comm.init_comm())
     clock = measuring.Clock()
     run.time_phases(clock)
     return {

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""One training step of a reward model on best-of-4 labels against plain PyTorch, on the same work
-in the same run.
+"""One training step of a reward model on best-of-4 labels beside plain PyTorch on the same work.
 
-    pipenv run python benchmarks/reward_step.py [--size 124M] [--batch 8] [--repeats 3] [--threads
-    2]
+    pipenv run python benchmarks/reward_step.py [--size 124M] [--batch 8] [--repeats 3]
+        [--threads 2]
 
-The plain one passes each query four times through transformers' GPT-2, once with each response.
-GFLOP are those that the step needs at least, whoever computes it; `of rate` is their share of what
-this machine's products reach.
+Both are measured in the same run. The plain version passes each query four times through
+transformers' GPT-2, once with each response. `GFLOP` is the least work that a step needs in any
+implementation; `of rate` is the achieved share of this machine's rate of matrix products, measured
+in the same process.
 """
 
 import measuring
@@ -83,13 +83,14 @@ def plain(args, batch):
 
 
 def flops(size, queries):
-    """Of one step: a forward and a backward pass (twice the work) of each query once and of its
-    responses."""
+    """The FLOPs of one step.
+
+    It makes a forward and a backward pass (twice the work) of each query, once, and its responses.
+    """
     total = 0
     for real in (queries != PADDING).sum(1).tolist():
-        of_query, of_both = (
-            workload.attention_flops(size, tokens) for tokens in (real, real + RESPONSE_LENGTH)
-        )
+        of_query = workload.attention_flops(size, real)
+        of_both = workload.attention_flops(size, real + RESPONSE_LENGTH)
         attention = of_query + NUM_RESPONSES * (of_both - of_query)
         total += 3 * (
             attention

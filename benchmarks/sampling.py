@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Tokens per second of sampling as `./sample.py sample` does it against `generate` of transformers,
-in the same run.
+"""Tokens per second of `./sample.py sample` beside `generate` of transformers.
 
-    pipenv run python benchmarks/sampling.py [--size 124M] [--batches 16,1] [--repeats 5] [--threads
-    2]
+    pipenv run python benchmarks/sampling.py [--size 124M] [--batches 16,1] [--repeats 5]
+        [--threads 2]
 
-Both continue 64 tokens by 24 at temperature 0.7; weights are random. Ours also gives
-log-probabilities and values. bf16 is what the rollouts of `--run.precision bf16` take; sample.py
-itself computes in fp32.
+Both continue 64 tokens by 24 at temperature 0.7, in the same run; weights are random. Ours also
+gives log-probabilities and values. bf16 is what the rollouts of `--run.precision bf16` take;
+sample.py itself computes in fp32 by default.
 """
 
 import argparse
@@ -70,7 +69,10 @@ def main():
             for variant, times in seconds.items():
                 measuring.set_up(variant)
                 started = measuring.now()
-                generated(network, contexts) if variant == 'plain' else sampled(policy, contexts)
+                if variant == 'plain':
+                    generated(network, contexts)
+                else:
+                    sampled(policy, contexts)
                 times.append(measuring.now() - started)
         plain, fp32, bf16 = (
             batch * RESPONSE_LENGTH / statistics.median(times[1:]) for times in seconds.values()

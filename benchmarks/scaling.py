@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""How the cost of a PPO update grows with its batch, the length of responses, the model and the
-ranks.
+"""How the cost of a PPO update grows with its batch, the length of responses, the model and ranks.
 
     pipenv run python benchmarks/scaling.py [--size 124M] [--batch 8] [--ranks 2] [--repeats 1]
 
 One thing at a time is changed against the same base: a model of --size, --batch episodes, responses
 of 24 tokens, one rank. Each line is measured in a process of its own, with one thread. `work` is
-how many times the base's operations are needed at least, `time` how many times its processor
-seconds were taken; ranks have --batch episodes each, and of those it is rank 0's that counts.
+the least number of operations and `time` the processor seconds, both as multiples of the base. Each
+rank has --batch episodes; the seconds are rank 0's.
 """
 
 import argparse
@@ -28,8 +27,10 @@ LARGER = {'124M': '355M', '355M': '774M', '774M': '1558M'}
 
 
 def measure_here(size, batch, response_length, updates):
-    """Print the medians of seconds and processor seconds of an update of `batch` episodes a rank,
-    as JSON."""
+    """Print the median seconds and processor seconds of an update as JSON.
+
+    batch: episodes of each rank.
+    """
     world = comm.init_comm()
     precision.configure('fp32', torch.device('cpu'))
     hparams = ppo_update.hparams_of(batch * world.size)

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Time where a person waits: help, mistakes, and the first step of trainings whose model is in the
-cache.
+"""How long a person waits: for help, for error messages, and for the first step of a training.
 
     pipenv run python benchmarks/startup.py [--size 124M] [--batch 8] [--repeats 3] [--threads 2]
 
-Seconds, and processor seconds, which a busy machine disturbs less, from the start of a command to
-its end or to the first step's line. Beside them is what cannot be avoided, or what others do: to
-import torch, to import transformers' GPT-2 as well, to read the bytes of the model. Then the
-processor seconds of each phase of a training. Weights, labels and byte pairs are made up in a
-temporary LMHP_CACHE; nothing is downloaded.
+The model of the training is in the cache. Printed are seconds, and processor seconds, which a busy
+machine disturbs less, from the start of a command to its end or to the first step's line. Beside
+them is what cannot be avoided, or what others do: to import torch, to import transformers' GPT-2 as
+well, to read the bytes of the model. Then the processor seconds of each phase of a training.
+Weights, labels and byte pairs are made up in a temporary LMHP_CACHE; nothing is downloaded.
 """
 
 import argparse
@@ -24,15 +23,12 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(
-    0, str(ROOT)
-)  # nothing heavy is imported here: a child that tells phases times its own imports
+# Nothing heavy is imported here: a child that reports phases times its own imports.
+sys.path.insert(0, str(ROOT))
 
 LABELS, FULL_STOP = 1000, 13
-TRAININGS = {
-    'train_policy': '[ppo_step 0]',
-    'train_reward': 'k =  loss ',
-}  # and what their first step prints
+# {command: the beginning of the line that its first step prints}
+TRAININGS = {'train_policy': '[ppo_step 0]', 'train_reward': 'k =  loss '}
 
 
 def write_encoding(folder):
@@ -63,8 +59,7 @@ def write_model(folder, size, is_reward_model=False):
 
 
 def write_labels(path):
-    """As many queries as a training of the first step could want, each of 64 tokens and ending with
-    a full stop."""
+    """Write labels with 64-token queries that end with a full stop: enough for the first step."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -95,8 +90,7 @@ def prepare(folder, size):
 
 
 def training(command, folder, batch, name='first'):
-    """The words of a command that trains as run `name`; sizes are such that its first step comes
-    soon."""
+    """The words of a command that trains as run `name`, with sizes for a quick first step."""
     words = [
         command,
         'descriptiveness',
@@ -140,8 +134,10 @@ def training(command, folder, batch, name='first'):
 
 
 def run(words, variables, until=None):
-    """(seconds, processor seconds) until `python WORDS` ends, or prints a line that begins with
-    `until`."""
+    """(seconds, processor seconds) that `python WORDS` takes.
+
+    until: the beginning of the line to wait for; None: until the command ends.
+    """
     started = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, *words],
@@ -151,16 +147,13 @@ def run(words, variables, until=None):
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    if (
-        not any(line.startswith(until) for line in process.stdout)
-        if until
-        else process.stdout.read() is None
-    ):
-        sys.exit(f'{" ".join(words)} did not come to its first step')
+    if until is None:
+        process.stdout.read()
+    elif not any(line.startswith(until) for line in process.stdout):
+        sys.exit(f'{" ".join(words)} ended before its first step')
     seconds = time.perf_counter() - started
-    before = resource.getrusage(
-        resource.RUSAGE_CHILDREN
-    )  # a process counts once it has been waited for
+    # A process counts only once it has been waited for.
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     process.kill()
     process.wait()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -174,8 +167,10 @@ class Phases:
         self.seconds, self.is_running = {}, False
 
     def timed(self, phase, function, is_last=False):
-        """`function`, whose time counts as that of `phase`; after the last, all are printed and the
-        process ends."""
+        """`function`, whose time counts as that of `phase`.
+
+        is_last: when it returns, print the phases and end the process.
+        """
 
         def wrapped(*args, **kwargs):
             if self.is_running:
@@ -194,8 +189,10 @@ class Phases:
 
 
 def tell_phases(words):
-    """Print the processor seconds of each phase of `launch.py WORDS` up to the end of its first
-    step, as JSON."""
+    """Print the processor seconds of each phase of `launch.py WORDS` as JSON.
+
+    The command ends after its first step.
+    """
     phases = Phases()
     phases.timed('imports', importlib.import_module)(f'lm_human_preferences.{words[0]}')
     import launch
@@ -216,9 +213,8 @@ def tell_phases(words):
         (reward, 'train_batch', 'step'),
     ):
         function = getattr(place, name)
-        setattr(
-            place, name, phases.timed(phase, function, is_last=name in ('train', 'train_batch'))
-        )
+        is_last = name in ('train', 'train_batch')
+        setattr(place, name, phases.timed(phase, function, is_last=is_last))
     launch.cli(words)
 
 

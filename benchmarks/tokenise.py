@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""How fast text becomes tokens, against transformers' GPT-2 tokeniser on the same files; how fast
-labels are read.
+"""How fast text becomes tokens, beside transformers' GPT-2 tokeniser, and how fast labels are read.
 
     pipenv run python benchmarks/tokenise.py [--size full] [--repeats 3]
 
-The text is that of Python's own help. GPT-2's encoder.json and vocab.bpe have to be in the cache,
-or in the folder that LMHP_GPT2_ENCODINGS names; they are not downloaded here. The labels are made
-up: 46,000 of them, of 800 tokens each, are a file of `cnndm`. They are read as training reads them,
-and by json.loads alone.
+Both tokenise the same text, that of Python's own help. GPT-2's encoder.json and vocab.bpe have to
+be in the cache, or in the folder that LMHP_GPT2_ENCODINGS names; they are not downloaded here. The
+labels are made up: 46,000 of them, of 800 tokens each, are a file of `cnndm`. They are read as
+training reads them, and by json.loads alone.
 """
 
 import argparse
@@ -59,13 +58,14 @@ def show(what, times, amount, unit):
 
 
 def encoding(copies, repeats):
-    """Both encoders on the same passages; ours takes them one by one, as it does those of a data
-    set."""
+    """Time both encoders on the same passages.
+
+    Ours takes them one by one, as it does those of a data set.
+    """
     os.environ['LMHP_OFFLINE'] = '1'
     try:
-        vocab, merges = (
-            storage.cached_path(encodings.Main.path(name)) for name in ('encoder.json', 'vocab.bpe')
-        )
+        vocab = storage.cached_path(encodings.Main.path('encoder.json'))
+        merges = storage.cached_path(encodings.Main.path('vocab.bpe'))
     except storage.StorageError as e:
         return print(f"encoding: left out, as GPT-2's encoding is not at hand ({e})")
     passages = [
@@ -93,7 +93,7 @@ def encoding(copies, repeats):
 
 
 def made_up_labels(count):
-    """Labels with padding behind queries and samples, and tokens as unevenly frequent as words."""
+    """Made-up labels with padded queries and samples, and tokens as unevenly frequent as words."""
     rng = np.random.default_rng(0)
 
     def row(length):
@@ -114,8 +114,7 @@ def made_up_labels(count):
 
 
 def labels(count, repeats):
-    """What train_reward does with a label file, beside reading the same JSON into Python's
-    objects."""
+    """Time what train_reward does with a label file, beside json.loads of the same file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, 'labels.json')
         path.write_text(json.dumps(made_up_labels(count)))

@@ -1,5 +1,4 @@
-"""TRL's PPO on the work of ppo_update.py, where that package is installed; it is not among those of
-this project."""
+"""TRL's PPO on the workload of ppo_update.py, if TRL is installed; the project does without it."""
 
 import argparse
 import importlib.util
@@ -37,7 +36,7 @@ def scorer(size):
 
 
 class Trl:
-    """Its trainer, with four networks: the values are those of one of their own, as it wants it.
+    """TRL's trainer, with four networks: it requires a separate value network.
 
     In float32, without the gradient checkpointing and the bfloat16 that are its defaults.
     """
@@ -82,8 +81,8 @@ class Trl:
         )
 
     def time_phases(self, clock):
-        """Its training is one function: there are no phases."""
+        """Nothing to time: TRL's training is one function."""
 
     def update(self):
-        """`total_episodes` are those of one update."""
+        """One update, because `total_episodes` is the batch size."""
         self.trainer.train()

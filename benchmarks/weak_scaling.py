@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """One PPO update on 1 rank against N ranks that do as much each: what ranks cost one another.
 
-    pipenv run python benchmarks/weak_scaling.py [--size 124M] [--episodes 16] [--ranks 2] [--rounds
-    3]
+    pipenv run python benchmarks/weak_scaling.py [--size 124M] [--episodes 16] [--ranks 2]
+        [--rounds 3]
 
-Efficiency is the seconds of 1 rank alone over those of N ranks. `apart` are N processes that do the
-same side by side and never talk: what they lose is lost to the machine, not to averaging.
+Efficiency is the seconds of 1 rank alone over those of N ranks. `apart` runs N independent
+processes side by side: what they lose is lost to the machine, not to averaging.
 """
 
 import argparse

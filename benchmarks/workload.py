@@ -1,5 +1,4 @@
-"""What the speed benchmarks work on: models of random weights, queries, and the FLOPs that these
-need."""
+"""What the speed benchmarks work on: models of random weights, queries, and the FLOPs they need."""
 
 import argparse
 import sys
@@ -50,10 +49,8 @@ class RandomModel:
 
 def plain_model(size):
     """GPT-2 as `transformers` makes it, of random weights and without dropout."""
-    from transformers import (  # takes seconds, which the others need not wait
-        GPT2Config,
-        GPT2LMHeadModel,
-    )
+    # Takes seconds to import: only who needs it waits.
+    from transformers import GPT2Config, GPT2LMHeadModel
 
     n_embd, n_head, n_layer = SIZES[size]
     network = GPT2LMHeadModel(
@@ -65,8 +62,10 @@ def plain_model(size):
 
 
 def queries(batch):
-    """`(batch, QUERY_LENGTH)` random tokens; of them 48 to 64 are real, as of passages of a book
-    cut at a full stop."""
+    """Random queries (batch, QUERY_LENGTH).
+
+    Of each, 48 to 64 tokens are real, as in book passages cut at a full stop.
+    """
     tokens = torch.randint(
         VOCABULARY, (batch, QUERY_LENGTH), generator=torch.Generator().manual_seed(1)
     )
@@ -92,10 +91,9 @@ def positions(mask):
 
 
 def linear_flops(size, *, tokens, read, logits=0):
-    """Floating-point operations of the linear layers on so many tokens; the last block counts where
-    it is `read`.
+    """FLOPs of the linear layers for so many `tokens`.
 
-    logits: positions whose logits are needed.
+    read: positions at which the last block's output is needed. logits: those whose logits are.
     """
     d, _, n_layer = SIZES[size]
     return (
@@ -107,7 +105,9 @@ def linear_flops(size, *, tokens, read, logits=0):
 
 
 def attention_flops(size, tokens):
-    """Of causal attention over so many tokens; in the last block, where few are read, it is not
-    worth counting."""
+    """FLOPs of causal attention over so many `tokens`.
+
+    The last block is left out, because its output is needed at few positions.
+    """
     d, _, n_layer = SIZES[size]
     return 2 * tokens * tokens * d * (n_layer - 1)

@@ -1,8 +1,9 @@
 """Label types: what people were asked, what they answered, and how a reward model learns from it.
 
-One class is all there is to a label type: its fields and their checks, its loss, and the answers
+To train on a label type, one class is all: its fields and their checks, its loss, and the answers
 that simulated labels give (the original's label_types.py; paper, section 2.1). To add one, derive
-it from LabelType and decorate it with `register`.
+it from LabelType and decorate it with `register`. To ask people for it (`ask`, `label`), see also
+labels/answers.py, labels/folder.py, labels/simulated_labeller.py and commands/label.py.
 """
 
 import math

@@ -15,7 +15,7 @@ from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task import PolicyHParams, TaskHParams
-from lm_human_preferences.language import datasets
+from lm_human_preferences.language import datasets, encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.synthetic import language_model
@@ -26,6 +26,7 @@ __all__ = [
     'check_lengths',
     'check_task',
     'filter_fn_from_hparams',
+    'initial_encoding',
     'initial_model',
     'make_query_sampler',
     'postprocess_fn_from_hparams',
@@ -41,6 +42,11 @@ def initial_model(name: str) -> TrainedModel:
     if name == language_model.NAME:
         return TrainedModel(name, savedir=language_model.directory())
     return TrainedModel(name)
+
+
+def initial_encoding(name: str) -> Encoding:
+    """The encoding of that model, which need not be there for this."""
+    return encodings.Reviews if name == language_model.NAME else TrainedModel(name).encoding
 
 
 def postprocess_fn_from_hparams(

@@ -16,7 +16,8 @@ from lm_human_preferences.hparams.train_policy import HParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.model import Model
-from lm_human_preferences.synthetic.known_reward import MockRewardModel
+from lm_human_preferences.runs import run_files
+from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.logging import log_as_original
 
@@ -187,14 +188,14 @@ class TrainedRewardModel(_Scorer):
             log_as_original(f'setting {name}')
 
 
-FrozenRewardModel = MockRewardModel | TrainedRewardModel
+FrozenRewardModel = KnownReward | TrainedRewardModel
 ScoringModel = FrozenRewardModel | RewardModel  # what a policy learns from
 
 
 def load_reward_model(name: str, encoding: Encoding) -> FrozenRewardModel:
     """The known reward if `name` is 'mock', else the reward model in the directory `name`."""
     if name == 'mock':
-        return MockRewardModel(encoding)
+        return KnownReward(encoding)
     return TrainedRewardModel(name, encoding)
 
 
@@ -215,14 +216,14 @@ def reward_model_of(save_dir: str, hparams: HParams) -> str:
     if hparams.rewards.online is not None:
         return storage.join(save_dir, 'policy')
     if hparams.rewards.train_new_model is not None:
-        return storage.join(save_dir, 'reward_model')
+        return storage.join(save_dir, run_files.REWARD.network)
     name = hparams.rewards.trained_model
     assert name is not None
     if name == 'mock':
         return name
     is_there = storage.is_remote(name) or os.path.exists(name)
     if name == 'test' or not is_there:
-        return storage.join(save_dir, 'policy')
+        return storage.join(save_dir, run_files.POLICY.network)
     return name
 
 
@@ -277,7 +278,7 @@ def label_source(hparams: HParams) -> str | None:
     run = hparams.rewards.trained_model.rstrip('/')
     for directory in (run, os.path.dirname(run)):
         try:
-            record = storage.read_json(storage.join(directory, 'train_reward_hparams.json'))
+            record = storage.read_json(storage.join(directory, run_files.REWARD.settings))
             return str(record['labels']['source'])
         except (storage.StorageError, KeyError, TypeError):
             continue
@@ -285,11 +286,12 @@ def label_source(hparams: HParams) -> str | None:
 
 
 def reward_model_dir(path: str) -> str:
-    """`path`, or the reward_model/ in it where `path` is a run directory."""
+    """`path`, or its reward_model/ if `path` is a run directory; UserError if neither is one."""
     if storage.exists(storage.join(path, 'hparams.json')):
         return path
-    if storage.exists(storage.join(path, 'reward_model', 'hparams.json')):
-        return storage.join(path, 'reward_model')
+    network = storage.join(path, run_files.REWARD.network)
+    if storage.exists(storage.join(network, 'hparams.json')):
+        return network
     raise UserError(
         f'--rewards.trained_model {path}: neither it nor its reward_model/ has an hparams.json; '
         'train one with ./launch.py train_reward'

@@ -41,7 +41,7 @@ def connect(hparams: Training, comm: Comm | None) -> Comm:
 
     UserError if so many ranks cannot share the batches.
     """
-    comm = comm or comms.init_comm(hparams.run.allreduce)
+    comm = comm or comms.init_comm(hparams.run.allreduce, hparams.run.timeouts)
     configure_console(hparams.run.console)
     hparams.check_ranks(comm.size)
     return comm

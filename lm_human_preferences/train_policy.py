@@ -23,7 +23,7 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.online import collection
 from lm_human_preferences.plans import nupdates
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.ppo import Minibatch, Rollout
+from lm_human_preferences.ppo import Rollout
 from lm_human_preferences.rewards import (
     ScoreFn,
     ScoringModel,
@@ -40,7 +40,7 @@ from lm_human_preferences.training.kl_control import (
     make_kl_controller,
 )
 from lm_human_preferences.training.loop import training_loop
-from lm_human_preferences.training.micro_batches import map_micro_batches, micro_batches
+from lm_human_preferences.training.micro_batches import concatenate, micro_batches
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.training.time_left import TimeLeft, elapsed_stats
 from lm_human_preferences.utils.core import ceil_div, exact_div
@@ -134,9 +134,8 @@ class PPOTrainer:
 
     def generate(self, queries: torch.Tensor) -> Rollout:
         """Responses to `queries (batch, query_length)`, and all of the Rollout but its rewards."""
-        return map_micro_batches(
-            self._generate_micro_batch, self.hparams.ppo.micro_batch_size, queries
-        )
+        parts = micro_batches(queries, self.hparams.ppo.micro_batch_size)
+        return concatenate([self._generate_micro_batch(part) for part in parts])
 
     def _generate_micro_batch(self, queries: torch.Tensor) -> Rollout:
         sampled = self.policy.respond(queries, length=self.hparams.task.response_length)
@@ -179,18 +178,14 @@ class PPOTrainer:
         self.optimizer.gradients.zero_grad()
         for part in parts:
             share = len(part) / len(minibatch)
-            loss, part_stats = self.loss(part)
+            outputs = self.policy.analyze_responses_op(part.queries, part.responses)
+            loss, part_stats = ppo.loss(part, outputs, self.hparams.ppo)
             self.optimizer.backward(share * loss, last=part is parts[-1])
             for name, value in part_stats.items():
                 stats[name] = stats.get(name, 0) + share * value
         share_done = self.global_step / self.total_steps
         self.optimizer.update(lr=self.hparams.ppo.lr * (1 - share_done))
         return stats
-
-    def loss(self, minibatch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """(differentiable PPO loss of the policy as it is now, statistics), see ppo.loss."""
-        outputs = self.policy.analyze_responses_op(minibatch.queries, minibatch.responses)
-        return ppo.loss(minibatch, outputs, self.hparams.ppo)
 
     def record_step_stats(
         self,
@@ -321,22 +316,22 @@ def train(hparams: HParams, comm: Comm | None = None) -> None:
     """Fine-tune a policy and save it to SAVE_DIR/policy: all of `./launch.py train_policy`."""
     comm = session.connect(hparams, comm)
     with run_dir.lock_run_dir(hparams, comm), memory.explain_oom('--ppo.micro_batch_size'):
-        had_finished = _train_unless_finished(hparams, comm)
+        has_trained = _train_unless_finished(hparams, comm)
         if comm.rank != 0:
             return
         try:
             if hparams.run.evaluate:
-                _evaluate(hparams, had_finished)
+                _evaluate(hparams, has_trained)
         finally:  # the policy is there even if its evaluation cannot be written
             console.announce_policy(hparams)
 
 
 def _train_unless_finished(hparams: HParams, comm: Comm) -> bool:
-    """Train what the run in this directory still lacks; returns whether that was nothing."""
+    """Train what this run still lacks; returns False if it had been finished before."""
     directory = hparams.run.directory
     steps = nupdates(hparams)
     with Checkpointer(
-        directory and storage.join(directory, run_files.POLICY.finished),
+        directory and storage.join(directory, run_files.POLICY.unfinished),
         comm,
         resume=hparams.run.resume,
         schema=STATE,
@@ -345,18 +340,20 @@ def _train_unless_finished(hparams: HParams, comm: Comm) -> bool:
         is_finished = bool(checkpointer.state) and checkpointer.state['trainer']['step'] >= steps
         if not is_finished:
             _train_both(hparams, checkpointer, comm)
-            return False
+            return True
         checkpointer.make_latest()
     if comm.rank == 0:
         announce(f'The policy in {hparams.run.save_dir} is finished: {steps} of {steps} steps.')
-    return True
+    return False
 
 
-def _evaluate(hparams: HParams, had_finished: bool) -> None:
-    """Evaluate a policy that is saved, unless a run that `had_finished` has done so already."""
+def _evaluate(hparams: HParams, has_trained: bool) -> None:
+    """Evaluate a saved policy, unless it was finished and evaluated before this command."""
     save_dir = hparams.run.save_dir
     directory = hparams.run.directory
-    if save_dir is None or directory is None or (had_finished and evaluate.is_done(directory)):
+    if save_dir is None or directory is None:
+        return
+    if not has_trained and evaluate.is_done(directory):
         return
     evaluate.evaluate(save_dir, directory=directory)
 

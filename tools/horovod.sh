@@ -1,10 +1,41 @@
 #!/bin/sh
-# Compiles Horovod into .venv, against the torch and the MPI there: `sh tools/horovod.sh`, after tools/setup.sh.
+# Compiles Horovod into .venv, against the torch and the MPICH there: `sh tools/horovod.sh`, after tools/setup.sh.
+# `MPI=openmpi sh tools/horovod.sh` compiles it against the Open MPI on the PATH instead. .venv holds one Horovod: ranks
+# that speak the other MPI average by torch.
 # Needs g++ and make; cmake comes from Pipfile.lock. With a GPU in sight, or HOROVOD_GPU_OPERATIONS=NCCL, it is built
 # with the NCCL that torch itself uses; the CUDA compiler then comes from CUDA_HOME, or else from the package index.
 # Without, it is built without CUDA, whatever torch is.
 set -eu
 cd -P "$(dirname "$0")/.."
+
+fail() { echo "error: $1" >&2; exit 2; }
+
+# Prints the first C++ compiler on the PATH that is Open MPI's and finds its headers. MPICH's may come before it.
+open_mpi_compiler() {
+    echo "$PATH" | tr : '\n' | while read -r folder; do
+        for compiler in "$folder/mpicxx" "$folder/mpicxx.openmpi"; do
+            if "$compiler" --showme:version 2>/dev/null | grep -q 'Open MPI' &&
+                    echo '#include <mpi.h>' | "$compiler" -E -x c++ - >/dev/null 2>&1; then
+                echo "$compiler"
+                return
+            fi
+        done
+    done
+}
+
+case "${MPI:-mpich}" in
+mpich)
+    library=libmpi.so.12
+    spoken='MPICH, as those that --mpi or srun --mpi=pmi2 starts' ;;
+openmpi)
+    library=libmpi.so.40
+    spoken='Open MPI, as those that its mpiexec or srun --mpi=pmix starts'
+    HOROVOD_MPICXX=$(open_mpi_compiler)
+    [ -n "$HOROVOD_MPICXX" ] || fail "MPI=openmpi: the PATH has no mpicxx of an Open MPI with headers; on Debian or\
+ Ubuntu: apt install libopenmpi-dev; on a cluster: load its module of Open MPI"
+    export HOROVOD_MPICXX ;;
+*) fail "MPI=$MPI: it is mpich or openmpi" ;;
+esac
 PATH=$PWD/.venv/bin:$PATH
 
 export HOROVOD_CMAKE="$PWD/tools/horovod-cmake"
@@ -25,5 +56,13 @@ if [ "${HOROVOD_GPU_OPERATIONS:-}" = NCCL ] ||
     export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED HOROVOD_NCCL_HOME="$nvidia/nccl"
 fi
 
+# Prints against which MPI library Horovod was built, if it is there.
+built_against() {
+    python -c "from lm_human_preferences.distributed import horovod_build; print(horovod_build.mpi_of_build())"
+}
+
+[ "$(built_against)" = $library ] || python -m pip uninstall --quiet --yes horovod
 pipenv sync --categories distributed
+[ "$(built_against)" = $library ] || fail "Horovod was built against $(built_against), not $library"
 python -c 'import horovod.torch as hvd; print("Horovod is ready: MPI", hvd.mpi_built(), "NCCL", hvd.nccl_built())'
+echo "Ranks of $spoken, average by it; those of the other MPI average by torch."

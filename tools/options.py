@@ -1,15 +1,21 @@
 #!/usr/bin/env python3
-"""Write docs/options.md, the tables of all options, from the code: `pipenv run python
-tools/options.py`."""
+"""Write docs/options.md, the tables of all options, from the code.
 
+`pipenv run python tools/options.py` writes it anew; a test compares the page with the code.
+"""
+
+import dataclasses
 import sys
 from pathlib import Path
+
+import click
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import launch  # noqa: E402
 import sample  # noqa: E402
+from lm_human_preferences.commands.program import Command  # noqa: E402
 from lm_human_preferences.datasets import registry  # noqa: E402
 from lm_human_preferences.hparams import labelling  # noqa: E402
 from lm_human_preferences.utils import hyperparams, option_help  # noqa: E402
@@ -64,29 +70,40 @@ NOTES = {  # below a heading
     'Figures': '`./launch.py figures`',
     'Asking': (
         '`./launch.py ask EXPERIMENT FOLDER`, see [labelling.md](labelling.md). It also takes'
-        ' `--labels.type` and the options\n`--task.NAME`.'
+        ' `--labels.type`, `--labels.too_long` and\nthe options `--task.NAME`.'
+    ),
+    'Importing labels': (
+        '`./launch.py import_labels EXPERIMENT FILE OUTPUT`, which also takes those options.'
     ),
     'Labelling': '`./launch.py label FOLDER`',
     'Report on labels': '`./launch.py labels FOLDER`',
+    'Scoring texts': '`./launch.py score RUN FILE`',
 }
 
 
 def tables() -> dict[str, option_help.Fields]:
     """The options by heading, in the order of the page."""
-    commands = launch.cli.commands
+    commands = _commands(launch.cli)
     reward, policy = (
         option_help.sections(commands[name].fields) for name in ('train_reward', 'train_policy')
     )
     headings = ['Launching', *option_help.HEADINGS.values()]
     return {
         **{heading: (policy if heading in policy else reward)[heading] for heading in headings},
-        'Sampling': sample.cli.commands['sample'].fields,
+        'Sampling': _commands(sample.cli)['sample'].fields,
         'Evaluation': commands['evaluate'].fields,
         'Figures': commands['figures'].fields,
         'Asking': hyperparams.fields(labelling.AskHParams),
+        'Importing labels': hyperparams.fields(labelling.ImportHParams),
         'Labelling': commands['label'].fields,
         'Report on labels': commands['labels'].fields,
+        'Scoring texts': commands['score'].fields,
     }
+
+
+def _commands(group: click.Group) -> dict[str, Command]:
+    """Those of its commands that have dataclass fields as options, by name."""
+    return {name: found for name, found in group.commands.items() if isinstance(found, Command)}
 
 
 def page() -> str:
@@ -117,7 +134,7 @@ def _datasets() -> str:
     return '\n'.join(rows)
 
 
-def _row(name, field):
+def _row(name: str, field: dataclasses.Field) -> str:
     default = option_help.default_text(field)
     shown = 'required' if default is None else f'`{default}`'
     text = option_help.help_text(field).replace('|', r'\|')

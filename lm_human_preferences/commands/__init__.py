@@ -1,5 +1,5 @@
-"""What a command does besides training: sample, export, check this machine, a dry run.
+"""The commands that do not train: sample, export, doctor, a dry run; ask, label and labels.
 
 Uses all other rooms; only `utils.launch` and the scripts use it. `program` is the command line
-itself, in click's terms.
+itself, in click's terms. `evaluate` and `figures` are in evaluation/ and reproduction/.
 """

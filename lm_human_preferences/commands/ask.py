@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -23,6 +23,8 @@ from lm_human_preferences.labels.answers import (
 )
 from lm_human_preferences.labels.folder import (
     ANSWERS,
+    EVERYBODY,
+    GOLD,
     QUESTIONS,
     TASK,
     TRAIN,
@@ -32,6 +34,7 @@ from lm_human_preferences.labels.folder import (
     is_folder,
     read_task,
 )
+from lm_human_preferences.labels.texts import into_folder, records, tokenise
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
@@ -55,6 +58,8 @@ def ask(
     instructions: str | None,
     batch_size: int,
     seed: int,
+    questions: str | None = None,
+    gold: str | None = None,
 ) -> None:
     """Add `count` questions to a folder; the whole of `./launch.py ask`.
 
@@ -62,14 +67,102 @@ def ask(
     arguments: see hparams.labelling.AskHParams.
     """
     task = reward_hparams.task
+    check_folder(folder)
+    _check_options(reward_hparams, policy, against)
+    record = task_record(reward_hparams, folder, instructions=instructions)
+    if questions is not None or gold is not None:
+        _ask_given(reward_hparams, folder, record, questions, gold, repeated, labellers)
+        return
+    names = [policy] if against is None else [policy, against]
+    with warnings_only():
+        policies = {name: _load_policy(name, task) for name in names}
+    encoding = _one_encoding(policies)
+    lm_tasks.check_task(task, encoding, min(_n_ctx(policy) for policy in policies.values()))
+    with _writer(folder, {**record, 'encoding': encoding.name}) as writer:
+        asker = Asker(reward_hparams, policies, writer, batch_size)
+        set_seed(seed + len(writer.folder.questions))
+        asker.ask(count, repeated, labellers)
+        total = len(writer.folder.questions)
+    _report(asker, folder, count, total)
+
+
+def _ask_given(
+    hparams: HParams,
+    folder: str,
+    record: dict[str, Any],
+    questions: str | None,
+    gold: str | None,
+    repeated: float,
+    labellers: int,
+) -> None:
+    """Add the questions in a file, or gold ones; see hparams.labelling.AskHParams."""
+    path = questions if gold is None else gold
+    assert path is not None
+    option = '--questions' if gold is None else '--gold'
+    encoding = lm_tasks.initial_encoding(hparams.task.policy.initial_model)
+    try:
+        given, notes = tokenise.tokenise(
+            records.read(path), hparams, encoding, needs_answer=gold is not None
+        )
+    except UserError as e:
+        raise UserError(f'{option} {e}') from e
+    fields = sample_names(hparams.labels.type)
+    new = [
+        (label, tokens) for label, tokens in given if not _are_equal([tokens[f] for f in fields])
+    ]
+    with _writer(folder, {**record, 'encoding': encoding.name}) as writer:
+        if gold is None:
+            added = into_folder.add_questions(
+                new,
+                writer,
+                [os.path.basename(path)] * len(fields),
+                labellers=lambda number: _labellers(number, repeated, labellers),
+            )
+        else:
+            names = ['gold'] * len(fields)
+            added = into_folder.add_questions(
+                new, writer, names, kind=GOLD, labellers=lambda _: EVERYBODY
+            )
+        total = len(writer.folder.questions)
+    _report_added(folder, added, total, equal=len(given) - len(new), known=len(new) - added)
+    for note in notes:
+        click.echo(note)
+
+
+def _labellers(number: int, repeated: float, labellers: int) -> int:
+    """How many people are to answer question `number` of those added: one more of them is for
+    several whenever the share of all so far has come to a whole number."""
+    return labellers if int((number + 1) * repeated) > int(number * repeated) else 1
+
+
+def _are_equal(samples: Sequence[list[int]]) -> bool:
+    """Whether there is nothing to choose from."""
+    return len(samples) > 1 and all(sample == samples[0] for sample in samples)
+
+
+def _writer(folder: str, record: dict[str, Any]) -> QuestionWriter:
+    writer = QuestionWriter(folder, record)
+    if writer.dropped:
+        click.echo(f'note: an unfinished question of {writer.dropped} bytes was dropped', err=True)
+    return writer
+
+
+def task_record(
+    hparams: HParams, folder: str, encoding: str | None = None, instructions: str | None = None
+) -> dict[str, Any]:
+    """What task.json of a folder is to hold; UserError where the folder has another task.
+
+    hparams: train_reward's. encoding: None where it is not known yet. instructions: a file.
+    """
     record: dict[str, Any] = {
-        'label_type': reward_hparams.labels.type,
-        'task': task.to_nested_dict(),
+        'label_type': hparams.labels.type,
+        'task': hparams.task.to_nested_dict(),
     }
+    if encoding is not None:
+        record['encoding'] = encoding
     text = _read_instructions(instructions)
     if text is not None:
         record['instructions'] = text
-    _check_options(reward_hparams, folder, policy, against)
     if is_folder(folder):
         there = read_task(folder)
         check_same_task(folder, there, record)
@@ -78,32 +171,13 @@ def ask(
                 f'--instructions {instructions}: {folder} has other instructions already, by which'
                 ' people have answered; take another folder'
             )
-    record.setdefault('instructions', INSTRUCTIONS[answer_field(reward_hparams.labels.type)])
-    names = [policy] if against is None else [policy, against]
-    with warnings_only():
-        policies = {name: _load_policy(name, task) for name in names}
-    encoding = _one_encoding(policies)
-    lm_tasks.check_task(task, encoding, min(_n_ctx(policy) for policy in policies.values()))
-    record['encoding'] = encoding.name
-    with QuestionWriter(folder, record) as writer:
-        if writer.dropped:
-            click.echo(
-                f'note: an unfinished question of {writer.dropped} bytes was dropped', err=True
-            )
-        asker = Asker(reward_hparams, policies, writer, batch_size)
-        set_seed(seed + len(writer.folder.questions))
-        asker.ask(count, repeated, labellers)
-        total = len(writer.folder.questions)
-    _report(asker, folder, count, total)
+    record.setdefault('instructions', INSTRUCTIONS[answer_field(hparams.labels.type)])
+    return record
 
 
 def _report(asker: Asker, folder: str, count: int, total: int) -> None:
     """Say what was added to `folder`. count: of the questions wanted; total: of all that it has."""
-    click.echo(f'{folder}: {asker.added} questions added, {total} in all')
-    if asker.equal:
-        click.echo(f'{asker.equal} questions whose samples are all equal were not asked')
-    if asker.known:
-        click.echo(f'{asker.known} questions that are there already were not asked again')
+    _report_added(folder, asker.added, total, asker.equal, asker.known)
     if asker.added < count:
         click.echo(
             f'WARNING: only {asker.added} of {count} questions were found:'
@@ -112,8 +186,16 @@ def _report(asker: Asker, folder: str, count: int, total: int) -> None:
         )
 
 
-def _check_options(hparams: HParams, folder: str, policy: str, against: str | None) -> None:
-    """UserError for what cannot work, before a model is loaded."""
+def _report_added(folder: str, added: int, total: int, equal: int, known: int) -> None:
+    click.echo(f'{folder}: {added} questions added, {total} in all')
+    if equal:
+        click.echo(f'{equal} questions whose samples are all equal were not asked')
+    if known:
+        click.echo(f'{known} questions that are there already were not asked again')
+
+
+def check_folder(folder: str) -> None:
+    """UserError unless `folder` is a folder of labels, or can become one."""
     if storage.is_remote(folder):
         raise UserError(f'FOLDER {folder} is remote; give a local directory')
     if os.path.isdir(folder) and os.listdir(folder) and not is_folder(folder):
@@ -121,6 +203,10 @@ def _check_options(hparams: HParams, folder: str, policy: str, against: str | No
         own = (ANSWERS, QUESTIONS, TASK)
         if not all(name.startswith(own) for name in os.listdir(folder)):
             raise UserError(f'{folder} is not empty, and no folder of labels: take another folder')
+
+
+def _check_options(hparams: HParams, policy: str, against: str | None) -> None:
+    """UserError for what cannot work, before a model is loaded."""
     if against == policy:
         raise UserError(f'--against {against} is --policy {policy}: name another policy')
     samples = len(sample_names(hparams.labels.type))
@@ -251,18 +337,16 @@ class Asker:
     ) -> None:
         headers = []
         for _, texts_read in new:
-            # One more of them whenever the share of all so far has come to a whole number.
-            is_repeated = int((self.added + 1) * repeated) > int(self.added * repeated)
-            self.added += 1
             headers.append(
                 {
                     'kind': self.kind,
-                    'labellers': labellers if is_repeated else 1,
+                    'labellers': _labellers(self.added, repeated, labellers),
                     'policies': self.names,
                     'part': PARTS[self.kind],
                     'texts_read': texts_read,
                 }
             )
+            self.added += 1
         self.writer.add([tokens for tokens, _ in new], headers)
 
     def _new_questions(self, count: int) -> Iterator[tuple[dict[str, list[int]], int]]:
@@ -276,7 +360,7 @@ class Asker:
             shown = [sample[row].tolist() for sample in samples]
             tokens = {'query': query[0].tolist(), **dict(zip(self.fields, shown, strict=True))}
             id = question_id(tokens)
-            if len(shown) > 1 and all(sample == shown[0] for sample in shown):
+            if _are_equal(shown):
                 self.equal += 1
             elif id in seen:
                 self.known += 1

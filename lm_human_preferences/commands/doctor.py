@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from lm_human_preferences import storage
-from lm_human_preferences.distributed import env, launcher
+from lm_human_preferences.distributed import horovod_build, launcher, mpi_library
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import ENGINES
 from lm_human_preferences.training import memory
@@ -132,9 +132,29 @@ def _store() -> str:
 
 
 def _mpi() -> str:
-    path, is_open_mpi = launcher.find_mpiexec()
-    horovod = 'Horovod' if env.has_horovod() else 'no Horovod, which `sh tools/horovod.sh` compiles'
-    return f'{path} of {"Open MPI" if is_open_mpi else "MPICH"}, with {horovod}'
+    path, _ = launcher.find_mpiexec()
+    reason = _why_not_horovod()
+    if reason is None:
+        horovod = 'with Horovod'
+    elif reason:
+        horovod = f'without Horovod: {reason}'
+    else:
+        horovod = 'with no Horovod, which `sh tools/horovod.sh` compiles'
+    return f'{path} of {mpi_library.family_of(mpi_library.expected_soname()).name}, {horovod}'
+
+
+def _why_not_horovod() -> str | None:
+    """See `horovod_build.why_not`."""
+    import torch
+
+    return horovod_build.why_not(mpi_library.expected_soname(), torch.cuda.is_available())
+
+
+def _has_suitable_horovod() -> bool:
+    try:
+        return _why_not_horovod() is None
+    except (ImportError, UserError):  # torch or mpiexec is missing, which other checks tell
+        return False
 
 
 def step(*options: str) -> str:
@@ -181,7 +201,7 @@ def doctor() -> None:
         'one rank': step,
     }
     for engine in ENGINES[1:]:
-        if engine != 'horovod' or env.has_horovod():
+        if engine != 'horovod' or _has_suitable_horovod():
             checks[f'two by {engine}'] = functools.partial(
                 step, '--mpi=2', f'--run.allreduce={engine}'
             )

@@ -1,5 +1,7 @@
-"""What `--dry_run` does: every check of a training that needs neither work nor the network, and
-what would start."""
+"""What `--dry_run` does: check a training, and say what would start.
+
+It makes all checks that need neither work nor the network.
+"""
 
 from dataclasses import replace
 
@@ -28,14 +30,17 @@ from lm_human_preferences.utils.core import default_device
 
 
 class DryRun:
-    """The checks of one training. unchecked: what would have to be fetched first, in words."""
+    """The checks of one training.
+
+    unchecked: what could not be checked because it is not on this machine, for the user.
+    """
 
     def __init__(self, hparams: train_policy.HParams | train_reward.HParams, ranks: int) -> None:
         self.hparams = hparams
         self.ranks = ranks
         self.device = default_device()
         self.unchecked: list[str] = []
-        self.plans: list[memory.MemoryEstimate] = []
+        self.estimates: list[memory.MemoryEstimate] = []
         self.new_model: train_reward.HParams | None
         if isinstance(hparams, train_policy.HParams):
             self.new_model = hparams.rewards.train_new_model
@@ -43,8 +48,10 @@ class DryRun:
             self.new_model = hparams
 
     def check(self, overwrite: bool) -> None:
-        """UserError where the training could not start; overwrite: whether it may delete the run
-        that is there."""
+        """Raise UserError if the training could not start.
+
+        overwrite: whether it may delete an existing run.
+        """
         run = self.hparams.run
         self.hparams.check_ranks(self.ranks)
         precision.check(run.precision, self.device)
@@ -82,7 +89,7 @@ class DryRun:
 
     def _check_task(self, sizes: Sizes, encoding: Encoding) -> None:
         if not _has_encoder(encoding):
-            self.unchecked.append("GPT-2's encoding, by which lengths are checked")
+            self.unchecked.append("GPT-2's encoding, which is needed to check lengths")
             return
         lm_tasks.check_task(self.hparams.task, encoding, sizes.n_ctx)
 
@@ -90,15 +97,15 @@ class DryRun:
         if self.new_model is not None:
             is_whole_run = self.new_model is self.hparams
             prefix = '--' if is_whole_run else '--rewards.train_new_model.'
-            self.plans.append(plans.reward_memory(self.new_model, sizes, self.ranks, prefix))
+            self.estimates.append(plans.reward_memory(self.new_model, sizes, self.ranks, prefix))
         if self.new_model is not self.hparams:
             assert isinstance(self.hparams, train_policy.HParams)
-            self.plans.append(plans.policy_memory(self.hparams, sizes, self.ranks))
-        for plan in self.plans:
-            memory.check_rows(plan, self._free_memory())
+            self.estimates.append(plans.policy_memory(self.hparams, sizes, self.ranks))
+        for estimate in self.estimates:
+            memory.check_rows(estimate, self._free_memory())
 
     def _free_memory(self) -> int:
-        """Bytes that each rank may take."""
+        """Bytes of memory for each rank."""
         if self.device.type == 'cuda':
             return memory.free_on(self.device, LocalComm())
         return memory.on_host() // self.ranks
@@ -135,12 +142,13 @@ class DryRun:
         if name == 'mock':
             self._check_known_reward(encoding)
         elif storage.is_remote(name) or not storage.exists(name):
-            self.unchecked.append(f'--rewards.trained_model {name}')  # it may be in training still
+            # It may still be in training.
+            self.unchecked.append(f'--rewards.trained_model {name}')
         elif name != 'test':
             rewards.reward_model_dir(name)
 
     def lines(self) -> list[str]:
-        """What would start, for the user."""
+        """The lines to print: what would start, where, and what was not checked."""
         run = self.hparams.run
         device = 'GPU' if self.device.type == 'cuda' else 'CPU'
         lines = [f'would start 1 rank on a {device}, {run.precision}']
@@ -151,20 +159,21 @@ class DryRun:
                 f' by {engine}'
             ]
         lines.append(f'would write to {run.save_dir}' if run.save_dir else 'would save nothing')
-        if self.plans:
+        if self.estimates:
             free = self._free_memory()
-            plans = [
-                replace(plan, ranks=self.ranks, fused=self.device.type == 'cuda')
-                for plan in self.plans
+            estimates = [
+                replace(estimate, ranks=self.ranks, fused=self.device.type == 'cuda')
+                for estimate in self.estimates
             ]
-            peak = max(plan.peak() for plan in plans)
+            peak = max(estimate.peak() for estimate in estimates)
             lines.append(
                 f'memory expected: {peak / 1e9:.2f} GB for each rank, which has {free / 1e9:.1f} GB'
             )
-            warnings = [memory.warning(plan, free) for plan in plans]
+            warnings = [memory.warning(estimate, free) for estimate in estimates]
             lines += [warning for warning in warnings if warning]
         if self.unchecked:
-            lines.append(f'not checked, as it is not on this machine: {", ".join(self.unchecked)}')
+            unchecked = ', '.join(self.unchecked)
+            lines.append(f'not checked, because it is not on this machine: {unchecked}')
         return lines
 
 
@@ -176,8 +185,10 @@ def _has_encoder(encoding: Encoding) -> bool:
 def dry_run(
     hparams: train_policy.HParams | train_reward.HParams, ranks: int, overwrite: bool
 ) -> list[str]:
-    """Check a training that would start with `ranks` ranks; returns lines for the user, UserError
-    if it could not."""
-    found = DryRun(hparams, ranks)
-    found.check(overwrite)
-    return found.lines()
+    """Check a training on `ranks` ranks without starting it; returns the lines to print.
+
+    UserError if it could not start. overwrite: whether it may delete an existing run.
+    """
+    checks = DryRun(hparams, ranks)
+    checks.check(overwrite)
+    return checks.lines()

@@ -9,21 +9,21 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import trained_models
 
+# The file of OpenAI's release: what Hugging Face calls it.
 TOKENIZER_FILES = {
     'encoder.json': 'vocab.json',
     'vocab.bpe': 'merges.txt',
-}  # the release's name: Hugging Face's
+}
 
 
 def export(model_dir: str, output_dir: str) -> None:
-    """Save the language model in `model_dir` (a run, a model directory or a released name) to
-    `output_dir`.
+    """Save a language model to `output_dir`, as Hugging Face's transformers reads it.
 
-    The scalar heads stay behind: transformers has no place for them.
+    model_dir: a run, a model directory or a released name. The scalar heads are left out: a
+    transformers language model has none.
     """
-    if os.path.exists(output_dir) and not (
-        os.path.isdir(output_dir) and not os.listdir(output_dir)
-    ):
+    is_empty_folder = os.path.isdir(output_dir) and not os.listdir(output_dir)
+    if os.path.exists(output_dir) and not is_empty_folder:
         raise UserError(f'{output_dir} is not empty: give a new directory')
     _refuse_reward_run(model_dir)
     trained_model = trained_models.TrainedModel(model_dir)
@@ -55,13 +55,13 @@ def export(model_dir: str, output_dir: str) -> None:
 
 
 def _refuse_reward_run(model_dir: str) -> None:
-    """UserError where `model_dir`, path or URL, is a run of train_reward, which has no policy."""
+    """UserError if `model_dir` (path or URL) is a run of train_reward, which has no policy."""
     reward_model, policy = (
         storage.join(model_dir, name, 'hparams.json') for name in ('reward_model', 'policy')
     )
     if storage.exists(reward_model) and not storage.exists(policy):
         raise UserError(
-            f'{model_dir} holds a reward model and no policy: a Hugging Face language model has no'
-            ' place for the score. Give a run of train_policy, or the directory or name of a'
+            f'{model_dir} holds a reward model but no policy, and a Hugging Face language model has'
+            ' no place for a score. Give a run of train_policy, or the directory or name of a'
             ' language model'
         )

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import statistics
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import click
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels.agreement import wilson_interval
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.folder_labels import parse_names, training_labels
 from lm_human_preferences.labels.report import report
+from lm_human_preferences.labels.texts.export import (
+    PREFERENCES,
+    TEXT,
+    TOKENS,
+    TextExport,
+    as_file,
+)
+from lm_human_preferences.language import encodings
 from lm_human_preferences.storage import outputs
 
 COLUMNS = {
@@ -22,6 +32,7 @@ COLUMNS = {
     'median_seconds': 'median s',
     'under_a_second': 'under 1 s',
     'agreement': 'agreement',
+    'gold': 'gold',
     'positions': 'positions',
     'positions_p_value': 'p',
 }
@@ -30,26 +41,78 @@ COLUMNS = {
 def report_labels(
     folder: str,
     export: str | None = None,
+    export_as: str = TOKENS,
     output: str | None = None,
     without: str | None = None,
+    reward: str | None = None,
+    learning_curve: int = 0,
+    picture: str | None = None,
 ) -> None:
     """Print the report on a folder, and write what is asked for; see
     hparams.labelling.ReportHParams."""
-    for option, path in (('--export', export), ('--output', output)):
+    for option, path in (('--export', export), ('--output', output), ('--picture', picture)):
         if path is not None:
             outputs.check_new_file(option, path)
     opened = LabelFolder(folder)
     names = parse_names(without)
     found = report(opened, names)
+    if reward is not None:
+        found |= _on_reward_model(opened, reward, names, learning_curve, without)
     for line in [*opened.notes(), *_lines(folder, found)]:
         click.echo(line)
     if output is not None:
         _write('--output', output, json.dumps(found, indent=2) + '\n')
         click.echo(f'The report is in {output}')
+    if picture is not None:
+        from lm_human_preferences.evaluation import label_picture
+
+        label_picture.draw(found, picture)
+        click.echo(f'The picture is in {picture}')
     if export is not None:
-        labels = [json.dumps(label) for label in training_labels(opened, names)]
-        _write('--export', export, '[' + ',\n'.join(labels) + ']\n')
-        click.echo(f'{len(labels)} labels are in {export}')
+        _export(opened, names, export, export_as)
+
+
+def _on_reward_model(
+    folder: LabelFolder,
+    run: str,
+    names: Collection[str],
+    repetitions: int,
+    without: str | None,
+) -> dict[str, Any]:
+    """The parts of the report that need a reward model."""
+    # They load torch, which the rest of the report does without.
+    from lm_human_preferences.commands.sample_policy import warnings_only
+    from lm_human_preferences.evaluation import reward_on_labels
+    from lm_human_preferences.reproduction import learning_curve
+
+    with warnings_only():
+        found: dict[str, Any] = {'reward': reward_on_labels.report(folder, run, names)}
+        if repetitions:
+            found['learning_curve'] = learning_curve.learning_curve(
+                folder.path, run, repetitions, without
+            )
+    return found
+
+
+def _export(folder: LabelFolder, without: Collection[str], path: str, form: str) -> None:
+    """Write the labels that count for training."""
+    labels = training_labels(folder, without)
+    inexact = 0
+    if form == TOKENS:
+        text, count = as_file(labels, path)
+    else:
+        encoder = encodings.by_name(folder.task['encoding']).get_encoder()
+        texts = TextExport(folder.label_type, encoder)
+        written = texts.labels(labels) if form == TEXT else texts.preferences(labels)
+        text, count = as_file(written, path)
+        inexact = texts.inexact
+    _write('--export', path, text)
+    click.echo(f'{count} {"preferences" if form == PREFERENCES else "labels"} are in {path}')
+    if inexact:
+        click.echo(
+            f'note: {inexact} texts would be read as other tokens than these samples have; only'
+            ' --export_as tokens keeps them as they are'
+        )
 
 
 def _write(option: str, path: str, text: str) -> None:
@@ -71,6 +134,44 @@ def _lines(folder: str, found: dict[str, Any]) -> list[str]:
         lines += ['', *_table(found['labellers'])]
     for comparison in found['comparisons']:
         lines += ['', *_comparison_lines(comparison)]
+    if 'reward' in found:
+        lines += ['', *_reward_lines(found['reward'])]
+    if 'learning_curve' in found:
+        lines += ['', *_curve_lines(found['learning_curve'])]
+    return lines
+
+
+def _reward_lines(reward: dict[str, Any]) -> list[str]:
+    """How well a reward model predicts each kind of answers, and each labeller."""
+    rows = {
+        'held out of its training': reward['held_out'],
+        'others, which it may have learned': reward['trained_on'],
+        'comparisons of policies': reward['comparisons'],
+        **{f'of {name}': found for name, found in sorted(reward['labellers'].items())},
+    }
+    lines = [f'{reward["run"]} predicts these labels:']
+    return lines + [f'  {name}: {_prediction(found)}' for name, found in rows.items() if found]
+
+
+def _prediction(found: dict[str, Any]) -> str:
+    if found['accuracy'] is None:
+        return f'correlation {found["agreement"]:.3f} with {found["labels"]}'
+    right = round(found['accuracy'] * found['labels'])
+    low, high = wilson_interval(right, found['labels'])
+    return (
+        f'{right} of {found["labels"]}, {100 * found["accuracy"]:.1f} % (95 % interval'
+        f' {100 * low:.1f} to {100 * high:.1f}); chance is {100 * found["chance"]:.1f} %'
+    )
+
+
+def _curve_lines(curve: list[dict[str, Any]]) -> list[str]:
+    name = 'correlation' if curve[0]['chance'] is None else 'accuracy'
+    held_out = curve[0]['held_out']
+    lines = [f'{name} on {held_out} labels held out, by the number of labels learned from:']
+    for row in curve:
+        values = row['agreement' if name == 'correlation' else 'accuracy']
+        spread = f' +- {statistics.stdev(values):.3f}' if len(values) > 1 else ''
+        lines.append(f'  {row["labels"]:>6}: {statistics.mean(values):.3f}{spread}')
     return lines
 
 
@@ -111,7 +212,7 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
     return '  '.join(cells).rstrip()
 
 
-def _text(value: float | Sequence[int] | None) -> str:
+def _text(value: float | Sequence[int] | dict[str, int] | None) -> str:
     """A value of the report in a few characters."""
     if value is None:
         return '-'
@@ -119,4 +220,6 @@ def _text(value: float | Sequence[int] | None) -> str:
         return f'{value:.3f}'
     if isinstance(value, int):
         return str(value)
+    if isinstance(value, dict):
+        return f'{value["right"]} of {value["answers"]}' if value['answers'] else '-'
     return ' '.join(map(str, value))

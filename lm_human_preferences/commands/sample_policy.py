@@ -20,7 +20,7 @@ from lm_human_preferences.hparams.train_policy import HParams, load_run_hparams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.synthetic.known_reward import MockRewardModel
+from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import default_device, set_seed
@@ -46,12 +46,13 @@ def sample_policy(
     """Print `nsamples` (over all ranks) queries, each with a response of the policy.
 
     save_dir: a run directory. savescope: the model in its checkpoints to sample from, 'policy' or
-    'ref_policy'. temperature: None for the task's own. nsamples: 0 for all of the queries given, or
-    without end where none are. precision: see training.precision.configure. prompt, queries: texts,
-    and a .jsonl file of texts, to respond to; without them, the test part of the run's data set.
-    per_query: responses to each. output: file that gets each sample and what `Judge` says of it,
-    one JSON object a line. console: 'summary' prints samples alone on standard output, and notes on
-    standard error; 'original' prints what the original did.
+    'ref_policy'. temperature: None for the task's own. nsamples: how many to print; 0: one pass
+    over the given queries or, without any, until interrupted. precision: see
+    training.precision.configure. prompt, queries: texts, and a .jsonl file of texts, to respond to;
+    without them, the test part of the run's data set. per_query: responses to each query. output:
+    file to which each sample is written with its score and KL (see Judge), one JSON object per
+    line. console: 'summary' prints only samples on standard output, and notes on standard error;
+    'original' prints what the original program printed.
     """
     comm = comm or comms.init_comm()
     file = SampleFile(output if comm.rank == 0 else None)
@@ -97,7 +98,7 @@ def _rounds(
     batch_size: int,
     comm: comms.Comm,
 ) -> Iterator[torch.Tensor]:
-    """This rank's queries: those given, or else those of the run's data set, see endless_rounds."""
+    """This rank's batches of queries: those given, else those of the run's data set."""
     if given is not None:
         return rounds_of(given, per_query, batch_size, comm)
     sampler = lm_tasks.make_query_sampler(
@@ -122,7 +123,8 @@ def _policy(
 
 def _checked_scopes(trained_model: trained_models.TrainedModel) -> list[str]:
     """The scopes of the models in a checkpoint; UserError if the one to sample from is missing."""
-    with contextlib.redirect_stdout(io.StringIO()):  # warnings come again as the model is built
+    # The same warnings are printed again when the model is built.
+    with contextlib.redirect_stdout(io.StringIO()):
         scopes = trained_model.scopes()
     if scopes and trained_model.scope not in scopes:
         raise UserError(
@@ -134,7 +136,7 @@ def _checked_scopes(trained_model: trained_models.TrainedModel) -> list[str]:
 
 @contextlib.contextmanager
 def warnings_only() -> Iterator[None]:
-    """Pass on warnings, and nothing else, that are printed in the block to standard output.
+    """Of what the block prints, print only the warnings, on standard error.
 
     Loading a model prints a line for each variable.
     """
@@ -153,7 +155,7 @@ def given_queries(
 ) -> torch.Tensor | None:
     """The texts `prompts` and those in the .jsonl file `path` as queries (queries, query_length).
 
-    None where neither is given. UserError for a text that is too long, empty or cannot be encoded.
+    None if neither is given. UserError for a text that is too long, empty or cannot be encoded.
     """
     named = [(f'--prompt {_shortened(text)}', text) for text in prompts]
     if path is not None:
@@ -178,7 +180,7 @@ def _encoded(name: str, text: str, task: TaskHParams, encoder: Encoder) -> list[
     try:
         tokens = encoder.encode(text)
     except UnicodeEncodeError as e:  # JSON can hold half a character
-        raise UserError(f'{name} is no text: {e.reason}') from e
+        raise UserError(f'{name} cannot be encoded: {e.reason}') from e
     except UserError as e:
         raise UserError(f'{name}: {e}') from e
     if len(tokens) > task.query_length:
@@ -196,7 +198,7 @@ def rounds_of(
 ) -> Iterator[torch.Tensor]:
     """This rank's share of `queries (queries, query_length)`, at most `batch_size` rows at a time.
 
-    Each query comes `per_query` times. Of n ranks, rank r takes every n-th row from the r-th on.
+    Each query comes `per_query` times. Rank r of n takes the rows r, r + n, r + 2n and so on.
     All ranks have the same number of rounds; in the last one, some may have fewer rows, or none.
     """
     for part in queries.repeat_interleave(per_query, 0).split(batch_size * comm.size):
@@ -209,7 +211,7 @@ def endless_rounds(
     batch_size: int,
     comm: comms.Comm,
 ) -> Iterator[torch.Tensor]:
-    """The same of queries without end: (batch_size, query_length) each.
+    """As rounds_of, for queries without end: yields (batch_size, query_length).
 
     query_sampler: gives the next queries of this rank, see lm_tasks.make_query_sampler.
     """
@@ -218,10 +220,12 @@ def endless_rounds(
     while True:
         while len(waiting) < rows:
             shares = comm.all_gather_object(query_sampler()['tokens'])
-            queries = [query for in_turn in zip(*shares, strict=True) for query in in_turn]
-            waiting += [query for query in queries for _ in range(per_query)]
-        yield torch.stack(waiting[:rows][comm.rank :: comm.size])
+            for in_turn in zip(*shares, strict=True):  # the next query of each rank
+                for query in in_turn:
+                    waiting += [query] * per_query
+        this_round = waiting[:rows]
         waiting = waiting[rows:]
+        yield torch.stack(this_round[comm.rank :: comm.size])
 
 
 def samples_of(
@@ -233,8 +237,8 @@ def samples_of(
 ) -> Iterator[dict[str, Any]]:
     """The samples of all ranks, on every rank, in the order of their queries.
 
-    rounds: the queries of this rank (rows, query_length), see rounds_of. Each sample is a dict of
-    query_tokens and response_tokens, with `judge` also of query, response, score and kl.
+    rounds: the queries of this rank (rows, query_length), see rounds_of. Each sample is a dict with
+    query_tokens and response_tokens; with a `judge`, also query, response, score and kl.
     """
     for queries in rounds:
         own = _answered(queries, policy, task, judge) if len(queries) else []
@@ -249,32 +253,37 @@ def _answered(
     columns = {'query_tokens': queries.tolist(), 'response_tokens': drawn['responses'].tolist()}
     if judge is not None:
         columns = {**_texts(columns, policy), **columns, **judge(queries, drawn)}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    samples = []
+    for row in zip(*columns.values(), strict=True):
+        samples.append(dict(zip(columns, row, strict=True)))
+    return samples
 
 
 def _texts(columns: dict[str, list[list[int]]], policy: Policy) -> dict[str, list[str]]:
-    """The texts of tokens {'query_tokens': ...}, as {'query': ...}; padding is left out."""
-    return {
-        name.removesuffix('_tokens'): [
-            policy.encoder.decode([token for token in tokens if token != policy.padding_token])
-            for tokens in rows
-        ]
-        for name, rows in columns.items()
-    }
+    """Decode columns of tokens, {'query_tokens': ...}, to {'query': ...}, without padding."""
+    texts: dict[str, list[str]] = {}
+    for name, rows in columns.items():
+        decoded = []
+        for tokens in rows:
+            unpadded = [token for token in tokens if token != policy.padding_token]
+            decoded.append(policy.encoder.decode(unpadded))
+        texts[name.removesuffix('_tokens')] = decoded
+    return texts
 
 
 class Judge:
-    """The score of samples by the run's reward model, and their KL from its initial model.
+    """Scores samples with the run's reward model, and measures their KL from its initial model.
 
-    The score is the task's: a response is cut after the truncate token, and gets the penalty where
-    it has none. The KL of a sample is log pi - log rho, summed over its response, in nats. pi is
-    the model sampled from, at the temperature of the sampling; rho is the initial model at the
+    Scores are computed as in training: a response is cut after the truncate token, and one without
+    it gets the penalty. The KL of a sample is log pi - log rho, summed over its response, in nats.
+    pi is the model sampled from, at the sampling temperature; rho is the initial model at the
     task's temperature, as in training. The mean over samples estimates the KL divergence of the
-    two. Without a reward model or an initial model the score or the KL is None, and a note says so.
+    two. If the run has no reward model or no initial model, the score or the KL is None, with a
+    note.
     """
 
     def __init__(self, save_dir: str, hparams: HParams, scopes: Sequence[str]) -> None:
-        """scopes: of the models in the policy's checkpoint."""
+        """scopes: the models in the policy's checkpoint, see _checked_scopes."""
         policy_dir = storage.join(save_dir, 'policy')
         model = trained_models.TrainedModel('judge', policy_dir, 'ref_policy')
         self.reference = self.score_fn = None
@@ -290,15 +299,17 @@ class Judge:
 
     def _reward_model(
         self, places: Sequence[str], encoding: Encoding
-    ) -> MockRewardModel | rewards.TrainedRewardModel | None:
-        """The first one that can be loaded; None, and a note, where there is none."""
+    ) -> KnownReward | rewards.TrainedRewardModel | None:
+        """The first of `places` that can be loaded; None, with a note, if none can."""
         errors = []
         for place in places:
             try:
                 return rewards.load_reward_model(place, encoding)
             except UserError as e:
                 errors.append(e)
-        print(f'note: no reward model to be had, so score is null: {errors[0]}', file=sys.stderr)
+        print(
+            f'note: no reward model could be loaded, so score is null: {errors[0]}', file=sys.stderr
+        )
         return None
 
     def __call__(
@@ -319,5 +330,5 @@ class Judge:
 
 
 def _numbers(values: torch.Tensor) -> list[float | None]:
-    """As JSON has them: None for what is not a finite number."""
+    """The values for JSON: None instead of NaN and infinities."""
     return [value if math.isfinite(value) else None for value in values.tolist()]

@@ -21,14 +21,12 @@ class DatasetInfo:
     generator: 'module:function' of a function (mode, seed=0, shuffle=False) that yields texts of
         the part `mode`: train, valid or test.
     downloaded: its files are fetched when they are first used, so a dry run cannot check them.
-    labels_stand_in: the generator also takes `labels`, a label file whose queries (lists of token
-    ids)
-        it yields where its own files cannot be had.
+    labels_stand_in: the generator also takes `labels`, the path of a label file. It yields that
+        file's queries (lists of token ids) if its own files cannot be had.
     seed_per_run: each run reads it in another order; all others are read in the order of seed 0, as
         in the original.
-    queries: 'module:function' of a function that lists all queries there are, where they are few
-    and
-        equally frequent; an evaluation then covers every one of them.
+    queries: 'module:function' of a function that lists all queries, if they are few and equally
+        frequent; an evaluation then covers every one of them.
     """
 
     name: str
@@ -49,7 +47,7 @@ class DatasetInfo:
         return self.queries is not None
 
     def all_queries(self) -> list[str] | None:
-        """Every query that the data set can give; None where they are too many to list."""
+        """Every query of the data set; None if there are too many to list."""
         return None if self.queries is None else _load(self.queries)()
 
 

@@ -1,8 +1,9 @@
 """What our launcher and the ranks that it starts tell each other, through a private directory.
 
 `job.json` in it says what to do. Rank r keeps the named pipe `rank-r` open for as long as it lives
-and reports its status through it, one JSON object a line. So the launcher learns which rank failed
-first, and how; and a rank learns when the launcher is gone.
+and reports its status through it, one JSON object a line, at least every second or so. So the
+launcher learns which rank failed first, and how, and which has been stopped; and a rank learns when
+the launcher is gone.
 """
 
 import contextlib
@@ -76,7 +77,7 @@ class StatusPipe:
         self.report(process=os.getpid())
 
     def report(self, **changes: object) -> None:
-        """Set fields of this rank's `RankStatus`."""
+        """Set fields of this rank's `RankStatus`; none at all is a sign of life."""
         line = json.dumps(changes).encode() + b'\n'
         with contextlib.suppress(BrokenPipeError):
             os.write(self.fd, line)

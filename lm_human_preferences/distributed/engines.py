@@ -1,20 +1,23 @@
 """The three engines that sum tensors over ranks, `--run.allreduce`.
 
-horovod     Horovod over MPI; NCCL for tensors on GPUs where it was built with it
-torch       torch.distributed: NCCL on GPUs, Gloo on CPUs; the ranks find each other through MPI
+horovod     Horovod over MPI, the one it was built against; NCCL for tensors on GPUs where it was
+            built with it
+torch       torch.distributed: NCCL on GPUs, Gloo on CPUs; the one engine that needs no MPI
 mpi         mpi4py on host memory: slow with GPUs, works wherever MPI does
 """
 
 from __future__ import annotations
 
 import atexit
+import datetime
 import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from lm_human_preferences.distributed import env, network
+from lm_human_preferences.distributed import env, horovod_build, mpi_library, network
+from lm_human_preferences.distributed.lifeline import noticing_lost_ranks
 from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,17 +37,17 @@ class Engine(Protocol):
 
 
 class HorovodEngine:
-    """Horovod; UserError with build instructions if it is not installed."""
+    """Horovod; UserError with build instructions if it was not built for these ranks.
 
-    def __init__(self) -> None:
-        self.hvd: Any = _horovod()
-        if self.hvd is None:
-            raise UserError(
-                '--run.allreduce horovod: Horovod is not installed; compile it by `sh'
-                ' tools/horovod.sh`, or take auto'
-            )
+    seconds: how long a sum may take.
+    """
+
+    def __init__(self, seconds: int) -> None:
+        horovod_build.check(mpi_library.soname_in_use())
+        self.hvd: Any = _load_horovod()
         # Tensors come in large buckets already.
         os.environ.setdefault('HOROVOD_FUSION_THRESHOLD', '0')
+        os.environ.setdefault('HOROVOD_STALL_SHUTDOWN_TIME_SECONDS', str(seconds))
         has_gpu = torch.cuda.is_available()
         if not has_gpu:
             # In milliseconds. Horovod's thread wakes up every millisecond by default, on a
@@ -62,64 +65,80 @@ class HorovodEngine:
 
 
 class TorchEngine:
-    """A process group of torch.distributed, whose ranks find each other through MPI."""
+    """A process group of torch.distributed: NCCL on GPUs, else Gloo."""
 
-    def __init__(self, comm: MpiComm) -> None:
+    def __init__(self, group: Any) -> None:
         import torch.distributed
 
         self.dist = torch.distributed
-        backend = 'gloo'
-        device = None
-        if torch.cuda.is_available():
-            backend = 'nccl'
-            device = torch.device('cuda', torch.cuda.current_device())
-        self.name = f'torch ({backend})'
-        self.dist.init_process_group(
-            backend,
-            store=self._rendezvous(comm),
-            rank=comm.rank,
-            world_size=comm.size,
-            device_id=device,
-        )
-        atexit.register(self.dist.destroy_process_group)
-
-    def _rendezvous(self, comm: MpiComm) -> Any:
-        """A store on rank 0 that all ranks are connected to.
-
-        Gloo is told to use the network interface of that connection.
-        """
-        store_address = own_address = '127.0.0.1'
-        store = None
-        listening = None
-        if comm.rank == 0:
-            store = self._store(store_address, 0, is_master=True)
-            listening = store.port, list(network.interfaces())
-        port, addresses = comm.world.bcast(listening)
-        if comm.local_size < comm.size:
-            is_first_host = comm.node.bcast(comm.rank) == 0
-            route = None if is_first_host else network.route(addresses, port)
-            routes = comm.world.allgather(route)
-            if route is None:
-                # Rank 0's host: other hosts reach it at the address that the first of them found.
-                own_address = next(each[0] for each in routes if each is not None)
-            else:
-                store_address, own_address = route
-        interface = network.interfaces().get(own_address)
-        if interface:  # else Gloo resolves the name of the host
-            os.environ.setdefault('GLOO_SOCKET_IFNAME', interface)
-        if store is None:
-            store = self._store(store_address, port)
-        return store
-
-    def _store(self, address: str, port: int, *, is_master: bool = False) -> Any:
-        store_class = self.dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
-        return store_class(address, port, is_master=is_master, wait_for_workers=False)
+        self.group = group
+        self.name = f'torch ({self.dist.get_backend(group)})'
 
     def all_reduce_async_(self, tensor: torch.Tensor) -> Any:
-        return self.dist.all_reduce(tensor, async_op=True)
+        with noticing_lost_ranks():
+            return self.dist.all_reduce(tensor, group=self.group, async_op=True)
 
     def synchronize(self, handle: Any) -> None:
-        handle.wait()
+        with noticing_lost_ranks():
+            handle.wait()
+
+
+def init_torch(store: Any, rank: int, size: int, **options: Any) -> None:
+    """Start torch.distributed on all ranks, whose default group has these `options`."""
+    import torch.distributed as dist
+
+    with noticing_lost_ranks():
+        dist.init_process_group(store=store, rank=rank, world_size=size, **options)
+    atexit.register(dist.destroy_process_group)
+
+
+def backend_options(seconds: int) -> dict[str, Any]:
+    """Of a group that sums gradients; `seconds` is how long a sum may take."""
+    options: dict[str, Any] = {'backend': 'gloo', 'timeout': datetime.timedelta(seconds=seconds)}
+    if torch.cuda.is_available():
+        options['backend'] = 'nccl'
+        options['device_id'] = torch.device('cuda', torch.cuda.current_device())
+    return options
+
+
+def torch_over_mpi(comm: MpiComm, seconds: int) -> TorchEngine:
+    """The engine for ranks that find each other through MPI."""
+    import torch.distributed as dist
+
+    init_torch(_rendezvous(comm), comm.rank, comm.size, **backend_options(seconds))
+    return TorchEngine(dist.group.WORLD)
+
+
+def _rendezvous(comm: MpiComm) -> Any:
+    """A store on rank 0 that all ranks are connected to.
+
+    Gloo is told to use the network interface of that connection.
+    """
+    store_address = own_address = '127.0.0.1'
+    store = None
+    listening = None
+    if comm.rank == 0:
+        store = _store(store_address, 0, is_master=True)
+        listening = store.port, list(network.interfaces())
+    port, addresses = comm.world.bcast(listening)
+    if comm.local_size < comm.size:
+        is_first_host = comm.node.bcast(comm.rank) == 0
+        route = None if is_first_host else network.route(addresses, port)
+        routes = comm.world.allgather(route)
+        if route is None:
+            # Rank 0's host: other hosts reach it at the address that the first of them found.
+            own_address = next(each[0] for each in routes if each is not None)
+        else:
+            store_address, own_address = route
+    network.use_interface(own_address)
+    return store or _store(store_address, port)
+
+
+def _store(address: str, port: int, *, is_master: bool = False) -> Any:
+    import torch.distributed
+
+    store_class = torch.distributed.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    return store_class(address, port, is_master=is_master, wait_for_workers=False)
 
 
 class MpiEngine:
@@ -128,10 +147,8 @@ class MpiEngine:
     name = 'mpi'
 
     def __init__(self, comm: MpiComm) -> None:
-        from mpi4py import MPI
-
         self.world = comm.world
-        self.in_place = MPI.IN_PLACE
+        self.in_place = mpi_library.load_mpi().IN_PLACE
 
     def all_reduce_async_(self, tensor: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor]:
         host = tensor.cpu()
@@ -144,38 +161,65 @@ class MpiEngine:
         tensor.copy_(host)  # does nothing where they share their memory
 
 
-def create_engine(allreduce: str, comm: MpiComm) -> Engine:
-    """The engine that `--run.allreduce` names; auto: Horovod if it suits all ranks, else torch."""
+def create_engine(allreduce: str, comm: MpiComm, seconds: int) -> Engine:
+    """The engine that `--run.allreduce` names; auto: Horovod if it suits all ranks, else torch.
+
+    seconds: how long a sum may take, by Horovod or torch.
+    """
     if allreduce == 'auto':
-        suits_all = all(comm.all_gather_object(_horovod_suits()))
-        allreduce = 'horovod' if suits_all else 'torch'
+        reasons = comm.all_gather_object(_why_no_horovod_loads())
+        reason = next((reason for reason in reasons if reason is not None), None)
+        if reason is not None:
+            engine = torch_over_mpi(comm, seconds)
+            engine.name += _because(reason)
+            return engine
+        allreduce = 'horovod'
     if allreduce == 'horovod':
-        return HorovodEngine()
+        return HorovodEngine(seconds)
     if allreduce == 'torch':
-        return TorchEngine(comm)
+        return torch_over_mpi(comm, seconds)
     return MpiEngine(comm)
 
 
 def expected_engine(allreduce: str) -> str:
-    """The engine that `--run.allreduce` would be on this machine; nothing is started."""
-    if allreduce != 'auto':
+    """The engine that `--run.allreduce` would be on this machine, and why; nothing is started.
+
+    UserError if it could not be.
+    """
+    if allreduce in ('torch', 'mpi'):
         return allreduce
-    return 'horovod' if env.has_horovod() else 'torch'
+    if allreduce == 'auto' and env.launcher_kind() in env.WITHOUT_MPI:
+        return 'torch'
+    soname = mpi_library.expected_soname()
+    if allreduce == 'horovod':
+        horovod_build.check(soname)
+        return allreduce
+    reason = horovod_build.why_not(soname, torch.cuda.is_available())
+    return 'horovod' if reason is None else f'torch{_because(reason)}'
 
 
-def _horovod_suits() -> bool:
-    """Whether Horovod can be loaded and, where this rank has a GPU, was built with NCCL."""
-    hvd: Any = _horovod()
-    if hvd is None:
-        return False
-    return not torch.cuda.is_available() or bool(hvd.nccl_built())
+def _why_no_horovod_loads() -> str | None:
+    """As `horovod_build.why_not`; where nothing else speaks against it, Horovod is loaded."""
+    reason = horovod_build.why_not(mpi_library.soname_in_use(), torch.cuda.is_available())
+    if reason is None:
+        try:
+            _load_horovod()
+        except UserError:
+            reason = 'Horovod does not load: compile it anew'
+    return reason
 
 
-def _horovod() -> ModuleType | None:
-    """The module, None where Horovod was not built for this environment."""
+def _because(reason: str) -> str:
+    return f', as {reason}' if reason else ''
+
+
+def _load_horovod() -> ModuleType:
     try:
         import horovod.torch
-
-        return horovod.torch
-    except ImportError:
-        return None
+    except ImportError as e:
+        reason = ' '.join(str(e).split())
+        raise UserError(
+            f'Horovod does not load ({reason}): compile it anew by `sh tools/horovod.sh`, or take'
+            ' --run.allreduce torch'
+        ) from e
+    return horovod.torch

@@ -20,6 +20,7 @@ from typing import IO, Any, TextIO
 
 from lm_human_preferences.distributed import channel
 from lm_human_preferences.distributed.env import (
+    DEFAULT_TIMEOUTS,
     EXIT_GRACE_SECONDS,
     STEP_GRACE_SECONDS,
     STOPPING,
@@ -27,12 +28,19 @@ from lm_human_preferences.distributed.env import (
 from lm_human_preferences.errors import UserError
 
 POLL_SECONDS = 0.2  # how long the launcher listens before it looks for signals again
+_RANK_PREFIXES = ('OMPI_COMM_WORLD_', 'PMI_', 'PMIX_')
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def launch_ranks(job: str, arguments: dict[str, Any], size: int) -> None:
+def launch_ranks(
+    job: str,
+    arguments: dict[str, Any],
+    size: int,
+    rank_timeout: int = DEFAULT_TIMEOUTS.rank,
+) -> None:
     """Run `job` (see launch.start_job) in `size` ranks on this host; return when all are done.
 
+    rank_timeout: seconds in which a rank that runs has to give a sign of life.
     UserError: raised by a rank. SystemExit: 1 when a rank failed, 128 + N after signal N.
     """
     mpiexec, is_open_mpi = find_mpiexec()
@@ -51,7 +59,7 @@ def launch_ranks(job: str, arguments: dict[str, Any], size: int) -> None:
             directory,
         ]
         variables = rank_environment(directory, size, is_open_mpi)
-        ranks = RankSupervisor(directory, size, command, variables)
+        ranks = RankSupervisor(directory, size, command, variables, rank_timeout)
         try:
             ranks.follow(signals, saves='hparams' in arguments)
         finally:
@@ -90,7 +98,12 @@ def mpiexec_options(is_open_mpi: bool, size: int, processors: int | None) -> lis
 
 def rank_environment(directory: str, size: int, is_open_mpi: bool) -> dict[str, str]:
     """The ranks' environment variables; their temporary files are deleted with `directory`."""
-    variables = {**os.environ, 'LMHP_RANKS': str(size), 'TMPDIR': directory}
+    variables = {}
+    for name, value in os.environ.items():
+        # What another launcher, which started this process, says of ranks is not true of ours.
+        if name.startswith('PMIX_MCA_') or not name.startswith(_RANK_PREFIXES):
+            variables[name] = value
+    variables.update(LMHP_RANKS=str(size), TMPDIR=directory)
     package_root = str(Path(__file__).parents[2])
     inherited = os.environ.get('PYTHONPATH')
     paths = [package_root, inherited] if inherited else [package_root]
@@ -127,13 +140,22 @@ class RankSupervisor:
     """The ranks of one job, and the mpiexec that runs them, as their launcher sees them."""
 
     def __init__(
-        self, directory: str, size: int, command: Sequence[str], variables: dict[str, str]
+        self,
+        directory: str,
+        size: int,
+        command: Sequence[str],
+        variables: dict[str, str],
+        rank_timeout: int,
     ) -> None:
         self.selector = selectors.DefaultSelector()
         self.unread = [b''] * size  # the beginning of each rank's next line of status
         self.statuses = [channel.RankStatus()] * size
         self.alive: set[int] = set()
         self.failed_rank: int | None = None  # the first one that failed
+        self.rank_timeout = rank_timeout
+        self.silence = dict.fromkeys(range(size), 0.0)  # seconds since a rank was heard of
+        self.heard_at = time.monotonic()
+        self.is_silent = False  # the failed rank, which gave no sign of life for too long
         self.exit_status: int | None = None  # mpiexec's, where it ended by itself
         # Whether standard error now ends in an unfinished line, such as a progress bar.
         self.mid_line = False
@@ -163,6 +185,7 @@ class RankSupervisor:
                 self._listen(POLL_SECONDS)
             except BrokenPipeError:
                 signals.append(signal.SIGPIPE)
+            self._notice_silence()
         if not signals:
             self._pass_on_the_rest(signals)
             return
@@ -204,6 +227,12 @@ class RankSupervisor:
         exit_status = self.exit_status or 0
         if rank is not None and self.statuses[rank].error is not None:
             return f'rank {rank} failed, so all {len(self.statuses)} ranks were stopped'
+        if rank is not None and self.is_silent:
+            return (
+                f'rank {rank}, process {self.statuses[rank].process}, has given no sign of life for'
+                f' {self.rank_timeout} s (--run.rank_timeout), so all {len(self.statuses)} ranks'
+                ' were stopped'
+            )
         if exit_status < 0:
             return f'mpiexec was killed by {_signal_name(-exit_status)}'
         if rank is not None:
@@ -216,11 +245,24 @@ class RankSupervisor:
     def _running(self) -> bool:
         return self.mpiexec.poll() is None and self.failed_rank is None
 
+    def _notice_silence(self) -> None:
+        """Let a rank have failed that has given no sign of life for too long."""
+        now = time.monotonic()
+        # This process may have been stopped itself, with all ranks, and go on now.
+        passed = min(now - self.heard_at, 2 * POLL_SECONDS)
+        self.heard_at = now
+        for rank in self.alive:
+            self.silence[rank] += passed
+            if self.failed_rank is None and self.silence[rank] >= self.rank_timeout:
+                self.failed_rank = rank
+                self.is_silent = True
+
     def _pass_on_the_rest(self, signals: Sequence[int]) -> None:
         """Pass on what was printed before all ended or one failed, until a signal comes."""
         grace = EXIT_GRACE_SECONDS
+        rank = self.failed_rank
         # Where a rank was killed, mpiexec ends by itself, and its status will say why.
-        killed = self.failed_rank is not None and self.statuses[self.failed_rank].error is None
+        killed = rank is not None and self.statuses[rank].error is None and not self.is_silent
         if killed:
             grace *= 2
         deadline = time.monotonic() + grace
@@ -280,6 +322,7 @@ class RankSupervisor:
         for line in lines:
             self.statuses[rank] = replace(self.statuses[rank], **json.loads(line))
         status = self.statuses[rank]
+        self.silence[rank] = 0
         if data:
             self.alive.add(rank)
         else:

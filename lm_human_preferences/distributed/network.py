@@ -1,14 +1,35 @@
-"""Addresses by which hosts find each other where their names do not resolve."""
+"""How ranks find each other: addresses of hosts, and the store of ranks that have no MPI.
+
+The store is a server that all ranks of such a job are connected to. torchrun says where it is, and
+keeps it itself. Under srun rank 0 keeps it, on the first host.
+"""
+
+from __future__ import annotations
 
 import contextlib
+import datetime
 import fcntl
+import ipaddress
+import json
+import os
+import re
 import socket
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from lm_human_preferences.distributed import env
+from lm_human_preferences.distributed.lifeline import RankLost
 from lm_human_preferences.errors import UserError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _CONNECT_TIMEOUT_SECONDS = 5
+# Ports for jobs of Slurm: above those of services, below those that hosts give to outgoing
+# connections.
+_FIRST_PORT = 10240
+_PORT_COUNT = 20480
 
 
 def interfaces() -> dict[str, str]:
@@ -20,6 +41,18 @@ def interfaces() -> dict[str, str]:
                 answer = fcntl.ioctl(probe, _SIOCGIFADDR, name.encode().ljust(256, b'\0'))
                 names[socket.inet_ntoa(answer[20:24])] = name
     return names
+
+
+def ends(address: str, port: int) -> tuple[str, str]:
+    """The addresses at both ends of a connection to another process: (this host's own, the other).
+
+    They are equal where both processes are on this host. OSError where nothing listens.
+    """
+    with socket.create_connection((address, port), _CONNECT_TIMEOUT_SECONDS) as connection:
+        own = connection.getsockname()[0]
+        peer = connection.getpeername()[0]
+    is_here = ipaddress.ip_address(peer).is_loopback or peer in interfaces()
+    return (peer, peer) if is_here else (own, peer)
 
 
 def route(addresses: Sequence[str], port: int) -> tuple[str, str]:
@@ -41,3 +74,133 @@ def route(addresses: Sequence[str], port: int) -> tuple[str, str]:
         f'{socket.gethostname()} does not reach the first host of this run, TCP port {port} of '
         f'{" or ".join(addresses)}: open the network between them, or take --run.allreduce mpi'
     )
+
+
+class Endpoint(NamedTuple):
+    """Where the store is. job: what the keys of this job, and of this attempt at it, begin with."""
+
+    address: str
+    port: int
+    job: str
+
+
+def endpoint() -> Endpoint:
+    """Where the ranks of this job meet; UserError if the environment is wrong about it.
+
+    MASTER_ADDR and MASTER_PORT say so. Under srun, which does not set them, it is the first host of
+    the step, and a port that follows from the numbers of job and step.
+    """
+    is_slurm = env.launcher_kind() == 'slurm'
+    if is_slurm:
+        job_id = os.environ.get('SLURM_JOB_ID', '0')
+        step_id = os.environ.get('SLURM_STEP_ID', '0')
+        job = f'slurm-{job_id}.{step_id}.{os.environ.get("SLURM_RESTART_COUNT", "0")}'
+        default_port = str(_FIRST_PORT + (int(job_id) * 31 + int(step_id)) % _PORT_COUNT)
+    else:
+        job = f'{os.environ.get("TORCHELASTIC_RUN_ID", "job")}/{env.restart_count()}'
+        default_port = ''
+    address = os.environ.get('MASTER_ADDR') or (_first_host_of_step() if is_slurm else '')
+    port = os.environ.get('MASTER_PORT') or default_port
+    if not (port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise UserError(f'MASTER_PORT {port!r} is no TCP port: set it to a number below 65536')
+    return Endpoint(address, int(port), job)
+
+
+def _first_host_of_step() -> str:
+    if os.environ.get('SLURM_STEP_NUM_NODES') == '1':
+        return '127.0.0.1'  # the name of a host need not resolve on itself
+    return first_host(os.environ.get('SLURM_STEP_NODELIST', ''))
+
+
+def first_host(hosts: str) -> str:
+    """The first name in a list as Slurm writes it, such as 'node[07-12,30],login'.
+
+    UserError where there is none.
+    """
+    match = re.match(r'([^\[,]+)(?:\[([^\]-]*)[^\]]*?\])?', hosts)
+    if match is None:
+        raise UserError('SLURM_STEP_NODELIST names no host: set MASTER_ADDR to that of rank 0')
+    prefix, numbers = match.groups(default='')
+    return prefix + numbers.partition(',')[0] + _suffix(hosts[match.end() :])
+
+
+def _suffix(rest: str) -> str:
+    """What follows the brackets in the name of a host: 'rack[1-2]-a' is 'rack1-a' first."""
+    return first_host(rest) if rest and not rest.startswith(',') else ''
+
+
+def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
+    """A connection to the store of this job, which this process keeps itself if `is_host`.
+
+    It waits for what is not there yet for so many seconds. UserError if the port is taken; RankLost
+    if nothing answers there for so long.
+    """
+    from torch.distributed import (
+        PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+        TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+    )
+
+    try:
+        store = TCPStore(
+            place.address,
+            place.port,
+            is_master=is_host,
+            timeout=datetime.timedelta(seconds=seconds),
+            wait_for_workers=False,
+        )
+    except (RuntimeError, ValueError) as error:
+        where = f'{place.address}, TCP port {place.port}'
+        if is_host:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f'rank 0 cannot listen at {where} ({reason}): set MASTER_PORT to a free port, and'
+                " MASTER_ADDR to its host's name, for all ranks"
+            ) from error
+        raise RankLost(
+            f'nothing answers at {where} within {seconds} s, where rank 0 should be: MASTER_ADDR'
+            ' and MASTER_PORT must name its host and a free port there'
+        ) from error
+    return PrefixStore(place.job, store)
+
+
+def is_store_host() -> bool:
+    """Whether this process is to keep the store; torchrun may do so itself."""
+    agent_keeps_it = os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
+    return env.launched_rank() == 0 and not agent_keeps_it
+
+
+def choose_interface(store: Store, place: Endpoint, rank: int, size: int) -> None:
+    """Let Gloo use the network interface by which this rank reaches the others.
+
+    RankLost if one does not come.
+    """
+    own, peer = ends(place.address, place.port)
+    is_remote = own != peer
+    store.set(f'route/{rank}', json.dumps([is_remote, peer]))
+    routes = []
+    for each in range(size):
+        try:
+            routes.append(json.loads(store.get(f'route/{each}')))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise RankLost(f'rank {each} has not come: {reason}') from error
+    if not is_remote:
+        # The store's host: others reach it at the address that the first of them found.
+        own = next((peer for is_remote, peer in routes if is_remote), '127.0.0.1')
+    use_interface(own)
+
+
+def use_interface(address: str) -> None:
+    """Let Gloo use the interface with this address of this host's, unless the user names another.
+
+    Where no interface has it, Gloo resolves the name of the host.
+    """
+    interface = interfaces().get(address)
+    if interface:
+        os.environ.setdefault('GLOO_SOCKET_IFNAME', interface)
+
+
+def host_identity() -> str:
+    """Names this host, as no other that takes part does."""
+    with open('/proc/sys/kernel/random/boot_id', encoding='ascii') as boot_id:
+        return f'{socket.gethostname()} {boot_id.read().strip()}'

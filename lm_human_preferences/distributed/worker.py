@@ -1,7 +1,7 @@
 """A rank's side of launching: does its part of a job, and ends all ranks when that fails.
 
-mpiexec runs this module for each rank that our launcher starts, see `main`. Where the user's own
-mpiexec or srun started launch.py itself, that calls `run_job`.
+mpiexec runs this module for each rank that our launcher starts, see `main`. Where torchrun, or the
+user's own mpiexec or srun, started launch.py itself, that calls `run_job`.
 """
 
 import contextlib
@@ -17,15 +17,19 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from lm_human_preferences.distributed import channel
+from lm_human_preferences.distributed import channel, lifeline, mpi_library
 from lm_human_preferences.distributed.channel import StatusPipe
 from lm_human_preferences.distributed.env import (
     LAUNCHER_GRACE_SECONDS,
     RANK_0_GRACE_SECONDS,
     REPORT_GRACE_SECONDS,
+    drop_launchers_threads,
+    is_first_on_host,
     launched_rank,
     launched_size,
 )
+from lm_human_preferences.distributed.lifeline import RankLost
+from lm_human_preferences.distributed.mpi_library import NoLibrary
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils import streams
 
@@ -53,9 +57,10 @@ def run_job(
 ) -> None:
     """Do `job` (see launch.start_job) in this process, which is one rank of several.
 
-    Whatever ends it early ends all ranks. pipe: to our launcher; None where the user's own mpiexec
-    or srun started the ranks. at_interrupt: called on rank 0 when the user interrupts it.
+    Whatever ends it early ends all ranks. pipe: to our launcher; None where another one started the
+    ranks. at_interrupt: called on rank 0 when the user interrupts it.
     """
+    drop_launchers_threads()
     threading.Thread(target=_watch_parent, args=(os.getppid(), pipe), daemon=True).start()
     try:
         _call(job, arguments)
@@ -81,6 +86,7 @@ def mute_unless_rank_0() -> None:
 
 
 def _call(job: str, arguments: dict[str, Any]) -> None:
+    mpi_library.load_library()
     # Imports torch, which takes seconds: commands that start no rank do without.
     from lm_human_preferences.distributed import comm
 
@@ -96,17 +102,22 @@ def _call(job: str, arguments: dict[str, Any]) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             ranks = comm.init_comm('auto')
     else:
-        ranks = comm.init_comm(hparams.run.allreduce)
+        ranks = comm.init_comm(hparams.run.allreduce, hparams.run.timeouts)
     function(**arguments, comm=ranks)
+    ranks.close()
 
 
 def _watch_parent(parent: int, pipe: StatusPipe | None) -> None:
-    """End this rank, whatever it is waiting for, when mpiexec or our launcher is gone."""
+    """End this rank, whatever it is waiting for, when mpiexec or our launcher is gone.
+
+    Tells our launcher every second that this process is alive and has not been stopped.
+    """
     poll = select.poll()
     if pipe:
         poll.register(pipe.fd, 0)  # the launcher's end being closed is always reported
     while os.getppid() == parent and not poll.poll(1000):
-        pass
+        if pipe:
+            pipe.report()
     if pipe:
         pipe.report(error='the mpiexec process that started this rank was killed\n')
         shutil.rmtree(pipe.directory, ignore_errors=True)
@@ -121,6 +132,8 @@ def _end_all_ranks(error: BaseException, pipe: StatusPipe | None) -> None:
     else:
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
         text = ''.join(traceback.format_exception(error))
+        if isinstance(error, RankLost):
+            text = f'{error}\n' if pipe else str(error)
         time.sleep(REPORT_GRACE_SECONDS)  # another rank's death may be the reason
     if pipe:
         pipe.report(error=text, is_user_error=isinstance(error, UserError))
@@ -128,11 +141,9 @@ def _end_all_ranks(error: BaseException, pipe: StatusPipe | None) -> None:
     elif not isinstance(error, KeyboardInterrupt):
         _print_error(error, text)
     try:
-        from lm_human_preferences.distributed import comm
-
-        comm.abort(status)
+        mpi_library.abort(status)
     finally:
-        os._exit(1)
+        os._exit(status)
 
 
 def _print_error(error: BaseException, text: str) -> None:
@@ -140,10 +151,17 @@ def _print_error(error: BaseException, text: str) -> None:
     rank = launched_rank()
     if rank:
         time.sleep(RANK_0_GRACE_SECONDS)
-    message = (
-        f'error: {text}' if isinstance(error, UserError) else f'{text}error: rank {rank} failed'
-    )
-    print(message, file=sys.__stderr__, flush=True)
+    if isinstance(error, NoLibrary) and not is_first_on_host():
+        return
+    if not lifeline.claim_failure():
+        return
+    if isinstance(error, UserError):
+        message = f'error: {text}'
+    elif isinstance(error, RankLost):
+        message = f'error: rank {rank}: {text}'
+    else:
+        message = f'{text}error: rank {rank} failed'
+    lifeline.report(message, text.splitlines()[-1])
     time.sleep(REPORT_GRACE_SECONDS)  # mpiexec drops what it has not yet passed on when ranks abort
 
 

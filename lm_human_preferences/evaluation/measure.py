@@ -20,7 +20,7 @@ from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.synthetic import known_reward
-from lm_human_preferences.synthetic.known_reward import MockRewardModel
+from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress
 
 MOST_RESPONSES = 300_000  # to a query, that are enumerated
@@ -28,7 +28,7 @@ QUERIES = 64  # of a data set without end
 DRAWS = 2048  # enough to meet every query of a data set that can be enumerated
 FRONTIER = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the latter two if estimated
 
-RewardModels = dict[str, rewards.TrainedRewardModel | MockRewardModel]
+RewardModels = dict[str, rewards.TrainedRewardModel | KnownReward]
 
 
 class Responses(NamedTuple):
@@ -147,7 +147,7 @@ def enumerate_all(
 
 
 def _all_scores(
-    model: rewards.TrainedRewardModel | MockRewardModel,
+    model: rewards.TrainedRewardModel | KnownReward,
     task: TaskHParams,
     query: torch.Tensor,
     n_vocab: int,

@@ -1,11 +1,13 @@
-"""How much reward a KL can buy: the optimal policies pi*(y|x) = rho(y|x) exp(r(x, y) / beta) /
-Z(x), and best of n.
+"""The highest reward that a policy can have at a given KL, and best of n.
 
-Together they are the frontier of the paper's figure 3 (section 3.1.1): at its KL, no policy's mean
-reward is higher. Exact where all responses to a query can be enumerated, else estimated from
-samples. Results are float64. Tensors are (queries, responses): log-probabilities under the
-reference rho, and the rewards of the same responses. A list of N samples from rho is such a thing
-as well, with the log-probability -log N each.
+The optimal policies are pi*(y|x) = rho(y|x) exp(r(x, y) / beta) / Z(x), one for each beta. They are
+the frontier of the paper's figure 3 (section 3.1.1): no policy with the same mean KL has a higher
+mean reward. It is exact where all responses to a query can be enumerated, and estimated from
+samples elsewhere.
+
+Tensors are (queries, responses): log-probabilities under the reference rho, and the rewards of the
+same responses. N samples from rho are passed in the same form, each with log-probability -log N
+(see as_distribution). Results are float64.
 """
 
 from __future__ import annotations
@@ -35,35 +37,33 @@ def expected(logprobs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 def kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
     """KL(policy || reference) in nats -> (queries,)."""
     logprobs, ref_logprobs = logprobs.double(), ref_logprobs.double()
-    return torch.where(logprobs == -torch.inf, 0.0, logprobs.exp() * (logprobs - ref_logprobs)).sum(
-        -1
-    )
+    terms = logprobs.exp() * (logprobs - ref_logprobs)
+    return torch.where(logprobs == -torch.inf, 0.0, terms).sum(-1)
 
 
 def moments(ref_logprobs: torch.Tensor, rewards: torch.Tensor, beta: float) -> torch.Tensor:
-    """log Z, and mean and variance of the reward under pi*, each (queries,); its KL is mean / beta
-    - log Z."""
+    """log Z, mean and variance of the reward under pi*: (3, queries).
+
+    The KL of pi* is mean / beta - log Z.
+    """
     results = []
-    for log_rho, reward in zip(
-        ref_logprobs, rewards, strict=True
-    ):  # one query at a time fits the processor's cache
+    # One query at a time, which fits into the processor's cache.
+    for log_rho, reward in zip(ref_logprobs, rewards, strict=True):
         reward = reward.double()
         energy = log_rho.double() + reward / beta
         top = energy.max()
         weights = energy.sub_(top).exp_()
         total = weights.sum()
         mean = weights @ reward / total
-        results.append(
-            torch.stack([total.log() + top, mean, weights @ (reward - mean).square_() / total])
-        )
+        variance = weights @ (reward - mean).square_() / total
+        results.append(torch.stack([total.log() + top, mean, variance]))
     return torch.stack(results, dim=1)
 
 
 def frontier(
     ref_logprobs: torch.Tensor, rewards: torch.Tensor, betas: torch.Tensor | Iterable[float]
 ) -> torch.Tensor:
-    """KL and reward of pi* at each of `betas`: two tensors (len(betas),) of means over the
-    queries."""
+    """Mean KL and mean reward of pi* over the queries, at each of `betas`: (2, len(betas))."""
     points = []
     for beta in map(float, betas):
         log_z, mean, _ = moments(ref_logprobs, rewards, beta).mean(1)
@@ -72,8 +72,10 @@ def frontier(
 
 
 def beta_grid(rewards: torch.Tensor, points: int = 50) -> torch.Tensor:
-    """Values of beta, falling, whose frontier goes from next to no KL to nearly the best response
-    only."""
+    """Decreasing values of beta that cover the frontier.
+
+    They go from almost no KL to almost only the best response.
+    """
     return rewards.double().std(-1).mean() / torch.logspace(-1.5, 1.5, points, dtype=torch.float64)
 
 
@@ -82,8 +84,8 @@ def frontier_at(
 ) -> tuple[float, float]:
     """The highest mean reward at a mean KL of `kl` nats, and the beta that gives it: two floats.
 
-    Newton's method in 1 / beta, kept between bounds. From the KL on at which nothing but best
-    responses is left, it is their reward, and beta is 0.
+    Newton's method in 1 / beta, with bisection where a step would leave the bounds. If `kl` is
+    enough to allow only best responses, the result is their reward, and beta is 0.
     """
     kl, best = float(kl), rewards.max(-1, keepdim=True).values
     log_best = torch.where(rewards == best, ref_logprobs.double(), -torch.inf).logsumexp(-1)
@@ -98,19 +100,22 @@ def frontier_at(
         missing = kl - (mean * inverse - log_z)
         if abs(missing) < 1e-9 * kl or high - low < 1e-14 * high:
             break
-        low, high = (inverse, high) if missing > 0 else (low, inverse)
-        step = inverse + missing / (inverse * variance) if variance > 0 else math.nan
-        inverse = (
-            step if low < step < min(high, 4 * inverse) else min((low + high) / 2, 2 * inverse)
-        )
+        if missing > 0:
+            low = inverse
+        else:
+            high = inverse
+        newton = inverse + missing / (inverse * variance) if variance > 0 else math.nan
+        if low < newton < min(high, 4 * inverse):
+            inverse = newton
+        else:  # bisection, or doubling while there is no upper bound
+            inverse = min((low + high) / 2, 2 * inverse)
     return mean + missing / inverse, 1 / inverse  # the slope of the frontier is beta
 
 
 def frontier_reward_at(
     kl: float | torch.Tensor, ref_logprobs: torch.Tensor, rewards: torch.Tensor
 ) -> float:
-    """The highest mean reward that any policy with a mean KL of `kl` nats from the reference has: a
-    float."""
+    """The highest mean reward of any policy whose mean KL from the reference is `kl` nats."""
     return frontier_at(kl, ref_logprobs, rewards)[0]
 
 
@@ -120,26 +125,28 @@ def best_of_n(
     """Expected rewards and KLs of answering with the best of n samples from the reference.
 
     ref_logprobs, rewards (queries, responses): the best is the one with the highest of `rewards`;
-    of equally good ones, the first drawn. judged (queries, responses): the rewards that it gets,
-    `rewards` unless given. Returns (2, len(ns), queries); the KL, in nats, is that of the choice.
+    of equally good ones, the first drawn. judged (queries, responses): the rewards that the choice
+    is given; by default `rewards`. Returns (2, len(ns), queries): expected rewards, and the KL of
+    the choice in nats.
 
-    Of F(r), the probability under rho of a reward up to r: the best has r with probability
-    F(r)^n - F(below r)^n, and among the responses with r it is distributed as under rho. The
-    well-known KL of log n - (n - 1) / n holds where no two responses have the same reward, each
-    with next to no probability; else it is an upper bound.
+    Let F(r) be the probability under rho of a reward of at most r. The best of n has reward r with
+    probability F(r)^n - F(below r)^n, and among the responses with reward r it is distributed as
+    under rho. The well-known KL of log n - (n - 1) / n is exact where all responses have different
+    rewards and tiny probabilities; elsewhere it is an upper bound.
     """
     results = []
     for query, (log_rho, reward) in enumerate(zip(ref_logprobs, rewards, strict=True)):
         rho = log_rho.double().exp()
         values, which = reward.double().unique(return_inverse=True)
         probability = torch.zeros_like(values).index_add_(0, which, rho)
-        upto, possible = probability.cumsum(0), probability > 0
-        log_rest = torch.log1p(-probability / upto)  # F(below r) / F(r)
+        up_to = probability.cumsum(0)
+        possible = probability > 0
+        log_rest = torch.log1p(-probability / up_to)  # log of F(below r) / F(r)
         if judged is not None:
             total = torch.zeros_like(values).index_add_(0, which, rho * judged[query].double())
             values = torch.where(possible, total / probability, 0)  # mean over equally good ones
         for n in ns:
-            chosen = torch.where(possible, upto**n * -torch.expm1(n * log_rest), 0)
+            chosen = torch.where(possible, up_to**n * -torch.expm1(n * log_rest), 0)
             kl = torch.xlogy(chosen, torch.where(possible, chosen / probability, 1)).sum()
             results.append(torch.stack([chosen @ values, kl]))
     return torch.stack(results).reshape(len(rewards), len(ns), 2).permute(2, 1, 0)
@@ -151,16 +158,15 @@ def as_distribution(samples: torch.Tensor) -> torch.Tensor:
 
 
 def standard_error(values: torch.Tensor) -> torch.Tensor:
-    """Of the mean of independent `values (queries, ...)` -> (...)."""
+    """Standard error of the mean of independent `values (queries, ...)` -> (...)."""
     return values.double().std(0) / math.sqrt(len(values))
 
 
 def effective_samples(rewards: torch.Tensor, beta: float) -> torch.Tensor:
-    """How many of the samples with `rewards (queries, N)` decide about pi*: 1 / sum(w^2), w their
-    weights, (queries,).
+    """Effective number of the samples with `rewards (queries, N)` under pi* -> (queries,).
 
-    Where they are few, the estimated log Z, KL and reward are all too low, and lie near another
-    point of the frontier.
+    It is 1 / sum(w^2) of their weights w. Where it is small, the estimates of log Z, KL and reward
+    are all too low, though still close to the frontier, at another beta.
     """
     return 1 / (rewards.double() / beta).softmax(-1).square().sum(-1)
 
@@ -168,18 +174,19 @@ def effective_samples(rewards: torch.Tensor, beta: float) -> torch.Tensor:
 def sampled_frontier(
     rewards: torch.Tensor, betas: torch.Tensor | Iterable[float]
 ) -> tuple[torch.Tensor, ...]:
-    """The frontier estimated from `rewards (queries, N)` of samples from the reference, at each of
-    `betas`.
+    """The frontier at each of `betas`, estimated from samples of the reference.
 
-    Returns KLs, rewards, standard errors of the reward at a KL that is given, and mean effective
-    samples, each (len(betas),). The error is between queries, by the delta method: the highest
-    reward at a KL is the minimum over beta of beta (KL + mean log Z), so that near the minimum it
-    varies as beta log Z does.
+    rewards (queries, N): of the samples. Returns KLs, rewards, standard errors of the reward at a
+    given KL, and mean effective samples, each (len(betas),). The standard error is over queries, by
+    the delta method: the highest reward at a KL is the minimum over beta of
+    beta (KL + mean log Z), so near the minimum its error is that of beta log Z.
     """
-    alike, betas = as_distribution(rewards), list(map(float, betas))
-    errors = [standard_error(beta * moments(alike, rewards, beta)[0]) for beta in betas]
+    uniform = as_distribution(rewards)
+    betas = [float(beta) for beta in betas]
+    errors = [standard_error(beta * moments(uniform, rewards, beta)[0]) for beta in betas]
     effective = [effective_samples(rewards, beta).mean() for beta in betas]
-    return *frontier(alike, rewards, betas), torch.stack(errors), torch.stack(effective)
+    kls, means = frontier(uniform, rewards, betas)
+    return kls, means, torch.stack(errors), torch.stack(effective)
 
 
 def sampled_best_of_n(
@@ -188,10 +195,10 @@ def sampled_best_of_n(
     """Unbiased estimate of the expected reward of the best of `n` -> (queries,).
 
     rewards (queries, N): of samples from the reference, N >= n; the best is the one with the
-    highest. judged (queries, N): the rewards that it gets, `rewards` unless given.
+    highest. judged (queries, N): the rewards that the choice is given; by default `rewards`.
 
-    It is the mean over all choices of n of the N: the i-th smallest is the best of i - 1 over
-    n - 1 of them. Equally good ones are chosen equally often.
+    Averages over all ways to choose n of the N samples: the i-th smallest is the best in
+    (i - 1 choose n - 1) of them. Ties are broken evenly.
     """
     total = rewards.shape[-1]
     i = torch.arange(n, total + 1, dtype=torch.float64)
@@ -220,19 +227,20 @@ def _mean_among_equals(rewards: torch.Tensor, judged: torch.Tensor) -> torch.Ten
 
 
 def all_responses(n_vocab: int, length: int) -> torch.Tensor:
-    """All n_vocab ** length responses, in the order of the numbers that they write: int64
-    (responses, length)."""
-    places = n_vocab ** torch.arange(length - 1, -1, -1)
-    return torch.arange(n_vocab**length).unsqueeze(1) // places % n_vocab
+    """All n_vocab ** length responses: int64 (responses, length).
+
+    They are in the order of the numbers that they spell in base n_vocab.
+    """
+    place_values = n_vocab ** torch.arange(length - 1, -1, -1)
+    return torch.arange(n_vocab**length).unsqueeze(1) // place_values % n_vocab
 
 
 @torch.no_grad()
 def all_logprobs(policy: Policy, queries: torch.Tensor, length: int) -> torch.Tensor:
-    """Log-probabilities of all responses of `length` tokens, see `all_responses`, at the policy's
-    temperature.
+    """Log-probabilities of all responses of `length` tokens, at the policy's temperature.
 
-    queries (queries, query_length) -> float64 (queries, n_vocab ** length), on the CPU. The network
-    reads each beginning of a response once.
+    queries (queries, query_length) -> float64 (queries, n_vocab ** length) on the CPU, in the order
+    of `all_responses`. Each prefix of a response passes through the network once.
     """
     return torch.stack(
         [_logprobs(policy, context, length) for context in policy.embed_queries(queries)]
@@ -240,12 +248,14 @@ def all_logprobs(policy: Policy, queries: torch.Tensor, length: int) -> torch.Te
 
 
 def _logprobs(policy: Policy, context: torch.Tensor, length: int) -> torch.Tensor:
-    """Of all responses after `context (n,)`: (n_vocab ** length,)."""
+    """Log-probabilities of all responses after `context (n,)`: (n_vocab ** length,)."""
     logprobs = torch.zeros(1, dtype=torch.float64)
     for done in range(length):
         parts = []
-        for stems in _extended(context, policy.model.hparams.n_vocab, done).split(CHUNK):
-            tokens, mask = policy.model.mask_padding(stems.to(policy.device), policy.padding_token)
+        for prefixes in _extended(context, policy.model.hparams.n_vocab, done).split(CHUNK):
+            tokens, mask = policy.model.mask_padding(
+                prefixes.to(policy.device), policy.padding_token
+            )
             h = policy.model.hidden(
                 tokens, mask, output_positions=torch.tensor([-1], device=tokens.device)
             ).squeeze(1)
@@ -264,26 +274,21 @@ def _extended(context: torch.Tensor, n_vocab: int, length: int) -> torch.Tensor:
 def all_rewards(
     reward_model: TrainedRewardModel, queries: torch.Tensor, length: int
 ) -> torch.Tensor:
-    """What a reward model (see rewards.py) thinks of all responses, none truncated: float64
-    (queries, responses)."""
+    """Rewards of all responses, none truncated, by a reward model of rewards.py.
+
+    queries (queries, query_length) -> float64 (queries, n_vocab ** length) on the CPU.
+    """
     n_vocab = reward_model.model.hparams.n_vocab
     last = torch.arange(n_vocab).unsqueeze(1)
-    return torch.stack(
-        [
-            torch.cat(
-                [
-                    reward_model.get_rewards(stems, last.expand(len(stems), -1, -1))
-                    .double()
-                    .flatten()
-                    .cpu()
-                    for stems in _extended(query, n_vocab, length - 1).split(
-                        max(1, CHUNK // n_vocab)
-                    )
-                ]
-            )
-            for query in queries
-        ]
-    )
+    chunk_size = max(1, CHUNK // n_vocab)
+    rewards = []
+    for query in queries:
+        parts = []
+        for prefixes in _extended(query, n_vocab, length - 1).split(chunk_size):
+            part = reward_model.get_rewards(prefixes, last.expand(len(prefixes), -1, -1))
+            parts.append(part.double().flatten().cpu())
+        rewards.append(torch.cat(parts))
+    return torch.stack(rewards)
 
 
 def all_scores(
@@ -292,17 +297,16 @@ def all_scores(
     n_vocab: int,
     length: int,
 ) -> torch.Tensor:
-    """Scores (see rewards.make_score_fn) of all responses, one by one: float64 (queries, n_vocab **
-    length)."""
+    """Scores of all responses, see rewards.make_score_fn.
+
+    queries (queries, query_length) -> float64 (queries, n_vocab ** length) on the CPU.
+    """
     chunks = all_responses(n_vocab, length).split(CHUNK)
-    return torch.stack(
-        [
-            torch.cat(
-                [
-                    score_fn(query.expand(len(chunk), -1), chunk)[0].double().cpu()
-                    for chunk in chunks
-                ]
-            )
-            for query in queries
-        ]
-    )
+    scores = []
+    for query in queries:
+        parts = []
+        for chunk in chunks:
+            part, _, _ = score_fn(query.expand(len(chunk), -1), chunk)
+            parts.append(part.double().cpu())
+        scores.append(torch.cat(parts))
+    return torch.stack(scores)

@@ -1,5 +1,4 @@
-"""What all our pictures share: size, colours that everybody can tell apart, the frontier, a file
-written whole."""
+"""What all pictures share: size, colours for colour-blind readers, the frontier, saving."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's, without the yellow.
+# The palette of Okabe and Ito for colour-blind readers, without its yellow.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = (
     '#0072B2',
     '#D55E00',
@@ -30,9 +29,11 @@ INK, GREY = '#222222', '#888888'
 
 
 def panels(count: int = 1, *, width: float = 6.4, height: float = 4.4) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` empty panels side by side, each so many inches large: (figure, list of
-    axes)."""
-    from matplotlib.figure import Figure  # takes a while, and needs no display
+    """A figure of `count` empty panels side by side: (figure, list of axes).
+
+    width, height: of each panel, in inches.
+    """
+    from matplotlib.figure import Figure  # slow to import; this class needs no display
 
     figure = Figure(figsize=(width * count, height), layout='constrained')
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
@@ -59,10 +60,10 @@ def draw_frontier(
     label: str = 'optimum',
     up_to: float = math.inf,
 ) -> None:
-    """The highest reward at each KL as a line up to the KL `up_to`.
+    """Draw the highest reward at each KL as a line, up to the KL `up_to`.
 
-    kls, rewards and errors, of which a band is drawn, are lists. Where they end before `up_to`,
-    a dotted line goes on at the last reward: more KL never means less.
+    errors: standard errors, drawn as a band. If the lists end before `up_to`, a dotted line
+    continues at the last reward: the frontier never falls.
     """
     end = min(up_to, kls[-1])
     count = bisect.bisect_left(kls, end)
@@ -73,7 +74,9 @@ def draw_frontier(
 
     best = ending(rewards)
     if errors is not None:
-        low, high = ([r + sign * e for r, e in zip(best, ending(errors))] for sign in (-1, 1))
+        bounds = ending(errors)
+        low = [reward - error for reward, error in zip(best, bounds)]
+        high = [reward + error for reward, error in zip(best, bounds)]
         axes.fill_between(shown, low, high, color=INK, alpha=0.12, linewidth=0, zorder=1)
     axes.plot(shown, best, color=INK, linewidth=1.8, label=label, zorder=2)
     if end < up_to < math.inf:
@@ -84,7 +87,7 @@ def draw_frontier(
             linewidth=1.8,
             linestyle=':',
             zorder=2,
-            label=f'{label}, or above',
+            label=f'{label}, at least',
         )
 
 
@@ -99,9 +102,9 @@ def draw_points(
     errors: Sequence[Sequence[float] | None] = (None, None),
     texts: Iterable[str] = (),
 ) -> None:
-    """Policies of one kind as marks at `kls` and `rewards`, lists.
+    """Draw policies of one kind as markers at (kls, rewards).
 
-    errors: standard errors of both, lists, or None where there are none. texts: one below each.
+    errors: standard errors of kls and of rewards, or None. texts: a caption below each marker.
     """
     axes.errorbar(
         kls,
@@ -138,7 +141,7 @@ def legend(axes: Axes, **settings: Any) -> None:
 
 
 def save(figure: Figure, path: str) -> None:
-    """Write `figure` to `path` as PNG; all of it appears, or nothing."""
+    """Save `figure` as a PNG file, completely or not at all."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format='png', dpi=150)
     storage.write_bytes(path, buffer.getvalue())

@@ -1,5 +1,4 @@
-"""The classes of hyperparameters, apart from the code that reads them: the command line loads no
-torch.
+"""The classes of hyperparameters, without the code that uses them.
 
-Knows which values make sense; knows not what they do.
+So the command line need not load torch. Knows which values are valid; does not know what they do.
 """

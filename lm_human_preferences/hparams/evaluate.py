@@ -10,23 +10,23 @@ from lm_human_preferences.utils.hyperparams import option
 class HParams(hyperparams.HParams):
     queries: int | None = option(
         None,
-        'queries, of the test part; None: all those of reviews, 64 of another data set',
+        'queries from the test part; None: all of them for reviews, 64 for other data sets',
         at_least=2,
     )
     samples: int = option(
         1024,
-        'responses of each model to each query, where all responses are too many to look at',
+        'responses sampled from each model per query, if there are too many to enumerate',
         at_least=64,
     )
     batch_size: int = option(128, 'responses sampled at a time', at_least=1)
-    seed: int = option(1, 'seed of the sampling, and of which --queries of reviews are taken')
+    seed: int = option(1, 'seed of the sampling and, for reviews, of the choice of --queries')
     kl_coef: float | None = option(
         None, 'KL coefficient of the optimum to compare with; None: the last of the run'
     )
     output_dir: str | None = option(
         None,
-        'folder for evaluation.json and evaluation.png; None: SAVE_DIR, or the current one where'
-        ' that is remote',
+        'folder for evaluation.json and evaluation.png; None: SAVE_DIR, or the current folder if'
+        ' SAVE_DIR is remote',
     )
 
     def validate(self, *, prefix: str = '') -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from lm_human_preferences.hparams.train_reward import TOO_LONG
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
@@ -20,14 +21,59 @@ class AskHParams(hyperparams.HParams):
     )
     against: str | None = option(
         None,
-        'a second policy, named in the same way: half of the samples are its own, and nobody sees'
-        ' which; such answers are not trained on',
+        'a second policy, given in the same way: half of the samples of each question are from it,'
+        ' and labellers cannot tell which; these answers are not used for training',
     )
     instructions: str | None = option(
-        None, 'text file of what labellers are told; None: a sentence about what keys to press'
+        None,
+        'text file with instructions for the labellers; None: one sentence on which keys to press',
     )
-    batch_size: int = option(64, 'queries that are answered at a time', at_least=1)
+    batch_size: int = option(64, 'queries to sample responses for at a time', at_least=1)
     seed: int = option(1, 'seed of the sampling')
+    questions: str | None = option(
+        None,
+        'ask what is in this file of texts, one record a line, instead of sampling: all of it,'
+        ' whatever --count is',
+    )
+    gold: str | None = option(
+        None,
+        'the same with answers: every labeller gets these questions, and the report tells how often'
+        ' each was right; not trained on',
+    )
+
+    def validate(self, *, prefix: str = '') -> None:
+        """Also ValueError for two sources of the questions."""
+        super().validate(prefix=prefix)
+        given = [name for name in ('questions', 'gold', 'against') if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(
+                f'--{prefix}{given[0]} and --{prefix}{given[1]} ask different questions: give one'
+                ' of them'
+            )
+
+
+@dataclass
+class ScoreHParams(hyperparams.HParams):
+    batch_size: int = option(64, 'responses that are scored at a time', at_least=1)
+    too_long: str = option(
+        'refuse',
+        'what becomes of longer texts: refuse, cut (the end), cut_start (the beginning of a query,'
+        ' the end of a response) or skip (its scores are null)',
+        one_of=TOO_LONG,
+    )
+    query_length: int | None = option(
+        None, 'the most tokens of a query; None: as the run was trained', at_least=1
+    )
+    response_length: int | None = option(
+        None, 'the most tokens of a response; None: as the run was trained', at_least=1
+    )
+
+
+@dataclass
+class ImportHParams(hyperparams.HParams):
+    labeller: str = option(
+        'imported', 'whose answers these are in a folder, where the file does not say it'
+    )
 
 
 @dataclass
@@ -37,19 +83,19 @@ class SimulateHParams(hyperparams.HParams):
     )
     position_bias: float = option(
         0.0,
-        'probability of taking what is shown first, where the answer is not random',
+        'probability of choosing the first sample shown, if the answer is not random',
         at_least=0,
         at_most=1,
     )
     answers: int | None = option(
-        None, 'leave after so many answers; None: stay until nothing is left', at_least=1
+        None, 'stop after this many answers; None: when no questions are left', at_least=1
     )
     seed: int = option(0, 'seed of the errors')
 
 
 @dataclass
 class LabelHParams(hyperparams.HParams):
-    labeller: str = option(None, 'your name, of letters, digits, _ and -')
+    labeller: str = option(None, 'your name: letters, digits, _ and -')
     simulate: SimulateHParams | None = option(
         None, 'have the known reward of the film reviews answer, instead of a person'
     )
@@ -58,7 +104,7 @@ class LabelHParams(hyperparams.HParams):
         """Also ValueError without a name."""
         if self.labeller is None:
             raise ValueError(
-                f'--{prefix}labeller NAME is missing: under which your answers are kept'
+                f'--{prefix}labeller NAME is missing: your answers are saved under this name'
             )
         super().validate(prefix=prefix)
 
@@ -66,9 +112,38 @@ class LabelHParams(hyperparams.HParams):
 @dataclass
 class ReportHParams(hyperparams.HParams):
     export: str | None = option(
-        None, 'write the labels that count for training to this file, in the JSON of label files'
+        None,
+        'write the labels used for training to this file: JSON, or one object a line if its'
+        ' name ends in .jsonl',
+    )
+    export_as: str = option(
+        'tokens',
+        'how: tokens (the label file of the original), text (the same with texts) or preferences'
+        ' (prompt, chosen and rejected)',
+        one_of=('tokens', 'text', 'preferences'),
     )
     output: str | None = option(None, 'write the report to this file, as JSON')
     without: str | None = option(
         None, 'leave out the answers of this labeller, or of several: NAME,NAME'
     )
+    reward: str | None = option(
+        None, 'how well the reward model of this run predicts the answers, local or remote'
+    )
+    learning_curve: int = option(
+        0,
+        'train reward models, as that of --reward, on 1/8, 1/4, 1/2 and all of the labels, so many'
+        ' times each',
+        at_least=0,
+    )
+    picture: str | None = option(None, 'draw learning curve and comparisons into this file, as PNG')
+
+    def validate(self, *, prefix: str = '') -> None:
+        """Also ValueError for options that need another one."""
+        super().validate(prefix=prefix)
+        if self.learning_curve and self.reward is None:
+            raise ValueError(
+                f'--{prefix}learning_curve {self.learning_curve}: give --{prefix}reward RUN, whose'
+                ' settings the trainings take'
+            )
+        if self.export_as != 'tokens' and self.export is None:
+            raise ValueError(f'--{prefix}export_as {self.export_as}: give --{prefix}export FILE')

@@ -11,8 +11,7 @@ CACHE_HEADROOM = 64
 
 @dataclass
 class HParams(hyperparams.HParams):
-    """What a model directory's hparams.json holds; the dropout rates are read and written but, as
-    always, not used."""
+    """What a model directory's hparams.json holds. Dropout rates are read and written, not used."""
 
     n_vocab: int = option(0, 'tokens of the vocabulary', at_least=1)
     n_ctx: int = option(512, 'longest sequence', at_least=1)
@@ -28,7 +27,7 @@ class HParams(hyperparams.HParams):
         """Also ValueError unless the heads share the width equally."""
         super().validate(prefix=prefix)
         if any(isinstance(value, bool) for value in vars(self).values()):
-            raise TypeError('true and false are no sizes')
+            raise TypeError('sizes must be numbers, not true or false')
         if self.n_embd % self.n_head:
             raise ValueError(
                 f'--{prefix}n_embd {self.n_embd} is not a multiple of --{prefix}n_head'

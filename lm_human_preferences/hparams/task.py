@@ -11,7 +11,7 @@ from lm_human_preferences.utils.hyperparams import option
 @dataclass
 class PolicyHParams(hyperparams.HParams):
     temperature: float = option(
-        1.0, 'divides the logits, in sampling and in every log-probability', above=0
+        1.0, 'divides the logits, both in sampling and in log-probabilities', above=0
     )
     initial_model: str = option(
         None,
@@ -32,10 +32,12 @@ class TaskHParams(hyperparams.HParams):
     query_prefix: str = option('', 'text put before every query')
     query_suffix: str = option('', 'text put after every query')
     start_text: str | None = option(
-        '.', 'a query begins after the first of these (one token); None: at once'
+        '.',
+        'a query starts after the first occurrence of this text (one token); None: at once',
     )
     end_text: str | None = option(
-        None, 'a query ends with the last of these (one token); None: at query_length'
+        None,
+        'a query ends with the last occurrence of this text (one token); None: at query_length',
     )
     response_length: int = option(None, 'tokens of a response', at_least=1)
     truncate_token: int | None = option(
@@ -50,15 +52,18 @@ class TaskHParams(hyperparams.HParams):
     policy: PolicyHParams = field(default_factory=PolicyHParams)
 
     def override_from_dict(self, flat_dict: dict[str, Any], separator: str = '.') -> None:
-        """See HParams. A whole penalty stays an int: the original, whose files hold ints, reads
-        ours as well."""
+        """See HParams.
+
+        A whole-number penalty stays an int, so that the original, whose files hold ints, can read
+        ours.
+        """
         super().override_from_dict(flat_dict, separator)
         penalty = self.penalty_reward_value
         if isinstance(penalty, float) and penalty.is_integer():
             self.penalty_reward_value = int(penalty)
 
     def validate(self, *, prefix: str = '') -> None:
-        """Also ValueError where no response can hold a truncate token that counts."""
+        """Also ValueError if no response can hold a truncate token that counts."""
         super().validate(prefix=prefix)
         if self.truncate_token is not None and self.truncate_after >= self.response_length:
             raise ValueError(

@@ -15,10 +15,8 @@ from lm_human_preferences.utils.hyperparams import option
 _LEAST_TO_WHITEN = 8  # responses of a minibatch
 _NEW = 'rewards.train_new_model'
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
-_OF_BOTH = {
-    'run.precision',
-    'run.gradient_checkpointing',
-}  # hold for a new reward model that has none of its own
+# Options of the policy that a new reward model takes over unless it is given its own.
+_OF_BOTH = {'run.precision', 'run.gradient_checkpointing'}
 _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
 
 
@@ -26,7 +24,7 @@ _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
 class AdaptiveKLParams(hyperparams.HParams):
     target: float = option(
         None,
-        'KL divergence from the initial policy to steer for, in nats per response',
+        'target of the KL divergence from the initial policy, in nats per response',
         at_least=1e-6,
     )
     horizon: int = option(10000, 'episodes over which kl_coef adapts', at_least=1)
@@ -34,7 +32,9 @@ class AdaptiveKLParams(hyperparams.HParams):
 
 @dataclass
 class RewardHParams(hyperparams.HParams):
-    kl_coef: float = option(0.2, 'weight of the KL penalty, the first one if it adapts', at_least=0)
+    kl_coef: float = option(
+        0.2, 'weight of the KL penalty; if it adapts, its initial value', at_least=0
+    )
     adaptive_kl: AdaptiveKLParams | None = option(
         None, 'adapt kl_coef to hold the KL divergence at a target'
     )
@@ -54,8 +54,8 @@ class RewardHParams(hyperparams.HParams):
     )
 
     def validate(self, *, prefix: str = '') -> None:
-        """Also AssertionError unless there is one reward model, and one only, which is a new one
-        where labels are collected."""
+        """Also AssertionError unless there is exactly one reward model, and a new one where labels
+        are collected."""
         super().validate(prefix=prefix)
         trained, new = f'--{prefix}trained_model', f'--{prefix}train_new_model'
         if self.online is not None and self.train_new_model is None:
@@ -75,8 +75,10 @@ class RewardHParams(hyperparams.HParams):
             )
 
     def _trained_here(self) -> bool:
-        """Whether trained_model is what train_new_model makes: so it says in the JSON file of a
-        finished run."""
+        """Whether trained_model is the directory that train_new_model writes.
+
+        The settings file of a finished run has both.
+        """
         assert self.train_new_model is not None
         run_dir = self.train_new_model.run.save_dir
         return run_dir is not None and self.trained_model == storage.join(run_dir, 'reward_model')
@@ -101,8 +103,8 @@ class PpoHParams(hyperparams.HParams):
     whiten_rewards: bool = option(True, 'scale the rewards of each minibatch to deviation 1')
     micro_batch_size: int | None = option(
         None,
-        'responses per rank held in memory at a time; None: all of a minibatch. Gradients are the'
-        ' same',
+        'responses that a rank processes at a time; None: a whole minibatch. Saves memory and does'
+        ' not change gradients',
         at_least=1,
         ours=True,
     )
@@ -117,8 +119,10 @@ class HParams(hyperparams.HParams):
     ppo: PpoHParams = field(default_factory=PpoHParams)
 
     def validate(self, *, prefix: str = '') -> None:
-        """Also UserError unless minibatches divide the batch, AssertionError if they are too small
-        to whiten."""
+        """Also UserError unless minibatches divide the batch.
+
+        AssertionError if they are too small to whiten.
+        """
         super().validate(prefix=prefix)
         name = f'--{prefix}ppo.batch_size'
         hyperparams.check_multiple(
@@ -162,8 +166,7 @@ class HParams(hyperparams.HParams):
         return ['train_reward', 'train_policy'] if is_two_runs else ['train_policy']
 
     def check_ranks(self, ranks: int) -> None:
-        """UserError unless so many ranks can share the batches equally, and each can whiten its
-        minibatches."""
+        """UserError unless so many ranks can share the batches equally and whiten their parts."""
         parts = self.ppo.nminibatches * ranks
         hyperparams.check_multiple(
             self.ppo.batch_size,
@@ -178,7 +181,7 @@ class HParams(hyperparams.HParams):
             self.rewards.train_new_model.check_ranks(ranks, prefix=f'{_NEW}.')
 
     def _too_few_to_whiten(self, name: str, parts_name: str, parts: int) -> str | None:
-        """What is wrong where a batch in so many parts is too small to whiten, else None."""
+        """What is wrong if a batch in so many parts is too small to whiten, else None."""
         if self.ppo.whiten_rewards and self.ppo.batch_size // parts < _LEAST_TO_WHITEN:
             return (
                 f'{name} {self.ppo.batch_size} in {parts_name} is too few for whitening: take '
@@ -198,6 +201,7 @@ def load_run_hparams(save_dir: str) -> HParams:
     """The hyperparameters of the run of train_policy in `save_dir`, local or remote."""
     hparams = HParams()
     try:
+        # See runs.run_files.POLICY.settings, in a room above this one.
         hparams.override_from_json_file(storage.join(save_dir, 'train_policy_hparams.json'))
     except storage.NotFound as e:
         raise UserError(
@@ -211,15 +215,17 @@ def complete(
     hparams: HParams,
     experiment: str | None,
 ) -> dict[str, Any]:
-    """What the user set, by dotted name, with what follows from it: one task for both models, a
-    published reward model.
+    """The user's settings by dotted name, completed by what they imply.
 
-    hparams: the experiment's, which the settings are to be laid over. UserError if two settings
-    contradict each other.
+    The policy and its reward model have the same task; where no reward model is given, it is the
+    published one. hparams: the experiment's, to which the settings are applied. UserError if two
+    settings contradict each other.
     """
     settings = dict(settings)
     named = any(key.startswith(f'{_NEW}.') for key in settings)
-    if settings.get(_NEW, 'on' if named or hparams.rewards.train_new_model else 'off') == 'on':
+    default = 'on' if named or hparams.rewards.train_new_model else 'off'
+    trains_new_model = settings.get(_NEW, default) == 'on'
+    if trains_new_model:
         _share_task(settings)
         for key in _OF_BOTH & settings.keys():
             settings.setdefault(f'{_NEW}.{key}', settings[key])
@@ -250,10 +256,13 @@ def complete(
 
 
 def _share_task(settings: dict[str, Any]) -> None:
+    """Set each option of the task for policy and reward model alike; UserError if two differ."""
     for key, value in list(settings.items()):
+        if 'task.' not in key:
+            continue
         twin = f'{_NEW}.{key}' if key.startswith('task.') else key.removeprefix(f'{_NEW}.')
-        if 'task.' in key and settings.setdefault(twin, value) != value:
+        if settings.setdefault(twin, value) != value:
             raise UserError(
                 f'--{key} {value} and --{twin} {settings[twin]} differ, but a policy and its reward'
-                ' model share one task: give one of them'
+                ' model share one task: give only one of them'
             )

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, field
 
 from lm_human_preferences import storage
+from lm_human_preferences.distributed.env import Timeouts
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
@@ -12,7 +13,9 @@ from lm_human_preferences.utils.hyperparams import option
 ENGINES = ('auto', 'horovod', 'torch', 'mpi')
 ON_ANOMALY = ('off', 'warn', 'stop')
 CONSOLES = ('summary', 'original', 'quiet')
+TOO_LONG = ('refuse', 'cut', 'cut_start', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
+LONGEST_TIMEOUT = 10_000_000  # seconds, or 115 days
 
 
 @dataclass
@@ -22,17 +25,24 @@ class LabelHParams(hyperparams.HParams):
     )
     num_train: int | None = option(
         None,
-        'labels to train on, a multiple of batch_size; None: all, rounded down to one',
+        'labels to train on, a multiple of batch_size; None: all, rounded down to a multiple',
         at_least=1,
     )
     source: str = option(
         None,
-        "label file (JSON), path or URL; or a folder that `label` fills; 'test': made-up labels;"
-        " 'mock': the known reward's",
+        'path or URL of a JSON label file, of token ids or of texts; a folder that `label` has'
+        " filled; 'test': made-up labels; 'mock': labels that follow the known reward",
     )
     without: str | None = option(
         None,
-        'of a folder, leave out the answers of this labeller, or of several: NAME,NAME',
+        'if source is a folder: leave out the answers of these labellers, NAME or NAME,NAME',
+        ours=True,
+    )
+    too_long: str = option(
+        'refuse',
+        "of labels as texts, what becomes of those longer than the task's: refuse, cut (the end),"
+        ' cut_start (the beginning of a query, the end of a response) or skip (the label)',
+        one_of=TOO_LONG,
         ours=True,
     )
     held_out: float = option(
@@ -52,18 +62,21 @@ class LabelHParams(hyperparams.HParams):
     )
 
     def validate(self, *, prefix: str = '') -> None:
-        """Also ValueError for best_of_1 and best_of_0, from which nothing can be learned, and for
-        labellers to leave out of a source that does not name them."""
+        """Also ValueError for best_of_0 and best_of_1, which compare nothing.
+
+        And for `without` if the source is not a folder, which alone records who answered.
+        """
         super().validate(prefix=prefix)
         best_of = re.fullmatch(r'best_of_(\d+)', self.type)
         if best_of and int(best_of[1]) < 2:
             raise ValueError(
-                f'--{prefix}type {self.type} compares nothing: N of best_of_N must be at least 2'
+                f'--{prefix}type {self.type} compares nothing: the N of best_of_N must be at least'
+                ' 2'
             )
         if self.without is not None and not os.path.isdir(self.source):
             raise ValueError(
-                f'--{prefix}without {self.without}: --{prefix}source {self.source} is no folder of'
-                ' labels, which alone tells who gave them'
+                f'--{prefix}without {self.without}: --{prefix}source {self.source} is not a folder'
+                ' of labels, and only a folder records who gave each label'
             )
         if self.error and self.source != 'mock':
             raise ValueError(
@@ -76,20 +89,20 @@ class LabelHParams(hyperparams.HParams):
 class RunHParams(hyperparams.HParams):
     seed: int | None = option(
         None,
-        'seed of all random numbers; None: another each time. A reward model trained with a policy'
-        ' has its own',
+        'seed of all random numbers; None: a different one each time. A reward model trained with a'
+        ' policy has its own seed',
     )
     log_interval: int = option(10, 'steps between two entries in the log', at_least=1)
     save_interval: int = option(50, 'steps between two checkpoints', at_least=1)
     save_dir: str | None = option(
-        None, 'where the run is kept; --save_dir joined with NAME, unless that is None'
+        None, 'directory of the run: --save_dir joined with NAME; None: nothing is saved'
     )
     resume: bool = option(
-        False, 'go on from the newest checkpoint in save_dir, if there is one', ours=True
+        False, 'continue from the latest checkpoint in save_dir, if there is one', ours=True
     )
     evaluate: bool = option(
         False,
-        'when a policy is trained, do what ./launch.py evaluate does; needs save_dir',
+        'evaluate the policy after training, as ./launch.py evaluate does; needs save_dir',
         ours=True,
     )
     console: str = option(
@@ -103,31 +116,53 @@ class RunHParams(hyperparams.HParams):
     allreduce: str = option(
         'auto', 'what averages over ranks: auto, horovod, torch or mpi', one_of=ENGINES, ours=True
     )
+    rank_timeout: int = option(
+        600,
+        'seconds in which a rank has to give a sign of life; after that, all ranks are ended',
+        at_least=10,
+        at_most=LONGEST_TIMEOUT,
+        ours=True,
+    )
+    allreduce_timeout: int = option(
+        1800,
+        "seconds that ranks wait for each other's gradients; not with --run.allreduce mpi",
+        at_least=10,
+        at_most=LONGEST_TIMEOUT,
+        ours=True,
+    )
     on_anomaly: str = option(
         'warn',
-        'when training goes wrong: off, warn, or stop, with a checkpoint of the moment',
+        'what to do if training goes wrong: off (nothing), warn, or stop (save a checkpoint first)',
         one_of=ON_ANOMALY,
         ours=True,
         formerly='andon',
     )
     precision: str = option(
         'fp32',
-        'type of products: fp32, tf32 (GPUs) or bf16; weights and statistics stay fp32',
+        'number format of matrix products: fp32, tf32 (GPUs) or bf16; weights and statistics stay'
+        ' fp32',
         one_of=PRECISIONS,
         ours=True,
     )
     gradient_checkpointing: bool = option(
         False,
-        'less memory, more time: keep what goes into a block only, and compute the block again for'
-        ' its gradient',
+        'less memory, more time: keep only the input of each block, and compute the block again for'
+        ' the backward pass',
         ours=True,
     )
 
     @property
     def directory(self) -> str | None:
-        """Where the run is written: save_dir, or if that is remote, its staging directory; None if
-        it is not kept."""
+        """Where the run is written: save_dir, or its staging directory if that is remote.
+
+        None if nothing is saved.
+        """
         return storage.staging_dir(self.save_dir)
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """How long ranks wait for each other."""
+        return Timeouts(self.rank_timeout, self.allreduce_timeout)
 
 
 @dataclass
@@ -144,9 +179,14 @@ class HParams(hyperparams.HParams):
         64, 'responses sampled at a time for normalisation, over all ranks', at_least=1
     )
     normalize_samples: int = option(
-        0, 'responses that estimate the mean and deviation of the reward', at_least=0
+        0,
+        'sampled responses that the mean and deviation of the reward are estimated from; 0: do not'
+        ' normalise',
+        at_least=0,
     )
-    debug_normalize: int = option(0, 'responses that check the normalisation', at_least=0)
+    debug_normalize: int = option(
+        0, 'sampled responses to check the normalisation with; 0: no check', at_least=0
+    )
     normalize_before: bool = option(
         False,
         'before training, give the reward the mean and deviation of the labels (comparisons: 0'
@@ -154,12 +194,13 @@ class HParams(hyperparams.HParams):
     )
     normalize_after: bool = option(
         False,
-        'after training, give it mean 0 and deviation 1 on the initial policy: kl_coef keeps its'
-        ' meaning',
+        'after training, scale the reward to mean 0 and deviation 1 on samples of the initial'
+        ' policy, so that kl_coef keeps its meaning',
     )
     micro_batch_size: int | None = option(
         None,
-        'labels per rank held in memory at a time; None: all of a step. Gradients are the same',
+        'labels that a rank processes at a time; None: a whole step. Saves memory and does not'
+        ' change gradients',
         at_least=1,
         ours=True,
     )

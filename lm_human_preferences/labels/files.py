@@ -13,6 +13,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels import folder_labels, simulated
+from lm_human_preferences.labels.texts import records, tokenise
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.utils.core import Schema
 
@@ -31,10 +32,7 @@ def load_labels(
     if hparams.labels.source == 'test':
         return simulated.generate_labels(hparams, encoding), []
     source = f'--labels.source {hparams.labels.source}'
-    if folder_labels.is_folder(hparams.labels.source):
-        objects = folder_labels.labels_of(hparams.labels.source, hparams, encoding)
-    else:
-        objects = _read(hparams.labels.source)
+    objects, text_notes = _objects(hparams, encoding)
     if not isinstance(objects, list):
         raise UserError(
             f'{source} must hold a JSON array of labels, not a {type(objects).__name__}'
@@ -59,6 +57,24 @@ def as_tensors(
     _check_answers(source, labels, label_type)
     _check_queries(source, labels, encoding)
     return labels
+
+
+def _objects(hparams: HParams, encoding: Encoding) -> tuple[Any, list[str]]:
+    """The labels as objects, which have not been checked if they were token ids before; and what
+    the user should know of texts."""
+    path = hparams.labels.source
+    if folder_labels.is_folder(path):
+        return folder_labels.labels_of(path, hparams, encoding), []
+    found = records.read(path) if path.endswith('.jsonl') else None
+    objects = _read(path) if found is None else [record for _, record in found]
+    if not isinstance(objects, list) or not objects or not records.is_text(objects[0]):
+        return objects, []
+    if found is None:
+        found = [(f'{path}, label {index}', label) for index, label in enumerate(objects)]
+    try:
+        return tokenise.labels_of(found, hparams, encoding)
+    except UserError as e:
+        raise UserError(f'--labels.source {e}') from e
 
 
 def _num_train(source: str, count: int, hparams: HParams) -> tuple[int, list[str]]:

@@ -30,7 +30,9 @@ from lm_human_preferences.labels.answers import Answer, AnswerLog, question_id, 
 
 TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
 FORMAT = 1
-TRAIN, VALIDATION = 'train', 'validation'  # kinds of questions; the latter compare two policies
+# Kinds of questions. Those of validation compare two policies; the answer to a gold one is known.
+TRAIN, VALIDATION, GOLD = 'train', 'validation', 'gold'
+EVERYBODY = 1_000_000  # `labellers` of a question that everybody answers
 LABEL_TYPE = re.compile(r'best_of_([2-9]|[1-9]\d{1,2}|1000)|scalar_rating|scalar_compare')
 LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')
 RETIRED_AFTER = 2  # labellers who skip a question
@@ -44,7 +46,7 @@ class Question:
     labellers: how many people are to answer it. policies: which one each sample is of. part: of the
     data set, that the query is from. texts_read: how many texts of the part had been read then.
     episode: how many the policy had trained on then, None where it was not in training. span:
-    (offset, length) of its line in the file.
+    (offset, length) of its line in the file. gold: the answer where it is known.
     """
 
     id: str
@@ -55,6 +57,7 @@ class Question:
     texts_read: int
     episode: int | None
     span: tuple[int, int]
+    gold: float | None = None
 
 
 def is_folder(path: str) -> bool:
@@ -236,6 +239,7 @@ def _parse_question(line: bytes, begin: int, where: str) -> Question:
             texts_read=int(record['texts_read']),
             episode=int(record['episode']) if 'episode' in record else None,
             span=(begin, len(line)),
+            gold=record.get('gold'),
         )
     except (KeyError, OverflowError, TypeError, ValueError) as e:
         raise UserError(f'{where} is no question: {e}') from e

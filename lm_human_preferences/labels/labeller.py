@@ -7,7 +7,7 @@ import hashlib
 import os
 import time
 import uuid as uuids
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lm_human_preferences.errors import UserError
@@ -127,20 +127,33 @@ class Labeller:
             if (before.question, before.value, before.reason) != (question.id, value, reason):
                 raise UserError(f'{self._writer.path} has another answer {answer.uuid} already')
             return before
-        said = {'skip': reason}
-        if value is not None:
-            said = {answer_field(self.folder.label_type): value}
-        self._append(
-            {
-                'answer': answer.uuid,
-                'question': question.id,
-                **said,
-                'order': answer.order,
-                'seconds': answer.seconds,
-                'time': answer.time,
-            }
-        )
+        self._append(self._record(answer))
         return answer
+
+    def add(self, answers: Iterable[Answer]) -> int:
+        """Record answers that were given elsewhere; on the disk on return.
+
+        One whose uuid is there already is left out. Returns how many were added.
+        """
+        new = [answer for answer in answers if answer.uuid not in self.log.uuids]
+        for answer in new:
+            check_answer(answer, self.folder.label_type)
+        if new:
+            self._append(*map(self._record, new))
+        return len(new)
+
+    def _record(self, answer: Answer) -> dict[str, Any]:
+        said = {'skip': answer.reason}
+        if answer.value is not None:
+            said = {answer_field(self.folder.label_type): answer.value}
+        return {
+            'answer': answer.uuid,
+            'question': answer.question,
+            **said,
+            'order': answer.order,
+            'seconds': answer.seconds,
+            'time': answer.time,
+        }
 
     def undo(self, uuid: str | None = None) -> Answer | None:
         """Take back an answer, the last one unless told; None where there is nothing to take back.
@@ -158,6 +171,6 @@ class Labeller:
         self._position = 0
         return answer
 
-    def _append(self, record: dict[str, Any]) -> None:
-        self._writer.append([record])
+    def _append(self, *records: dict[str, Any]) -> None:
+        self._writer.append(records)
         self.log.refresh()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import statistics
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from lm_human_preferences.labels.agreement import (
@@ -16,7 +16,7 @@ from lm_human_preferences.labels.agreement import (
     wilson_interval,
 )
 from lm_human_preferences.labels.answers import Answer
-from lm_human_preferences.labels.folder import VALIDATION, LabelFolder
+from lm_human_preferences.labels.folder import EVERYBODY, GOLD, VALIDATION, LabelFolder
 
 QUICK = 1.0  # seconds in which nobody reads a question
 
@@ -64,17 +64,26 @@ def _questions(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[st
     return {
         'all': len(folder.questions),
         'comparisons': sum(question.kind == VALIDATION for question in questions),
-        'for_several': sum(question.labellers > 1 for question in questions),
+        'gold': sum(question.kind == GOLD for question in questions),
+        'for_several': sum(1 < question.labellers < EVERYBODY for question in questions),
         'answered': sum(count > 0 for count in given),
         'retired': sum(folder.is_retired(question) for question in questions),
     }
 
 
 def _agreement(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[str, Any] | None:
-    """How far labellers who answered the same question chose the same sample."""
+    """How far labellers who answered the same question chose the same sample.
+
+    Gold questions, which are easier than others, are left out.
+    """
     if not is_choice(folder):
         return None
-    counts = value_counts(list(_choices(answers).values()), len(folder.samples))
+    others = {
+        question: given
+        for question, given in answers.items()
+        if folder.questions[question].kind != GOLD
+    }
+    counts = value_counts(list(_choices(others).values()), len(folder.samples))
     share, pairs = raw_agreement(counts)
     return {
         'questions': int((counts.sum(1) > 1).sum()),
@@ -98,7 +107,7 @@ def _labeller(folder: LabelFolder, name: str, answers: dict[str, list[Answer]]) 
     log = folder.logs[name]
     last = [given[-1] for given in log.by_question.values()]
     own = [answer for answer in last if answer.value is not None]
-    seconds = [answer.seconds for answer in own]
+    seconds = [answer.seconds for answer in own if answer.seconds > 0]  # 0: not known
     positions, p_value = None, None
     if is_choice(folder):
         shown = collections.Counter(answer.shown_position() for answer in own)
@@ -115,7 +124,32 @@ def _labeller(folder: LabelFolder, name: str, answers: dict[str, list[Answer]]) 
         'positions_p_value': p_value,
         'agreement': _number(share),
         'agreement_pairs': pairs,
+        'gold': _gold(folder, own),
     }
+
+
+def _gold(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, int] | None:
+    """How many gold questions are among those answered, and how many answers are right.
+
+    A difference is right if its sign is; None for ratings, which need not be the same number.
+    """
+    if folder.label_type == 'scalar_rating':
+        return None
+    known = [
+        (answer.value, folder.questions[answer.question].gold)
+        for answer in answers
+        if folder.questions[answer.question].gold is not None
+    ]
+    if is_choice(folder):
+        right = sum(value == gold for value, gold in known)
+    else:
+        right = sum(_sign(value) == _sign(gold) for value, gold in known)
+    return {'answers': len(known), 'right': right}
+
+
+def _sign(value: float | None) -> int:
+    assert value is not None
+    return (value > 0) - (value < 0)
 
 
 def _agreement_with_others(name: str, answers: dict[str, list[Answer]]) -> tuple[float, int]:

@@ -15,7 +15,7 @@ from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
 from lm_human_preferences.label_types import LabelType
-from lm_human_preferences.synthetic.known_reward import MockRewardModel
+from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.training import memory
 from lm_human_preferences.utils.core import ceil_div
 
@@ -80,7 +80,7 @@ def simulated_labels(
     all labels and every rank gets the same ones, so they do not depend on the number of ranks.
     """
     # Every rank checks and builds the reward, so that all of them end with the same error.
-    reward = MockRewardModel(policy.trained_model.encoding, policy.device)
+    reward = KnownReward(policy.trained_model.encoding, policy.device)
     count = check_num_train(hparams)
     check_memory(count, hparams)
     labels = _judged_labels(hparams, policy, reward, count) if comm.rank == 0 else None
@@ -90,7 +90,7 @@ def simulated_labels(
 
 
 def _judged_labels(
-    hparams: HParams, policy: Policy, reward: MockRewardModel, count: int
+    hparams: HParams, policy: Policy, reward: KnownReward, count: int
 ) -> dict[str, torch.Tensor]:
     """`count` labels on responses of `policy`, as `reward` judges them."""
     task = hparams.task

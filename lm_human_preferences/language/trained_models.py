@@ -158,15 +158,21 @@ class TrainedModel:
 
     @functools.cached_property
     def encoding(self) -> encodings.Encoding:
-        """The encoding that the directory's file `encoding` names; `main` where there is none, as
-        in GPT-2's releases."""
+        """The encoding that the directory's file `encoding` names.
+
+        Without that file it is `main`, as in GPT-2's releases. UserError for an unknown name.
+        """
         if self.is_random:
             return encodings.Test
         assert self.savedir is not None
         path = storage.join(self.savedir, 'encoding')
         if not storage.exists(path):
             return encodings.Main
-        return encodings.by_name(storage.read_json(path))
+        name = storage.read_json(path)
+        try:
+            return encodings.by_name(name)
+        except UserError as e:
+            raise UserError(f'{path}: {e}') from e
 
     def hparams(self) -> model.HParams:
         """A copy of the model's sizes."""

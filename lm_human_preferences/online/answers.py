@@ -58,6 +58,8 @@ def collected(folder: LabelFolder) -> list[Answer]:
     answered when: of a question for one labeller the first, else all."""
     found: list[Answer] = []
     for question in folder.questions.values():
+        if question.kind not in (TRAIN, VALIDATION):
+            continue
         answers = [answer for answer in folder.answers_to(question) if answer.value is not None]
         answers.sort(key=lambda answer: (answer.time, answer.labeller))
         found += answers if question.labellers > 1 else answers[:1]

@@ -68,6 +68,11 @@ def refuse_existing(hparams: Training) -> None:
     """UserError if a run has written the files that one with `hparams` would write."""
     directory = hparams.run.save_dir
     if own_files(hparams):
+        if env.was_restarted():
+            raise UserError(
+                f'{directory} holds what this run had saved before torchrun or Slurm started it'
+                ' again: give --run.resume on, so that it goes on from there'
+            )
         raise UserError(
             f'{directory} holds a run already: go on with it by `./launch.py resume {directory}`,'
             ' take another NAME, or give --overwrite to delete it and start anew'
@@ -87,6 +92,11 @@ def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Colle
     run_lock.check_free(directory)
     if overwrite and hparams.run.resume:
         raise UserError('--overwrite and --run.resume contradict each other: give one of them')
+    if overwrite and env.was_restarted():
+        raise UserError(
+            '--overwrite would delete what this run had saved before torchrun or Slurm started it'
+            ' again: take --run.resume on in its place'
+        )
     if storage.is_remote(hparams.run.save_dir):
         fetch_run_dir(hparams.run.save_dir, fetch=hparams.run.resume)
     if hparams.run.resume:
@@ -219,7 +229,7 @@ def ranks_of(directory: str | None) -> int | None:
 
     None where nothing tells, and where a launcher has decided how many there are.
     """
-    if directory is None or env.launched_size() > 1:
+    if directory is None or env.is_launched():
         return None
     for files in (POLICY, REWARD):
         for name in names.resumable(os.path.join(directory, files.unfinished)):

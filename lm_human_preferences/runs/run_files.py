@@ -22,8 +22,8 @@ class CommandFiles:
     """The files that one training command writes; directories are relative to SAVE_DIR.
 
     network: of the network that it trains. events: of TensorBoard's files. finished: of the
-    checkpoints of the network when it is trained. unfinished: of those to resume from. more: a
-    regular expression for other files, if there are any.
+    checkpoints that other commands read. unfinished: of those to resume from; the same directory
+    for a policy. more: a regular expression for other files, if there are any.
     """
 
     command: str
@@ -77,5 +77,5 @@ def uploaded_by(commands: Iterable[str]) -> re.Pattern[str]:
 
 
 def has_reward_model(directory: str) -> bool:
-    """Whether the run in a local directory has trained its reward model to the end."""
+    """Whether the run in a local directory has a finished reward model."""
     return os.path.exists(os.path.join(directory, REWARD.finished, names.LIST))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lm_human_preferences.language.encodings import Encoding
-from lm_human_preferences.synthetic.known_reward import MockRewardModel
+from lm_human_preferences.synthetic.known_reward import KnownReward
 
 if TYPE_CHECKING:
     from lm_human_preferences.labels.simulated_labeller import Judge
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def known_judge(encoding: Encoding) -> Judge:
     """The known reward of film reviews; UserError for another encoding."""
-    model = MockRewardModel(encoding)
+    model = KnownReward(encoding)
 
     def rewards(questions: Sequence[dict[str, list[int]]]) -> list[list[float]]:
         """The reward of each sample of each question, {field: token ids}."""

@@ -33,7 +33,7 @@ def check_encoding(encoding: encodings.Encoding) -> None:
         )
 
 
-class MockRewardModel:
+class KnownReward:
     """log p(positive | text) / p(negative | text) of a logistic regression on labelled reviews.
 
     Its features are the words of query and response, the pairs of neighbours, and the pairs with

@@ -1,4 +1,4 @@
-"""What trainings share: loop, hooks, micro-batches, optimizer, precision, memory, console.
+"""What trainings share: loop, hooks, optimizer, KL controllers, precision, memory, console.
 
 Knows hyperparameters and the statistics of steps, but not how networks or tasks are made.
 """

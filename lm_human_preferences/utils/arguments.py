@@ -158,9 +158,10 @@ def _is_flag(field: dataclasses.Field) -> bool:
 
 
 def _next_value(key: str, field: dataclasses.Field | None, words: list[str]) -> str:
-    """Take the option's value from `words`.
+    """Take the option's value from `words`, those after the option.
 
-    A flag without a value is on; a number without one is 1, as in the original.
+    A flag without a value is on. A number without one is 1 at the end of a command line, which is
+    recorded of the original; before another option, the value was forgotten: UserError.
     """
     flag = field is not None and _is_flag(field)
     if (
@@ -169,7 +170,9 @@ def _next_value(key: str, field: dataclasses.Field | None, words: list[str]) -> 
         and (not flag or _unquote(words[0]).lower() in {*_SWITCHES, '0', '1'})
     ):
         return words.pop(0)
-    if flag or (field is not None and {int, float} & set(members(field.type))):
+    if flag:
+        return 'True'
+    if not words and field is not None and {int, float} & set(members(field.type)):
         return 'True'
     raise UserError(f'--{key} needs a value')
 

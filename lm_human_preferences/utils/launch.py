@@ -84,7 +84,8 @@ def start_job(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
         elif size > 1:
             if hasattr(hparams, 'check_ranks'):
                 hparams.check_ranks(size)
-            launcher.launch_ranks(job, arguments, size)
+            timeouts = hparams.run.timeouts if is_training else env.DEFAULT_TIMEOUTS
+            launcher.launch_ranks(job, arguments, size, timeouts.rank)
         else:
             worker.import_job(job)(**arguments)
     except KeyboardInterrupt:
@@ -100,14 +101,15 @@ def start_job(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
 def _world_size(mpi: int | None) -> int:
     """How many ranks a job gets.
 
-    As many as mpiexec or srun has started; else `mpi`; else one for each GPU, or 1 without.
+    As many as mpiexec, srun or torchrun has started; else `mpi`; else one for each GPU, or 1
+    without.
     """
-    launched = env.launched_size()
-    if launched > 1:
+    if env.is_launched():
+        launched = env.launched_size()
         if mpi not in (None, launched):
             raise UserError(
-                f'--mpi {mpi}, but {launched} ranks were started by mpiexec or srun: leave --mpi'
-                ' out'
+                f'--mpi {mpi}, but {launched} rank(s) were started by mpiexec, srun or torchrun:'
+                ' leave --mpi out'
             )
         return launched
     if mpi is not None:

@@ -166,6 +166,7 @@ def test_report_by_hand(answered, tmp_path):
     assert report['questions'] == {
         'all': 4,
         'comparisons': 0,
+        'gold': 0,
         'for_several': 4,
         'answered': 3,
         'retired': 1,
@@ -275,7 +276,7 @@ def test_folders_that_do_not_fit_a_training(answered, change, message):
 
 def test_without_needs_a_folder(tmp_path):
     result = invoke(f'train_reward test x --dry_run --labels.without anna --save_dir {tmp_path}')
-    assert '--labels.source test is no folder of labels' in error_of(result)
+    assert '--labels.source test is not a folder of labels' in error_of(result)
 
 
 def test_mistakes_of_labels_are_one_line(answered, tmp_path):

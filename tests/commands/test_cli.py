@@ -97,12 +97,22 @@ def test_flag_before_the_positionals(started):
     assert result.exit_code == 0 and result.stdout.startswith("2019: {'task.query_length': 64, ")
 
 
-def test_number_without_a_value_is_1_and_says_so(started):
-    result = invoke('train_policy sentiment nm --ppo.lr --mpi 1')
+def test_number_at_the_end_without_a_value_is_1_and_says_so(started):
+    """As recorded of the original."""
+    result = invoke('train_policy sentiment nm --mpi 1 --ppo.lr')
     assert (hparams_of(started).ppo.lr, result.stderr) == (
         1.0,
         'note: --ppo.lr without a value means 1\n',
     )
+
+
+@pytest.mark.parametrize(
+    'option', ['--ppo.lr', '--ppo.batch_size', '--run.seed', '--task.end_text']
+)
+def test_a_value_that_is_forgotten_starts_nothing(option, started):
+    result = invoke(f'train_policy sentiment nm {option} --mpi 1')
+    assert (result.exit_code, result.stderr) == (2, f'error: {option} needs a value\n')
+    assert not started
 
 
 def test_leaf_switches_its_group_on(started):
@@ -299,7 +309,7 @@ COMMANDS = (
             POLICY + f'--task.query_length 5 --{NEW}.task.query_length 6',
             (
                 f'--task.query_length 5 and --{NEW}.task.query_length 6 differ, but a policy and'
-                ' its reward model share one task: give one of them'
+                ' its reward model share one task: give only one of them'
             ),
         ),
         *(
@@ -585,7 +595,7 @@ def test_help_of_an_option():
     text = unbroken(invoke('train_policy --help').stdout)
     for option_help in [
         '--ppo.lr FLOAT learning rate of the first step; it falls linearly to 0 [default: 5e-06]',
-        '--run.seed INT|None seed of all random numbers; None: another each time.',
+        '--run.seed INT|None seed of all random numbers; None: a different one each time.',
         (
             '--rewards.adaptive_kl on|off adapt kl_coef to hold the KL divergence at a target'
             ' [default: off]'

@@ -56,7 +56,8 @@ def test_all_is_named(quick):
 
 
 def no_module(name):
-    return lambda wanted: None if wanted == name else types.SimpleNamespace()
+    spec = types.SimpleNamespace(submodule_search_locations=[])
+    return lambda wanted: None if wanted == name else spec
 
 
 @pytest.mark.parametrize(

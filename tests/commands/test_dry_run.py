@@ -57,8 +57,8 @@ def test_nothing_is_saved(tmp_path):
 def test_what_is_remote_is_not_checked_and_named(tmp_path):
     *_, last = told('train_policy descriptiveness first --mpi 1', tmp_path)
     assert (
-        last == "not checked, as it is not on this machine: GPT-2's encoding, by which lengths are"
-        ' checked, '
+        last == "not checked, because it is not on this machine: GPT-2's encoding, which is needed"
+        ' to check lengths, '
         '--task.query_dataset books, --labels.source https://openaipublic.blob.core.windows.net/'
         'lm-human-preferences/labels/descriptiveness/offline_5k.json'
     )

@@ -1,7 +1,7 @@
 """Real ranks, started by mpiexec, on each engine: the tests that use ranks.on_ranks.
 
-With two ranks all of them, recordings included; with three those that say what several ranks
-compute; with four, which most machines that test this have too few cores for, communication only.
+With two ranks all of them, recordings included; with three, which most machines that test this have
+too few cores for, communication and a training. faults/test_two_hosts.py has four ranks.
 """
 
 import re
@@ -24,8 +24,7 @@ TIMEOUT_SECONDS = 900  # an idle machine needs a tenth of it
 
 TESTS_OF_SIZE = {
     2: WHAT_RANKS_COMPUTE + RECORDED,
-    3: WHAT_RANKS_COMPUTE,
-    4: ['unit/test_comm.py'],
+    3: WHAT_RANKS_COMPUTE[:2],
 }
 
 

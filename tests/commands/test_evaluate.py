@@ -260,7 +260,7 @@ def test_the_picture_has_error_bars_a_name_and_a_mark_for_each_kind(monkeypatch)
         assert (kls[0], rewards[0]) == (0, 0)
         largest = math.log(64) - 63 / 64
         assert kls[-1] == 3 and 1.2 * largest > 3
-        beyond = next(line for line in axes.lines if line.get_label() == 'frontier, or above')
+        beyond = next(line for line in axes.lines if line.get_label() == 'frontier, at least')
         assert list(beyond.get_xdata()) == pytest.approx([3, 1.2 * largest])
         policy = next(bars for bars in axes.containers if bars.get_label() == 'policy')
         across, up = (bars.get_segments()[0] for bars in policy.lines[2])

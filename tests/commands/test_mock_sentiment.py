@@ -31,7 +31,7 @@ ENCODER = encodings.Reviews.get_encoder()
 
 @pytest.fixture(scope='module')
 def reward():
-    return known_reward.MockRewardModel(encodings.Reviews)
+    return known_reward.KnownReward(encodings.Reviews)
 
 
 def tokens(*texts):
@@ -123,7 +123,7 @@ def test_classifier_sums_its_weights(reward):
 
 def test_other_encodings_are_refused():
     with pytest.raises(UserError, match="judges film reviews only, encoding 'reviews', not 'test'"):
-        known_reward.MockRewardModel(encodings.Test)
+        known_reward.KnownReward(encodings.Test)
 
 
 def cross_entropy_of_the_grammar():

@@ -128,32 +128,45 @@ def test_no_mpiexec(own_folder, path_folder):
 
 @pytest.fixture
 def no_mpi(monkeypatch):
-    for name in env.SIZE_VARIABLES + env.RANK_VARIABLES:
+    for name in env.VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
 OPEN_MPI = {'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_RANK': '3'}
 MPICH = {'PMI_SIZE': '4', 'PMI_RANK': '3'}
 SLURM = {'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1'}
+AZURE = {'WORLD_SIZE': '6', 'RANK': '5', 'MASTER_ADDR': 'first', 'MASTER_PORT': '29500'}
+TORCHRUN = {**AZURE, 'TORCHELASTIC_RUN_ID': 'none'}
 
 
 @pytest.mark.parametrize(
-    'variables, size, rank',
+    'variables, kind, size, rank',
     [
-        ({}, 1, 0),
-        (MPICH, 4, 3),
-        (OPEN_MPI, 4, 3),
-        (SLURM, 2, 1),
-        ({'LMHP_RANKS': '4', 'PMI_RANK': '3'}, 4, 3),
-        ({**SLURM, **MPICH}, 4, 3),  # srun started MPICH's mpiexec
-        ({'PMI_SIZE': '1', 'PMI_RANK': '0', **OPEN_MPI}, 4, 3),
-        ({'SLURM_PROCID': '3'}, 1, 0),
-        ({'PMI_SIZE': ''}, 1, 0),
+        ({}, None, 1, 0),
+        (MPICH, 'mpi', 4, 3),
+        (OPEN_MPI, 'mpi', 4, 3),
+        (SLURM, 'slurm', 2, 1),
+        ({**SLURM, 'PMIX_RANK': '1'}, 'mpi', 2, 1),
+        ({'LMHP_RANKS': '4', 'PMI_RANK': '3'}, 'ours', 4, 3),
+        ({**SLURM, **MPICH}, 'mpi', 4, 3),  # srun started MPICH's mpiexec
+        ({'PMI_SIZE': '1', 'PMI_RANK': '0', **OPEN_MPI}, 'mpi', 4, 3),
+        ({'SLURM_PROCID': '3'}, None, 1, 0),
+        ({'SLURM_STEP_NUM_TASKS': '1', 'SLURM_PROCID': '0'}, None, 1, 0),
+        ({'PMI_SIZE': ''}, None, 1, 0),
+        (TORCHRUN, 'torchrun', 6, 5),
+        (AZURE, 'torchrun', 6, 5),
+        ({**AZURE, **SLURM}, 'torchrun', 6, 5),
+        ({**TORCHRUN, **SLURM, **MPICH}, 'torchrun', 6, 5),  # torchrun on each host by mpiexec
+        ({**AZURE, **MPICH}, 'mpi', 4, 3),
+        ({**TORCHRUN, 'LMHP_RANKS': '4', 'PMI_RANK': '3'}, 'ours', 4, 3),
+        ({'WORLD_SIZE': '6', 'RANK': '5'}, None, 1, 0),  # nobody says where rank 0 is
+        ({**TORCHRUN, 'WORLD_SIZE': '1', 'RANK': '0'}, 'torchrun', 1, 0),
     ],
 )
-def test_size_and_rank(no_mpi, monkeypatch, variables, size, rank):
+def test_size_and_rank(no_mpi, monkeypatch, variables, kind, size, rank):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    assert env.launcher_kind() == kind
     assert env.launched_size() == size
     assert env.launched_rank() == rank
 
@@ -170,7 +183,8 @@ def test_srun_starts_the_ranks_itself(no_mpi, monkeypatch, mpi):
 def test_srun_and_mpi_disagree(no_mpi, monkeypatch):
     monkeypatch.setenv('SLURM_STEP_NUM_TASKS', '16')
     with pytest.raises(
-        UserError, match='^--mpi 8, but 16 ranks were started by mpiexec or srun: leave --mpi out$'
+        UserError,
+        match=r'^--mpi 8, but 16 rank\(s\) were started by mpiexec, srun or torchrun: leave',
     ):
         launch.start_job('job:job', {}, 8)
 

@@ -17,7 +17,7 @@ from lm_human_preferences.language.encodings import Reviews
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import TrainedRewardModel
-from lm_human_preferences.synthetic.known_reward import MockRewardModel
+from lm_human_preferences.synthetic.known_reward import KnownReward
 
 ENCODER = Reviews.get_encoder()
 PROMPTS = ('the film was', 'the story was', 'the plot')
@@ -194,7 +194,7 @@ def test_scores_are_the_tasks(copied_run, tmp_path):
 def test_the_known_reward_is_a_reward_model_too(direct_run, tmp_path):
     sampled(direct_run, *prompts(), f'--output={tmp_path}/out.jsonl')
     rows = saved(tmp_path / 'out.jsonl')
-    expected = MockRewardModel(Reviews).score(*columns(rows))
+    expected = KnownReward(Reviews).score(*columns(rows))
     torch.testing.assert_close(torch.tensor([row['score'] for row in rows]), expected)
 
 
@@ -218,7 +218,7 @@ def test_without_a_reward_model_the_score_is_null(direct_run, tmp_path):
     path.write_text(json.dumps(hparams))
     result = sampled(run, *prompts(), f'--output={tmp_path}/out.jsonl')
     note, said = result.stderr.splitlines()
-    assert note.startswith('note: no reward model to be had, so score is null: ')
+    assert note.startswith('note: no reward model could be loaded, so score is null: ')
     assert said == f'Saved 3 samples in {tmp_path}/out.jsonl'
     assert all(
         row['score'] is None and isinstance(row['kl'], float)

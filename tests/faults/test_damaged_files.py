@@ -199,11 +199,6 @@ GOOD = {
 # Lines that name something else than the file.
 NAMED_INSTEAD = {
     ('encoding', 'missing'): "its sizes have n_vocab 27, encoding 'main' has 50257",
-    ('encoding', 'a number'): 'unknown encoding 3; there are ',
-    ('encoding', 'null'): 'unknown encoding None; there are ',
-    ('encoding', 'an empty list'): 'unknown encoding []; there are ',
-    ('encoding', 'an empty object'): 'unknown encoding {}; there are ',
-    ('encoding', 'another object'): "unknown encoding {'a': 1}; there are ",
     ('Hugging Face sizes', 'missing'): '/hparams.json: no such file or directory',
 }
 
@@ -232,7 +227,7 @@ def test_a_damaged_file_is_named(name, damage, tmp_path):
     else:
         assert error is not None and error.isprintable(), error
         named = NAMED_INSTEAD.get((name, damage), kind.file)
-        assert named in error and (str(tmp_path) in error or 'unknown encoding' in error)
+        assert named in error and str(tmp_path) in error
 
 
 @pytest.mark.parametrize(
@@ -247,6 +242,7 @@ def test_a_damaged_file_is_named(name, damage, tmp_path):
             " cannot be read as UTF-8 text: 'utf-8' codec can't decode byte 0xff in position 0:"
             ' invalid start byte',
         ),
+        ('encoding', 'a number', ': unknown encoding 3; there are main, test, reviews'),
         ('texts', 'a number', ', line 1 is not a JSON string, as every line must be'),
         ('vocabulary', 'another object', ' is not an object of 261 tokens; get it again'),
         ('merges', 'first half', ' has 1 merges, not 4; get it again'),

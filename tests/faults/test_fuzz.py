@@ -512,7 +512,7 @@ def test_numbers_of_thousands_of_digits(tmp_path):
         ('ours/hparams.json', SIZES | {'n_ctx': 1 << 40}, 'and context 1099511627776'),
         ('ours/hparams.json', SIZES | {'n_head': 0}, '--n_head must be at least 1, got 0'),
         ('ours/hparams.json', SIZES | {'n_head': 3}, '--n_embd 4 is not a multiple of --n_head 3'),
-        ('ours/hparams.json', SIZES | {'n_ctx': True}, 'true and false are no sizes'),
+        ('ours/hparams.json', SIZES | {'n_ctx': True}, 'sizes must be numbers, not true or false'),
         ('ours/hparams.json', [SIZES], 'does not hold the sizes of a model'),
         ('ours/encoding', ['test'], "unknown encoding ['test']"),
         ('ours/checkpoints/checkpoint', '\n' * 1_000_000, 'no TensorFlow checkpoint'),

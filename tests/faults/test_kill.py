@@ -145,6 +145,24 @@ def test_stopped_rank(waiting):
     assert_ended(waiting, time.monotonic(), status=143)
 
 
+def test_rank_that_is_stopped_for_too_long(tmp_path):
+    """A few seconds are no death."""
+    launch = Launch(tmp_path, '--mpi=2', '--run.rank_timeout=10', *FOREVER)
+    launch.reach(1)
+    process = launch.ranks()[1]
+    os.kill(process, signal.SIGSTOP)
+    time.sleep(5)
+    os.kill(process, signal.SIGCONT)
+    launch.reach(20)
+    os.kill(process, signal.SIGSTOP)
+    assert launch.wait(10 + END) == 1
+    launch.assert_nothing_left(END)
+    assert launch.errors().splitlines()[-1] == (
+        f'error: rank 1, process {process}, has given no sign of life for 10 s'
+        ' (--run.rank_timeout), so all 2 ranks were stopped'
+    )
+
+
 def test_out_of_memory(tmp_path):
     failed = job(tmp_path, 'run_out_of_memory')
     assert failed.errors().splitlines()[-2:] == [

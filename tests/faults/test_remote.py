@@ -3,6 +3,7 @@
 import functools
 import gc
 import io
+import json
 import os
 import re
 
@@ -548,5 +549,10 @@ def test_runs_in_the_store_are_read(store, cache, tmp_path):
         result = invoke(f'sample --nsamples 2 --mpi 1 --save_dir {RUN}', sample.cli)
         assert result.exit_code == 0 and result.stdout.count('=' * 80) == 2, result.output
         assert invoke(f'export {RUN} {tmp_path}/exported{seed}').exit_code == 0
+        asked = invoke(f'ask test {tmp_path}/{seed}/labels --count 2 --policy {RUN}')
+        assert '2 questions added' in asked.stdout, asked.output
+        (tmp_path / 'texts.jsonl').write_text('{"query": "abc", "response": "defg"}')
+        scored = invoke(f'score {STORE}/reward/run {tmp_path}/texts.jsonl')
+        assert json.loads(scored.stdout)['score'], scored.output
     exported = [(tmp_path / f'exported{seed}/model.safetensors').read_bytes() for seed in (1, 2)]
     assert exported[0] != exported[1]

@@ -315,6 +315,28 @@ def test_finished_name_is_refused(tmp_path):
     assert_same(result_of(tmp_path / 'run'), before)
 
 
+@pytest.mark.parametrize('variable', ['TORCHELASTIC_RESTART_COUNT', 'SLURM_RESTART_COUNT'])
+def test_a_restart_by_the_launcher_loses_nothing(tmp_path, monkeypatch, variable):
+    """What was saved before is neither refused without a word of help nor deleted."""
+    argv = words('train_reward', tmp_path)
+    assert invoke(argv).exit_code == 0
+    before = result_of(tmp_path / 'run')
+    monkeypatch.setenv(variable, '1')
+    assert (
+        error_of(invoke(argv))
+        == f'{tmp_path}/run holds what this run had saved before torchrun or Slurm started it'
+        ' again: give --run.resume on, so that it goes on from there'
+    )
+    assert (
+        error_of(invoke([*argv, '--overwrite']))
+        == '--overwrite would delete what this run had saved before torchrun or Slurm started it'
+        ' again: take --run.resume on in its place'
+    )
+    assert_same(result_of(tmp_path / 'run'), before)
+    monkeypatch.setenv(variable, '0')
+    assert 'holds a run already' in error_of(invoke(argv))
+
+
 def test_overwrite_deletes_its_own_files_only(tmp_path):
     argv = words('train_reward', tmp_path)
     assert invoke(argv).exit_code == 0

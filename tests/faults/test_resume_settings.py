@@ -61,6 +61,8 @@ WITHOUT_NUMBERS = {
     'run.evaluate',
     'run.console',
     'run.allreduce',
+    'run.rank_timeout',
+    'run.allreduce_timeout',
     'run.on_anomaly',
     'run.gradient_checkpointing',
     'ppo.micro_batch_size',

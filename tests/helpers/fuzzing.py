@@ -94,9 +94,13 @@ SNIPPETS = [
 ]
 
 
+# PyTorch's build for CUDA loads the driver's library, of this fixed name, to count GPUs.
+COUNTING_GPUS = ('ctypes.dlopen', 'libnvidia-ml.so.1')
+
+
 def _judge(event, arguments):
     """An audit hook, which Python cannot take back: it acts while inputs are judged only."""
-    if _place is None:
+    if _place is None or (event, *arguments) == COUNTING_GPUS:
         return
     wrote = event in CHANGING or (
         event == 'open' and isinstance(arguments[2], int) and arguments[2] & WRITING

@@ -3,6 +3,7 @@ outside."""
 
 import contextlib
 import os
+import random
 import re
 import signal
 import subprocess
@@ -17,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = (
     300  # seconds for what has to happen at some time, on a machine that has much else to do, too
 )
-FAULTS = int(os.environ.get('LMHP_FAULTS', 8))  # how often a test that interrupts at random does so
+FAULTS = int(os.environ.get('LMHP_FAULTS', 4))  # how often a test that interrupts at random does so
 ROOT_MAY = {
     'OMPI_ALLOW_RUN_AS_ROOT': '1',
     'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
@@ -27,6 +28,14 @@ FOREVER = (
     '--run.save_interval=1',
 )  # a checkpoint after every step
 MPIEXEC = Path(sys.executable).with_name('mpiexec')
+TORCHRUN = (
+    sys.executable,
+    '-m',
+    'torch.distributed.run',
+    '--standalone',
+    '--no-python',
+    '--nproc-per-node=2',
+)
 needs_mpi = pytest.mark.skipif(
     not MPIEXEC.exists(), reason='this environment has no mpiexec of its own'
 )
@@ -137,6 +146,11 @@ class Launch:
         eventually(lambda: f'[ppo_step {step}]' in self.output() or self.process.poll() is not None)
         assert self.process.poll() is None, self.errors()
 
+    def reach_line(self, line):
+        """Return when `line` is printed."""
+        eventually(lambda: line in self.output() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.errors()
+
     def processes(self):
         """{process: its environment} of all that live, the launcher as well."""
         found = {}
@@ -152,7 +166,7 @@ class Launch:
     def ranks(self):
         """The processes of the ranks, in their order."""
         numbered = {
-            env.get('PMI_RANK', env.get('OMPI_COMM_WORLD_RANK')): process
+            env.get('PMI_RANK', env.get('OMPI_COMM_WORLD_RANK', env.get('RANK'))): process
             for process, env in self.processes().items()
         }
         return [numbered[rank] for rank in sorted(numbered.keys() - {None})]
@@ -186,3 +200,22 @@ def start_job(directory, name, **settings):
         PYTHONPATH=f'{REPOSITORY}:{REPOSITORY}/tests/helpers',
         **settings,
     )
+
+
+def start_by_slurm(directory, name):
+    """Launches of both ranks of one of rank_jobs, with the variables that an srun without MPI
+    sets."""
+    job_id = random.randrange(10**6)
+    return [
+        start_job(
+            directory / str(rank),
+            name,
+            SLURM_STEP_NUM_TASKS='2',
+            SLURM_PROCID=str(rank),
+            SLURM_JOB_ID=str(job_id),
+            SLURM_STEP_ID='0',
+            SLURM_STEP_NODELIST='localhost',
+            SLURM_STEP_NUM_NODES='1',
+        )
+        for rank in range(2)
+    ]

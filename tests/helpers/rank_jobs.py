@@ -1,10 +1,12 @@
 """Small jobs that test launching: `python tests/helpers/rank_jobs.py JOB` starts two ranks."""
 
 import time
+import types
 import warnings
 
 from lm_human_preferences.commands import program
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams import train_reward
 from lm_human_preferences.utils import hyperparams, launch, logging
 
 
@@ -14,6 +16,21 @@ def wait(comm):
     while comm.rank == 0:
         time.sleep(1)
     comm.barrier()
+
+
+def wait_for_rank_1(comm):
+    """Rank 1 never stops by itself; rank 0 waits for it."""
+    print(f'{comm.size} ranks wait for ever')
+    while comm.rank == 1:
+        time.sleep(1)
+    comm.barrier()
+
+
+def wait_for_life(comm, hparams):
+    """No rank stops by itself; each needs a sign of life from the others every 10 seconds."""
+    print(f'{comm.size} ranks wait for ever')
+    while True:
+        time.sleep(1)
 
 
 def fail(comm):
@@ -51,13 +68,27 @@ def draw(comm):
         logging.log_line(f'line {i}')
 
 
-JOBS = wait, fail, fail_all, run_out_of_memory, raise_user_error, talk, draw
+JOBS = (
+    wait,
+    wait_for_rank_1,
+    wait_for_life,
+    fail,
+    fail_all,
+    run_out_of_memory,
+    raise_user_error,
+    talk,
+    draw,
+)
 
 
 def command(name):
+    arguments = {}
+    if name == 'wait_for_life':
+        run = train_reward.RunHParams(rank_timeout=10)
+        arguments = {'hparams': types.SimpleNamespace(run=run)}
     return program.Command(
         name,
-        lambda settings: launch.start_job(f'rank_jobs:{name}', {}, settings.get('mpi', 2)),
+        lambda settings: launch.start_job(f'rank_jobs:{name}', arguments, settings.get('mpi', 2)),
         hyperparams.fields(launch.RankHParams),
     )
 

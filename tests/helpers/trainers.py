@@ -7,7 +7,7 @@ import torch
 from compare import array, assert_close, assert_norm_close, tokens
 from golden_data import load_npz, require
 
-from lm_human_preferences import lm_tasks
+from lm_human_preferences import lm_tasks, ppo
 from lm_human_preferences.language import model
 from lm_human_preferences.language.parameters import as_tf
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -129,3 +129,9 @@ def assert_checkpoint(ours, recorded, *, rtol=1e-4, parameters_atol=PARAMETERS_A
 def snapshot(parameters):
     """A copy of parameters under TensorFlow names and in TensorFlow's shapes."""
     return {name: array(as_tf(name, p)).copy() for name, p in parameters.items()}
+
+
+def loss_of(trainer, minibatch):
+    """(differentiable PPO loss of the policy as it is now, statistics), see ppo.loss."""
+    outputs = trainer.policy.analyze_responses_op(minibatch.queries, minibatch.responses)
+    return ppo.loss(minibatch, outputs, trainer.hparams.ppo)

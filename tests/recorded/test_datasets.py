@@ -13,7 +13,7 @@ from golden_data import json_if_there, load_json, load_npz, npz_keys, require, r
 from ranks import on_ranks
 
 from lm_human_preferences import lm_tasks, storage
-from lm_human_preferences.datasets import books, cnndm
+from lm_human_preferences.datasets import books, cnndm, registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import datasets, encodings
 
@@ -330,8 +330,7 @@ def test_what_there_is_not(tmp_path):
             datasets.get_dataset(name)
         assert (
             str(e.value)
-            == f'--task.query_dataset {name}: choose books, cnndm, tldr, test, reviews or a .jsonl'
-            ' file of texts'
+            == f'--task.query_dataset {name}: choose {registry.choices()} or a .jsonl file of texts'
         )
 
 

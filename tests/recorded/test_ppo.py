@@ -5,7 +5,7 @@ import pytest
 from compare import array, assert_close, assert_norm_close, assert_stats
 from golden_data import json_if_there, load_npz, npz_keys, under
 from ranks import give_each_thread_its_own_numpy_random, on_ranks, rank_prefix
-from trainers import assert_parameters, ppo_trainer, rollouts_of, snapshot
+from trainers import assert_parameters, loss_of, ppo_trainer, rollouts_of, snapshot
 
 from lm_human_preferences import ppo
 from lm_human_preferences.distributed import comm as comms
@@ -80,7 +80,7 @@ def check_minibatch(trainer, rollouts, recorded, config):
     assert_close(minibatch.advantages, recorded['advantages'], atol=1e-5, name='advantages')
     assert_close(minibatch.returns, recorded['returns'], atol=1e-5, name='returns')
     trainer.policy.model.zero_grad()
-    loss, stats = trainer.loss(minibatch)
+    loss, stats = loss_of(trainer, minibatch)
     loss.backward()
     stats |= ppo.return_stats(minibatch)
     assert_stats(stats, under(recorded, 'stats/'), elements=elements_of(config))

@@ -42,6 +42,7 @@ ROOMS = (
     'reproduction',
     'commands',
     'utils.launch',
+    'utils.label_commands',
     'launch',  # the two scripts
     'sample',
 )
@@ -263,7 +264,7 @@ def test_rooms_say_what_they_know(files):
 def test_the_drawing_has_the_rooms_in_their_order():
     page = (REPOSITORY / 'docs/architecture.md').read_text(encoding='utf-8')
     drawing = page.partition('## The rooms')[2].partition('What each room')[0]
-    drawn = re.findall(r'^    ([a-z_]+(?:/launch|/)?)  ', drawing, re.MULTILINE)
+    drawn = re.findall(r'^    ([a-z_]+(?:/launch|/label_commands|/)?)  ', drawing, re.MULTILINE)
     rooms = [room.rstrip('/').replace('/', '.') for room in drawn]
     assert rooms == [room for room in reversed(ROOMS) if room not in ('launch', 'sample')]
 

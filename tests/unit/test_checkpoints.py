@@ -401,4 +401,4 @@ def test_killed_while_saving(tmp_path):
 
 @pytest.mark.slow
 def test_killed_while_saving_at_length(tmp_path):
-    kill_repeatedly(str(tmp_path), 100)
+    kill_repeatedly(str(tmp_path), 40)

@@ -10,7 +10,7 @@ import torch
 from compare import assert_close, assert_norm_close
 from golden_data import load_json
 from torch.func import functional_call
-from trainers import ppo_trainer, rollouts_of
+from trainers import loss_of, ppo_trainer, rollouts_of
 from transformers import GPT2Config, GPT2Model
 
 from lm_human_preferences import ppo, train_policy, train_reward
@@ -211,7 +211,7 @@ def gradient_of(trainer, rollouts):
     """Statistics of a minibatch, and the gradient of all parameters as one vector."""
     trainer.optimizer.gradients.zero_grad()
     minibatch = ppo.add_advantages(rollouts, trainer.hparams.ppo)
-    loss, stats = trainer.loss(minibatch)
+    loss, stats = loss_of(trainer, minibatch)
     loss.backward()
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in trainer.policy.get_params())
     return stats, torch.cat([p.grad.flatten() for p in trainer.policy.get_params()])

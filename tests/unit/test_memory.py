@@ -8,7 +8,7 @@ import torch
 from command_line import NEW, caught_jobs, hparams_of, invoke
 from experiments import resolved
 from golden_data import load_json
-from trainers import LARGE, ppo_trainer, rollouts_of
+from trainers import LARGE, loss_of, ppo_trainer, rollouts_of
 
 from lm_human_preferences import plans, ppo, train_policy, train_reward
 from lm_human_preferences.distributed import comm as comms
@@ -58,7 +58,9 @@ def test_gradient_checkpointing_of_a_policy(computed_in):
     trainer = ppo_trainer(config['hparams'], comms.LocalComm())
     rollout = rollouts_of('ppo', config['id'], 0, 1)
     minibatch = ppo.add_advantages(rollout, trainer.hparams.ppo)
-    assert_checkpointing_only_saves_memory(trainer.policy.model, lambda: trainer.loss(minibatch)[0])
+    assert_checkpointing_only_saves_memory(
+        trainer.policy.model, lambda: loss_of(trainer, minibatch)[0]
+    )
 
 
 def test_gradient_checkpointing_of_a_reward_model(computed_in):

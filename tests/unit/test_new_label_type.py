@@ -20,7 +20,7 @@ from lm_human_preferences.labels.files import load_labels
 from lm_human_preferences.labels.simulated import simulated_labels
 from lm_human_preferences.language import encodings
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.synthetic.known_reward import MockRewardModel
+from lm_human_preferences.synthetic.known_reward import KnownReward
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +125,7 @@ def test_labels_are_simulated():
     hparams = hparams_of('mock_sentiment', labels__num_train=32)
     policy = Policy(lm_tasks.initial_model('reviews'))
     labels = simulated_labels(hparams, policy, LocalComm())
-    reward = MockRewardModel(encodings.Reviews)
+    reward = KnownReward(encodings.Reviews)
     scores = [reward.score(labels['query'], labels[f'sample{i}']) for i in range(4)]
     ranked = torch.stack(scores, dim=1).gather(1, labels['ranking'])
     assert (ranked.diff(dim=1) <= 0).all() and (ranked[:, 0] > ranked[:, 3]).any()

@@ -237,9 +237,9 @@ def test_export_of_a_reward_run_says_what_can_be_exported(tmp_path, model_dir, h
         assert (result.exit_code, result.stderr) == (
             2,
             (
-                f'error: {run} holds a reward model and no policy: a Hugging Face language model'
-                ' has no place for the score. Give a run of train_policy, or the directory or name'
-                ' of a language model\n'
+                f'error: {run} holds a reward model but no policy, and a Hugging Face language'
+                ' model has no place for a score. Give a run of train_policy, or the directory or'
+                ' name of a language model\n'
             ),
         )
     assert (tmp_path / 'out').exists() == has_policy

@@ -1,0 +1,65 @@
+"""Bringing labels that other tools keep as texts into a folder of labels or a label file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from lm_human_preferences import lm_tasks, storage
+from lm_human_preferences.commands.ask import check_folder, task_record
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.labels.answers import answer_field
+from lm_human_preferences.labels.folder import LABELLER, QuestionWriter
+from lm_human_preferences.labels.texts import into_folder, records, tokenise
+from lm_human_preferences.storage import outputs
+
+
+def import_labels(reward_hparams: HParams, file: str, output: str, labeller: str) -> None:
+    """Bring the labels in `file` into `output`; the whole of `./launch.py import_labels`.
+
+    reward_hparams: the experiment's, of which the task and the labels' type and --labels.too_long
+    are used. output: a label file if its name ends in .json, else a folder of labels. labeller:
+    under whose name a folder keeps answers that do not say whose they are.
+    """
+    is_file = output.endswith('.json')
+    if is_file:
+        outputs.check_new_file('OUTPUT', output)
+    else:
+        check_folder(output)
+    if not LABELLER.fullmatch(labeller):
+        raise UserError(f'--labeller {labeller!r:.80}: give up to 32 letters, digits, _ and -')
+    encoding = lm_tasks.initial_encoding(reward_hparams.task.policy.initial_model)
+    labels, notes = tokenise.tokenise(records.read(file), reward_hparams, encoding)
+    if not labels:
+        raise UserError(f'{file} holds no label that could be brought in')
+    if is_file:
+        _write_file(output, labels, answer_field(reward_hparams.labels.type))
+    else:
+        _write_folder(output, labels, task_record(reward_hparams, output, encoding.name), labeller)
+    for note in notes:
+        click.echo(note)
+
+
+def _write_file(path: str, labels: into_folder.Questions, answer: str) -> None:
+    lines = ',\n'.join(json.dumps({**tokens, answer: label.answer}) for label, tokens in labels)
+    try:
+        storage.write_bytes(path, f'[{lines}]\n'.encode())
+    except OSError as e:
+        raise UserError(f'OUTPUT {path} cannot be written: {e.strerror or e}') from e
+    click.echo(f'{path}: {len(labels)} labels')
+
+
+def _write_folder(
+    path: str, labels: into_folder.Questions, task: dict[str, Any], labeller: str
+) -> None:
+    samples = len(labels[0][0].samples)
+    with QuestionWriter(path, task) as writer:
+        added = into_folder.add_questions(labels, writer, ['imported'] * samples)
+        answers = into_folder.add_answers(labels, writer.folder, labeller)
+        total = len(writer.folder.questions)
+    click.echo(f'{path}: {added} questions added, {total} in all')
+    for name, count in answers.items():
+        click.echo(f'{count} answers of {name} added')

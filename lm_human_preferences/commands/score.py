@@ -1,0 +1,127 @@
+"""Scores of texts by a run's reward model, normalised as its training left it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import click
+import torch
+
+from lm_human_preferences.commands.sample_policy import warnings_only
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.evaluation.reward_on_labels import RECORD, load, record_of
+from lm_human_preferences.labels.texts import records
+from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
+from lm_human_preferences.rewards import TrainedRewardModel
+
+
+class Scored(NamedTuple):
+    """A record of the file. tokens: of the query and of each response; None where it is skipped."""
+
+    names: Sequence[str]  # of the responses in the output
+    tokens: tuple[list[int], list[list[int]]] | None
+
+
+def score(
+    run: str,
+    file: str,
+    batch_size: int,
+    too_long: str,
+    query_length: int | None = None,
+    response_length: int | None = None,
+) -> None:
+    """Print the scores of the texts in `file`, a JSON object for each record; the whole of
+    `./launch.py score`.
+
+    run: a run with a reward model, or the reward model's directory, local or remote. The other
+    arguments: see hparams.labelling.ScoreHParams.
+    """
+    found = records.read(file)
+    with warnings_only():
+        model = load(run)
+    lengths = _lengths(run, query_length, response_length)
+    n_ctx = model.model.hparams.n_ctx
+    if sum(lengths) > n_ctx:
+        raise UserError(
+            f'--query_length {lengths[0]} + --response_length {lengths[1]} are more than the'
+            f' {n_ctx} tokens that the reward model takes'
+        )
+    tokeniser = Tokeniser(model.encoder, *lengths, too_long, option='--too_long')
+    scored = [_tokens(record, where, tokeniser) for where, record in found]
+    scores = _scores(model, [each.tokens for each in scored if each.tokens], batch_size)
+    for names, tokens in scored:
+        values = [None if tokens is None else next(scores) for _ in names]
+        click.echo(json.dumps(dict(zip(names, values, strict=True))))
+    for note in tokeniser.notes():
+        click.echo(f'note: {note}', err=True)
+
+
+def _lengths(run: str, query_length: int | None, response_length: int | None) -> tuple[int, int]:
+    """The most tokens of a query and of a response: those given, else those of the run's task."""
+    if query_length is None or response_length is None:
+        hparams = record_of(run)
+        if hparams is None:
+            raise UserError(
+                f'{run} has no {RECORD}, which says how long texts may be: give --query_length and'
+                ' --response_length'
+            )
+        query_length = query_length or hparams.task.query_length
+        response_length = response_length or hparams.task.response_length
+    return query_length, response_length
+
+
+def _tokens(record: Any, where: str, tokeniser: Tokeniser) -> Scored:
+    query, responses = _texts(record, where)
+    try:
+        tokens = (
+            tokeniser.query(query, where),
+            [tokeniser.response(text, where) for text in responses.values()],
+        )
+    except Skipped:
+        tokens = None
+    return Scored(list(responses), tokens)
+
+
+def _texts(record: Any, where: str) -> tuple[str, dict[str, str]]:
+    """The query of a record and its responses, by the names that their scores get."""
+    if isinstance(record, dict) and 'chosen' in record:
+        (label,) = records.parse(record, where, 'best_of_2')
+        return label.query, dict(zip(('chosen', 'rejected'), label.samples, strict=True))
+    if not isinstance(record, dict):
+        raise UserError(f'{where} is a {type(record).__name__}, not an object')
+    query = records.text_field(record, 'query' if 'query' in record else 'prompt', where)
+    for name in ('response', 'completion', 'sample'):
+        if name in record:
+            return query, {'score': records.text_field(record, name, where)}
+    names = itertools.takewhile(record.__contains__, map('sample{}'.format, itertools.count()))
+    responses = {name: records.text_field(record, name, where) for name in names}
+    if not responses:
+        raise UserError(
+            f'{where} has nothing to score: neither response, completion, sample or sample0, nor'
+            ' chosen and rejected'
+        )
+    return query, responses
+
+
+def _scores(
+    model: TrainedRewardModel,
+    questions: Sequence[tuple[list[int], list[list[int]]]],
+    batch_size: int,
+) -> Iterator[float]:
+    """Yield the score of each response to each query, in their order."""
+    pairs = [(query, response) for query, responses in questions for response in responses]
+    for start in range(0, len(pairs), batch_size):
+        queries, responses = zip(*pairs[start : start + batch_size], strict=True)
+        scores = model.score(
+            _padded(queries, model.padding_token), _padded(responses, model.padding_token)
+        )
+        yield from scores.tolist()
+
+
+def _padded(sequences: Sequence[list[int]], padding_token: int) -> torch.Tensor:
+    """(sequences, length of the longest); padding does not change a score."""
+    length = max(1, *map(len, sequences))
+    return torch.tensor([ids + [padding_token] * (length - len(ids)) for ids in sequences])

@@ -1,0 +1,159 @@
+"""How ranks without a launcher of ours notice that another one has failed or is gone.
+
+Each rank writes to a store that all are connected to, every few seconds, and reads what the next
+rank in the ring has written. The first that fails says so there, and the others end.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+BEAT_SECONDS = 2
+# How long a rank waits for the store when it wants to know whether another one has failed first.
+CLAIM_SECONDS = 5
+
+
+class RankLost(Exception):
+    """Another rank is gone, or has not come in time; the message says how this was noticed."""
+
+
+@contextlib.contextmanager
+def noticing_lost_ranks() -> Iterator[None]:
+    """Within the block, which waits for other ranks, a lost connection is a `RankLost`."""
+    try:
+        yield
+    except RuntimeError as error:
+        from torch.distributed import DistError
+
+        # Gloo's errors are plain ones that name the file of its source.
+        if not isinstance(error, DistError) and 'gloo/' not in str(error):
+            raise
+        reason = str(error).splitlines()[0]
+        raise RankLost(f'the connection to another rank is lost: {reason}') from error
+
+
+class Lifeline:
+    """Says that this rank lives, and ends its process when another one has failed or is gone.
+
+    store: a connection of this object's own, as another thread may wait for one with all it has.
+    timeout: seconds in which the next rank, and the store, have to give a sign of life.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: int) -> None:
+        self.store = store
+        self.rank = rank
+        self.next_rank = (rank + 1) % size
+        self.timeout = timeout
+        self.closed = threading.Event()
+        self.answers = 0  # of the store
+        self.next_sign = ''
+        self.is_failure_of_another = False
+        _of_this_process.append(self)
+        # Two threads, as one that asks the store waits for as long as that does not answer.
+        for work in (self._beat_on, self._watch):
+            threading.Thread(target=work, daemon=True).start()
+
+    def close(self) -> None:
+        """Give no more signs, and expect none."""
+        self.closed.set()
+
+    def claim_failure(self) -> bool:
+        """Whether this rank is the first that has failed, so that the error is its to report.
+
+        The others end. True where the store does not answer within CLAIM_SECONDS.
+        """
+        claimed = []
+
+        def claim() -> None:
+            own = str(self.rank)
+            with contextlib.suppress(RuntimeError):
+                claimed.append(self.store.compare_set('failed', '', own).decode() == own)
+
+        thread = threading.Thread(target=claim, daemon=True)
+        thread.start()
+        thread.join(CLAIM_SECONDS)
+        return all(claimed)
+
+    def _beat_on(self) -> None:
+        beats = 0
+        place = f'process {os.getpid()} on {socket.gethostname()}'
+        with contextlib.suppress(RuntimeError):  # the store is gone; `_watch` will notice
+            while True:
+                beats += 1
+                self.store.set(f'sign/{self.rank}', json.dumps([place, beats]))
+                if self.store.check([f'sign/{self.next_rank}']):
+                    self.next_sign = self.store.get(f'sign/{self.next_rank}').decode()
+                if self.store.check(['failed']):
+                    failed = self.store.get('failed').decode()
+                    self.is_failure_of_another = failed != str(self.rank)
+                self.answers += 1
+                if self.closed.wait(BEAT_SECONDS):
+                    return
+
+    def _watch(self) -> None:
+        store = _Silence(lambda: self.answers)
+        next_rank = _Silence(lambda: self.next_sign)
+        while not self.closed.wait(1):
+            if self.is_failure_of_another:
+                os._exit(1)
+            if store.seconds() >= self.timeout:
+                self._end(
+                    f'rank {self.rank} has had no answer for {self.timeout} s from the host that'
+                    ' MASTER_ADDR names: it is gone or stopped'
+                )
+            if next_rank.seconds() >= self.timeout:
+                place = json.loads(self.next_sign)[0] if self.next_sign else 'never heard of'
+                self._end(
+                    f'rank {self.next_rank}, {place}, has given no sign of life for'
+                    f' {self.timeout} s: it is stopped, or its host is gone'
+                )
+
+    def _end(self, reason: str) -> None:
+        if self.claim_failure():
+            message = f'error: {reason}; see --run.rank_timeout'
+            report(f'\n{message}', message)  # below a progress bar
+        os._exit(1)
+
+
+_of_this_process: list[Lifeline] = []  # one at most
+
+
+def claim_failure() -> bool:
+    """Whether the error of this rank is its to report; True where there is no `Lifeline`."""
+    return all(lifeline.claim_failure() for lifeline in _of_this_process)
+
+
+def report(message: str, summary: str) -> None:
+    """Print an error; torchrun gets the line that sums it up for its own report."""
+    print(message, file=sys.__stderr__, flush=True)
+    path = os.environ.get('TORCHELASTIC_ERROR_FILE')
+    if path:
+        details = {'py_callstack': summary, 'timestamp': str(int(time.time()))}
+        content = {'message': {'message': summary, 'extraInfo': details}}
+        with contextlib.suppress(OSError), open(path, 'w', encoding='utf-8') as file:
+            json.dump(content, file)
+
+
+class _Silence:
+    """How long `read()` has returned the same, in seconds in which this process was running.
+
+    So a job that was stopped as a whole, and goes on, does not take its ranks for dead.
+    """
+
+    def __init__(self, read: Callable[[], object]) -> None:
+        self.read = read
+        self.last = read()
+        self.ticks = 0
+
+    def seconds(self) -> int:
+        """To be called once a second."""
+        now = self.read()
+        self.ticks = self.ticks + 1 if now == self.last else 0
+        self.last = now
+        return self.ticks

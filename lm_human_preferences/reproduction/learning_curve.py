@@ -1,0 +1,93 @@
+"""How accurate a reward model is for the number of labels that it learned from."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from lm_human_preferences import lm_tasks, train_reward
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.evaluation.reward_on_labels import RECORD, record_of
+from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.utils.core import set_seed
+from lm_human_preferences.utils.logging import progress
+
+HELD_OUT = 0.1  # share of the questions that the accuracy is measured on, unless the run says it
+PARTS = (8, 4, 2, 1)
+
+
+def learning_curve(
+    source: str, run: str, repetitions: int, without: str | None = None
+) -> list[dict[str, Any]]:
+    """Train reward models on 1/8, 1/4, 1/2 and all of the labels in a folder, as `run` was trained.
+
+    Each label is in all larger parts too. repetitions: trainings with each number, with other seeds
+    and in other orders. without: as --labels.without. Nothing is saved. Returns, for each number,
+    {'labels', 'held_out': labels that are measured on, 'accuracy', 'chance', 'agreement': of each
+    repetition}, see labels.held_out.Prediction.
+    """
+    hparams = _settings(source, run, without)
+    found: dict[int, dict[str, Any]] = {}
+    with progress(total=repetitions * len(PARTS), comm=LocalComm(), desc='learning curve') as bar:
+        for repetition in range(repetitions):
+            seed = (hparams.run.seed or 0) + repetition
+            for part in PARTS:
+                _train_on_part(hparams, part, seed, found)
+                bar.update()
+    return list(found.values())
+
+
+def _settings(source: str, run: str, without: str | None) -> HParams:
+    record = record_of(run)
+    if record is None:
+        raise UserError(
+            f'--learning_curve: {run} has no {RECORD}, which says how to train a reward model'
+        )
+    hparams = copy.deepcopy(record)
+    hparams.override_from_dict(
+        {
+            'labels.source': source,
+            'labels.num_train': None,
+            'labels.without': without,
+            'labels.held_out': record.labels.held_out or HELD_OUT,
+            'labels.error': 0.0,
+            'run.save_dir': None,
+            'run.resume': False,
+            'run.console': 'quiet',
+            # Accuracy does not depend on the scale that normalisation gives.
+            'normalize_samples': 0,
+            'normalize_before': False,
+            'normalize_after': False,
+        }
+    )
+    return hparams
+
+
+def _train_on_part(
+    hparams: HParams, part: int, seed: int, found: dict[int, dict[str, Any]]
+) -> None:
+    """Add what a training on 1/part of the labels comes to, unless these fill no batch."""
+    set_seed(seed)
+    initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
+    trainer = train_reward.build_trainer(hparams, initial_model, LocalComm())
+    count = trainer.num_train // part // hparams.batch_size * hparams.batch_size
+    if count == 0:
+        return
+    order = torch.randperm(trainer.num_train, generator=torch.Generator().manual_seed(seed))
+    trainer.labels = {field: values[order[:count]] for field, values in trainer.labels.items()}
+    trainer.num_train = count
+    trainer.prepare()
+    while trainer.steps_done < trainer.total_steps:
+        trainer.step()
+    prediction = trainer.predict_held_out()
+    if prediction is None:
+        raise UserError(
+            '--learning_curve: none of the few labels is held out to measure on; collect more'
+        )
+    row = {'labels': count, 'held_out': prediction.labels, 'accuracy': [], 'agreement': []}
+    row = found.setdefault(count, {**row, 'chance': prediction.chance})
+    row['accuracy'].append(prediction.accuracy)
+    row['agreement'].append(prediction.agreement)

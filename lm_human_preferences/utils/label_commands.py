@@ -1,0 +1,134 @@
+"""The commands about labels: ask, import_labels, label, labels, score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from lm_human_preferences.commands.program import Command
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams import labelling, train_reward
+from lm_human_preferences.utils import hyperparams, launch
+from lm_human_preferences.utils.arguments import did_you_mean
+from lm_human_preferences.utils.combos import Trial
+
+Experiments = Mapping[str, Sequence[Trial]]
+LABEL_FIELDS = {
+    key: field
+    for key, field in launch.settable(train_reward.HParams).items()
+    if key in ('labels.type', 'labels.too_long') or key.startswith('task.')
+}
+
+
+def label_commands(reward_experiments: Experiments) -> list[Command]:
+    """All of them. reward_experiments: those of train_reward, which decide task and label type."""
+    return [
+        experiment_command(
+            'ask',
+            'ask:ask',
+            labelling.AskHParams,
+            reward_experiments,
+            ['folder'],
+            example='./launch.py ask mock_sentiment ./my-labels --count 200',
+            help=(
+                'Add questions for people to FOLDER, which is made if need be. They are queries of'
+                " the experiment's data set, each with responses of a policy."
+            ),
+        ),
+        experiment_command(
+            'import_labels',
+            'import_labels:import_labels',
+            labelling.ImportHParams,
+            reward_experiments,
+            ['file', 'output'],
+            example='./launch.py import_labels mock_sentiment pairs.jsonl ./my-labels',
+            help=(
+                'Bring labels that are texts into OUTPUT: a label file if its name ends in .json,'
+                ' else a folder. FILE has prompt, chosen and rejected, or query, sample0 and so on,'
+                ' or is an export of Label Studio.'
+            ),
+        ),
+        launch.job_command(
+            'label',
+            'lm_human_preferences.commands.label:label',
+            labelling.LabelHParams,
+            ['folder'],
+            example='./launch.py label ./my-labels --labeller anna',
+            help=(
+                'Answer the questions in FOLDER, which `ask` has made. One key answers and goes on;'
+                ' every answer is saved at once.'
+            ),
+        ),
+        launch.job_command(
+            'labels',
+            'lm_human_preferences.commands.labels:report_labels',
+            labelling.ReportHParams,
+            ['folder'],
+            example='./launch.py labels ./my-labels --export my-labels.json',
+            help=(
+                'Show what the labellers of FOLDER have answered and how far they agree, and export'
+                ' their labels.'
+            ),
+        ),
+        launch.job_command(
+            'score',
+            'lm_human_preferences.commands.score:score',
+            labelling.ScoreHParams,
+            ['run', 'file'],
+            example='./launch.py score /tmp/save/train_reward/my-reward texts.jsonl',
+            help=(
+                'Score texts by the reward model of RUN. FILE has a query, and a response or'
+                ' several, in each line; a JSON object with their scores is printed for each.'
+            ),
+        ),
+    ]
+
+
+def experiment_command(
+    name: str,
+    job: str,
+    hparam_class: type[hyperparams.HParams],
+    reward_experiments: Experiments,
+    arguments: Sequence[str],
+    **attrs: Any,
+) -> Command:
+    """The command `name EXPERIMENT ARGUMENT ... [--option value ...]`.
+
+    It runs `job` of `commands` with the settings of the experiment's reward model, which has the
+    options LABEL_FIELDS, and with the arguments and the options of `hparam_class`.
+    """
+
+    def start(settings: dict[str, Any], exp: str, *values: str) -> None:
+        if exp not in reward_experiments:
+            raise UserError(
+                f'no experiment {exp!r}: choose from {", ".join(reward_experiments)}'
+                + did_you_mean(exp, reward_experiments)
+            )
+        own = hyperparams.fields(hparam_class).keys()
+        options = hparam_class(**{key: settings.pop(key) for key in own & settings.keys()})
+        binds, _ = launch.read_trial(*reward_experiments[exp])
+        hparams = train_reward.HParams()
+        hparams.override_from_dict(binds)
+        launch.override(hparams, settings)
+        launch.start_job(
+            f'lm_human_preferences.commands.{job}',
+            {
+                'reward_hparams': launch.validated(hparams),
+                **dict(zip(arguments, values, strict=True)),
+                **launch.validated(options).to_nested_dict(),
+            },
+            mpi=1,
+        )
+
+    return Command(
+        name,
+        start,
+        {**hyperparams.fields(hparam_class), **LABEL_FIELDS},
+        [
+            click.Argument(['exp'], metavar='EXPERIMENT'),
+            *(click.Argument([argument]) for argument in arguments),
+        ],
+        **attrs,
+    )

@@ -1,0 +1,331 @@
+"""`./launch.py import_labels` and `score`, a text file as source of labels, `ask` with questions of
+one's own, and the export as texts."""
+
+import json
+import random
+
+import pytest
+import torch
+from command_line import error_of, invoke
+from label_folders import make_folder
+
+from lm_human_preferences.datasets.reviews import queries
+from lm_human_preferences.evaluation import reward_on_labels
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.texts import records, tokenise
+from lm_human_preferences.language import encodings
+from lm_human_preferences.synthetic.known_reward import KnownReward
+
+GOOD, BAD = ('good', 'great', 'funny', 'clever'), ('bad', 'dull', 'awful', 'stale')
+
+
+def write_lines(path, values):
+    path.write_text(''.join(f'{json.dumps(value)}\n' for value in values))
+    return path
+
+
+def preferences(count, seed=0):
+    """Pairs in which the good review was chosen, as texts."""
+    rng = random.Random(seed)
+    beginnings = queries()
+    return [
+        {
+            'prompt': rng.choice(beginnings),
+            'chosen': f'{rng.choice(GOOD)} {rng.choice(["indeed", "throughout", "today"])}',
+            'rejected': f'{rng.choice(BAD)} {rng.choice(["indeed", "throughout", "today"])}',
+        }
+        for _ in range(count)
+    ]
+
+
+def run(line):
+    result = invoke(line)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result
+
+
+@pytest.fixture(scope='module')
+def reward_model(tmp_path_factory):
+    """(the run of a reward model that was trained on a file of preferences, what it printed)."""
+    directory = tmp_path_factory.mktemp('reward')
+    pairs = write_lines(directory / 'pairs.jsonl', preferences(700))
+    result = run(
+        f'train_reward mock_sentiment pairs --mpi 1 --save_dir {directory} --labels.source {pairs}'
+        ' --labels.type best_of_2 --labels.num_train None --labels.held_out 0.1'
+    )
+    return directory / 'pairs', result.stdout
+
+
+def test_preferences_train_a_reward_model_by_one_command(reward_model):
+    run, printed = reward_model
+    assert 'Num labels found in source: 700' in printed
+    (percent,) = [
+        float(line.split()[6])
+        for line in printed.splitlines()
+        if line.startswith('held out: as the labeller')
+    ]
+    assert percent > 90
+
+
+def test_scores(reward_model, tmp_path):
+    """The same as the reward model gives for padded tokens, for every form of a record."""
+    query = 'the film was'
+    file = write_lines(
+        tmp_path / 'texts.jsonl',
+        [
+            {'query': query, 'response': 'very good', 'more': 1},
+            {'query': query, 'completion': 'dull'},
+            {'prompt': query, 'chosen': 'great', 'rejected': 'awful indeed'},
+            {'query': query, 'sample0': 'great', 'sample1': '', 'sample2': 'very good'},
+        ],
+    )
+    results = [
+        run(f'score {reward_model[0]} {file} --batch_size {size}').stdout for size in (2, 64)
+    ]
+    first, second = ([json.loads(line) for line in lines.splitlines()] for lines in results)
+    assert [list(found) for found in first] == [
+        ['score'],
+        ['score'],
+        ['chosen', 'rejected'],
+        ['sample0', 'sample1', 'sample2'],
+    ]
+    model = reward_on_labels.load(str(reward_model[0]))
+    tokeniser = tokenise.Tokeniser(model.encoder, 5, 3, 'refuse')
+    label = records.TextLabel(query, ('very good', 'dull', 'great', 'awful indeed', ''), None)
+    tokens = tokeniser.question(label, list('abcde'), 'here')
+    queries = torch.tensor([tokens['query']])
+    expected = {
+        text: model.score(queries, torch.tensor([tokens[name]])).item()
+        for name, text in zip('abcde', label.samples, strict=True)
+    }
+    for found in (first, second):
+        assert found[0]['score'] == pytest.approx(expected['very good'], abs=1e-5)
+        assert found[1]['score'] == pytest.approx(expected['dull'], abs=1e-5)
+        assert list(found[2].values()) == pytest.approx(
+            [expected['great'], expected['awful indeed']], abs=1e-5
+        )
+        assert list(found[3].values()) == pytest.approx(
+            [expected['great'], expected[''], expected['very good']], abs=1e-5
+        )
+    assert expected['great'] > expected['dull']
+    # the directory of the model itself, and the record beside it
+    assert run(f'score {reward_model[0]}/reward_model {file}').stdout == results[1]
+
+
+def test_texts_that_do_not_fit_are_scored_as_told(reward_model, tmp_path):
+    file = write_lines(
+        tmp_path / 'texts.jsonl',
+        [
+            {'query': 'the film was', 'response': 'good and never dull'},
+            {'query': 'i thought overall the whole film was', 'response': 'good'},
+            {'query': 'the film was', 'response': 'good'},
+        ],
+    )
+    error = error_of(invoke(f'score {reward_model[0]} {file}'))
+    assert error.endswith(
+        'line 1: a response has 4 tokens, more than 3; give --too_long cut, cut_start or skip'
+    )
+    skipped = run(f'score {reward_model[0]} {file} --too_long skip')
+    scores = [json.loads(line)['score'] for line in skipped.stdout.splitlines()]
+    assert scores[:2] == [None, None] and scores[2] is not None
+    assert 'note: Skipped: 2 records with longer texts' in skipped.stderr
+    cut = run(f'score {reward_model[0]} {file} --too_long cut_start')
+    assert None not in [json.loads(line)['score'] for line in cut.stdout.splitlines()]
+    assert 'note: Cut: 1 queries to 5 tokens, 1 responses to 3' in cut.stderr
+    longer = run(f'score {reward_model[0]} {file} --query_length 7 --response_length 4')
+    assert len(longer.stdout.splitlines()) == 3 and not longer.stderr
+
+
+def test_mistakes_of_score_are_one_line(reward_model, tmp_path):
+    path, run = write_lines(tmp_path / 't.jsonl', [{'query': 'the film was'}]), reward_model[0]
+    assert 'line 1 has nothing to score' in error_of(invoke(f'score {run} {path}'))
+    assert 'neither it nor its reward_model/' in error_of(invoke(f'score {tmp_path} {path}'))
+    assert 'more than the' in error_of(invoke(f'score {run} {path} --query_length 5000'))
+    write_lines(path, [3])
+    assert 'is a int, not an object' in error_of(invoke(f'score {run} {path}'))
+    assert 't.jsonx' in error_of(invoke(f'score {run} {tmp_path}/t.jsonx'))
+
+
+# ---------------------------------------------------------------- import_labels
+
+
+def test_preferences_become_a_folder_and_come_back(tmp_path):
+    """Twice: nothing is added again. Exported, they are the same preferences."""
+    given = preferences(30)
+    pairs = write_lines(tmp_path / 'pairs.jsonl', given)
+    words = f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2'
+    printed = run(words).stdout
+    distinct = [dict(texts) for texts in {tuple(pair.items()) for pair in given}]
+    assert f'{len(distinct)} questions added, {len(distinct)} in all' in printed
+    assert '30 answers of imported added' in printed
+    assert '0 questions added' in run(words).stdout
+    folder = LabelFolder(str(tmp_path / 'f'))
+    assert len(folder.logs['imported'].uuids) == 30
+    exported = tmp_path / 'back.jsonl'
+    result = run(f'labels {tmp_path}/f --export {exported} --export_as preferences')
+    back = [json.loads(line) for line in exported.read_text().splitlines()]
+    key = lambda pair: tuple(pair.values())  # noqa: E731
+    assert sorted(back, key=key) == sorted(distinct, key=key)
+    assert 'would be read' not in result.stdout and 'preferences are in' in result.stdout
+
+
+def test_a_label_file_has_the_tokens_that_training_would_have(tmp_path):
+    pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(5))
+    output = tmp_path / 'labels.json'
+    run(f'import_labels mock_sentiment {pairs} {output} --labels.type best_of_2')
+    labels = json.loads(output.read_text())
+    assert [label['best'] for label in labels] == [0] * 5
+    assert {len(label['query']) for label in labels} == {5}
+    assert {len(label['sample1']) for label in labels} == {3}
+    words = f'import_labels mock_sentiment {pairs} {output} --labels.type best_of_2'
+    assert 'exists: give another name' in error_of(invoke(words))
+
+
+def test_annotators_of_label_studio_become_labellers(tmp_path):
+    def annotation(who, selected):
+        value = {'selected': selected}
+        result = {'type': 'pairwise', 'value': value, 'to_name': 'answer1,answer2'}
+        return {'completed_by': who, 'result': [result], 'lead_time': 2.5}
+
+    data = {'prompt': 'the film was', 'answer1': 'good', 'answer2': 'bad'}
+    tasks = [
+        {'data': data, 'annotations': [annotation(1, 'left'), annotation(2, 'right')]},
+        {'data': {**data, 'answer2': 'dull'}, 'annotations': []},
+    ]
+    (tmp_path / 'export.json').write_text(json.dumps(tasks))
+    printed = run(
+        f'import_labels mock_sentiment {tmp_path}/export.json {tmp_path}/f --labels.type best_of_2'
+    ).stdout
+    assert '1 answers of annotator-1 added' in printed
+    assert 'Left out: 1 records without an answer' in printed
+    run(f'labels {tmp_path}/f --output {tmp_path}/report.json')
+    report = json.loads((tmp_path / 'report.json').read_text())
+    assert report['agreement']['pairs'] == 1 and report['agreement']['raw'] == 0
+    assert report['training_labels'] == 2
+    assert report['labellers']['annotator-1']['median_seconds'] == 2.5
+
+
+def test_mistakes_of_import_are_one_line(tmp_path):
+    pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(2))
+
+    def error(more, output='f', file=pairs):
+        return error_of(invoke(f'import_labels mock_sentiment {file} {tmp_path}/{output} {more}'))
+
+    assert 'give --labels.type best_of_2' in error('')
+    assert '--labeller' in error('--labels.type best_of_2 --labeller a/b')
+    assert 'is not empty' in error('--labels.type best_of_2', output='')
+    assert 'none.jsonl' in error('--labels.type best_of_2', file=tmp_path / 'none.jsonl')
+    (tmp_path / 'empty.json').write_text('[]')
+    assert 'holds no label' in error('--labels.type best_of_2', file=tmp_path / 'empty.json')
+    assert not (tmp_path / 'f').exists()
+
+
+# ---------------------------------------------------------------- the report
+
+
+def test_report_with_a_reward_model(reward_model, tmp_path):
+    """What its training held out is told from the rest by the questions alone."""
+    pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(300))
+    run(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
+    result = run(
+        f'labels {tmp_path}/f --reward {reward_model[0]} --learning_curve 2'
+        f' --picture {tmp_path}/p.png --output {tmp_path}/report.json'
+    )
+    report = json.loads((tmp_path / 'report.json').read_text())
+    reward, curve = report['reward'], report['learning_curve']
+    assert reward['held_out_share'] == 0.1 and reward['comparisons'] is None
+    assert reward['held_out']['labels'] + reward['trained_on']['labels'] == len(
+        LabelFolder(str(tmp_path / 'f')).questions
+    )
+    assert 10 < reward['held_out']['labels'] < 50
+    # Most good reviews were learned to be better, whoever had learned them.
+    assert min(reward[part]['accuracy'] for part in ('held_out', 'trained_on')) > 0.9
+    assert reward['labellers']['imported']['accuracy'] > 0.9
+    assert [row['labels'] for row in curve] == [32, 64, 128, 256][: len(curve)] and len(curve) == 4
+    assert all(len(row['accuracy']) == 2 for row in curve)
+    assert sum(curve[-1]['accuracy']) / 2 > 0.8 and curve[-1]['chance'] == 0.5
+    assert (tmp_path / 'p.png').read_bytes().startswith(b'\x89PNG')
+    assert 'held out of its training: ' in result.stdout
+    assert f'accuracy on {curve[0]["held_out"]} labels held out' in result.stdout
+
+
+def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
+    pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(3))
+    run(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
+
+    def error(more):
+        return error_of(invoke(f'labels {tmp_path}/f {more}'))
+
+    assert '--learning_curve 1: give --reward' in error('--learning_curve 1')
+    assert '--export_as text: give --export' in error('--export_as text')
+    assert 'neither it nor its reward_model/' in error(f'--reward {tmp_path}')
+    result = invoke(f'labels {tmp_path}/f --reward {reward_model[0]} --learning_curve 1')
+    assert result.exit_code == 2 and 'too few for --batch_size' in result.stderr
+    result = invoke(f'labels {tmp_path}/f --picture {tmp_path}/p.png')
+    assert result.exit_code == 2 and 'nothing to draw yet' in result.stderr
+    make_folder(tmp_path / 'letters', 2)
+    assert "its encoding is 'reviews'" in error_of(
+        invoke(f'labels {tmp_path}/letters --reward {reward_model[0]}')
+    )
+
+
+# ---------------------------------------------------------------- ask
+
+
+def test_questions_of_ones_own_and_gold_ones(tmp_path):
+    own = write_lines(
+        tmp_path / 'own.jsonl',
+        [
+            {'query': 'the film was', 'sample0': 'good', 'sample1': 'bad'},
+            {'query': 'the plot was', 'sample0': 'good', 'sample1': 'good'},
+            {'prompt': 'the plot was', 'chosen': 'good', 'rejected': 'dull'},
+        ],
+    )
+    words = f'ask mock_sentiment {tmp_path}/f --labels.type best_of_2'
+    printed = run(f'{words} --questions {own} --repeated 0.5 --labellers 2').stdout
+    assert '2 questions added, 2 in all' in printed
+    assert '1 questions whose samples are all equal were not asked' in printed
+    assert '2 questions that are there already' in run(f'{words} --questions {own}').stdout
+    gold = write_lines(tmp_path / 'gold.jsonl', preferences(4))
+    run(f'{words} --gold {gold}')
+    folder = LabelFolder(str(tmp_path / 'f'))
+    questions = list(folder.questions.values())
+    assert [(question.kind, question.labellers) for question in questions[:2]] == [
+        ('train', 1),
+        ('train', 2),
+    ]
+    assert questions[0].policies == ('own.jsonl', 'own.jsonl') and questions[0].gold is None
+    assert {(question.kind, question.gold) for question in questions[2:]} == {('gold', 0)}
+    for name, error in (('anna', 0), ('bob', 1)):
+        run(f'label {tmp_path}/f --labeller {name} --simulate.error {error}')
+    run(f'labels {tmp_path}/f --output {tmp_path}/report.json')
+    report = json.loads((tmp_path / 'report.json').read_text())
+    assert report['training_labels'] == 3  # gold ones are not trained on
+    gold_of = {name: row['gold'] for name, row in report['labellers'].items()}
+    count = len(questions) - 2
+    assert gold_of['anna'] == {'answers': count, 'right': count}
+    assert gold_of['bob']['answers'] == count
+
+
+def test_mistakes_of_questions_are_one_line(tmp_path):
+    own = write_lines(tmp_path / 'own.jsonl', [{'query': 'a', 'sample0': 'good', 'sample1': 'bad'}])
+    words = f'ask mock_sentiment {tmp_path}/f --labels.type best_of_2'
+    assert f'--questions {own}, line 1: encoding' in error_of(invoke(f'{words} --questions {own}'))
+    assert f'--gold {own}, line 1' in error_of(invoke(f'{words} --gold {own}'))
+    both = error_of(invoke(f'{words} --gold {own} --questions {own}'))
+    assert '--questions and --gold ask different questions' in both
+    assert '--questions and --against' in error_of(
+        invoke(f'{words} --questions {own} --against {tmp_path}')
+    )
+
+
+def test_known_answers_are_those_of_the_known_reward():
+    """What the other tests take for granted."""
+    encoder = encodings.Reviews.get_encoder()
+    model = KnownReward(encodings.Reviews)
+    query = torch.tensor([encoder.encode('the film was')])
+    scores = {
+        word: model.score(query, torch.tensor([encoder.encode(f'{word} indeed')])).item()
+        for word in (*GOOD, *BAD)
+    }
+    assert min(scores[word] for word in GOOD) > max(scores[word] for word in BAD)

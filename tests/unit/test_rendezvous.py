@@ -1,0 +1,164 @@
+"""Ranks without MPI: where they meet, what they send each other, and how long they wait."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lm_human_preferences.distributed import env, lifeline, messages, network
+from lm_human_preferences.errors import UserError
+
+
+@pytest.fixture
+def no_launcher(monkeypatch):
+    for name in (*env.VARIABLES, 'SLURM_JOB_ID', 'SLURM_STEP_ID', 'SLURM_STEP_NUM_NODES'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv('SLURM_RESTART_COUNT', raising=False)
+    monkeypatch.delenv('TORCHELASTIC_RESTART_COUNT', raising=False)
+
+
+SLURM = {
+    'SLURM_STEP_NUM_TASKS': '4',
+    'SLURM_PROCID': '3',
+    'SLURM_JOB_ID': '1000',
+    'SLURM_STEP_ID': '2',
+    'SLURM_STEP_NODELIST': 'node[07-08]',
+}
+TORCHRUN = {
+    'RANK': '1',
+    'WORLD_SIZE': '4',
+    'MASTER_ADDR': 'first',
+    'MASTER_PORT': '29500',
+    'TORCHELASTIC_RUN_ID': 'mine',
+    'TORCHELASTIC_RESTART_COUNT': '2',
+}
+
+
+@pytest.mark.parametrize(
+    'variables, expected',
+    [
+        (TORCHRUN, ('first', 29500, 'mine/2')),
+        ({**SLURM, **TORCHRUN}, ('first', 29500, 'mine/2')),
+        (SLURM, ('node07', 10240 + (31_000 + 2) % 20480, 'slurm-1000.2.0')),
+        ({**SLURM, 'MASTER_PORT': '5000'}, ('node07', 5000, 'slurm-1000.2.0')),
+        ({**SLURM, 'MASTER_ADDR': 'a', 'MASTER_PORT': '5'}, ('a', 5, 'slurm-1000.2.0')),
+        (
+            {**SLURM, 'SLURM_STEP_NUM_NODES': '1', 'SLURM_RESTART_COUNT': '3'},
+            ('127.0.0.1', 20762, 'slurm-1000.2.3'),
+        ),
+    ],
+)
+def test_endpoint(no_launcher, monkeypatch, variables, expected):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert network.endpoint() == expected
+
+
+@pytest.mark.parametrize(
+    'variables, message',
+    [
+        ({**TORCHRUN, 'MASTER_PORT': 'http'}, "^MASTER_PORT 'http' is no TCP port: set it to"),
+        ({**TORCHRUN, 'MASTER_PORT': '70000'}, "^MASTER_PORT '70000' is no TCP port"),
+        ({**SLURM, 'SLURM_STEP_NODELIST': ''}, '^SLURM_STEP_NODELIST names no host: set MASTER'),
+    ],
+)
+def test_endpoint_that_is_wrong(no_launcher, monkeypatch, variables, message):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=message):
+        network.endpoint()
+
+
+@pytest.mark.parametrize(
+    'hosts, first',
+    [
+        ('login', 'login'),
+        ('a,b', 'a'),
+        ('node[07-12,30],login', 'node07'),
+        ('node[3,5-6]', 'node3'),
+        ('node[1]', 'node1'),
+        ('rack[1-2]-a,b', 'rack1-a'),
+        ('r[1-2]n[003-004],b', 'r1n003'),
+        ('b,r[1-2]', 'b'),
+        ('host-1.example.org,host-2.example.org', 'host-1.example.org'),
+    ],
+)
+def test_first_host(hosts, first):
+    assert network.first_host(hosts) == first
+
+
+def test_nothing_listens_there():
+    """Under srun, where rank 0 may have died before."""
+    place = network.Endpoint('127.0.0.1', 1, 'job')
+    with pytest.raises(lifeline.RankLost, match='^nothing answers at 127.0.0.1, TCP port 1 within'):
+        network.open_store(place, is_host=False, seconds=1)
+
+
+@pytest.mark.parametrize(
+    'variables, left',
+    [
+        ({**TORCHRUN, 'OMP_NUM_THREADS': '1'}, None),
+        ({**TORCHRUN, 'OMP_NUM_THREADS': '4'}, '4'),
+        ({'OMP_NUM_THREADS': '1'}, '1'),
+    ],
+)
+def test_threads_that_torchrun_sets(no_launcher, monkeypatch, variables, left):
+    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    env.drop_launchers_threads()
+    assert env.os.environ.get('OMP_NUM_THREADS') == left
+
+
+@pytest.mark.parametrize(
+    'value',
+    [
+        *(None, True, -1, 2**70, -0.0, 0.1, math.inf, 'a"é\ud800', b'\0\xff', [], [1, [2]]),
+        (1, ('a', None)),
+        {'list': [{'a': (1, 2)}], 'tensor': b''},
+    ],
+)
+def test_messages(value):
+    received = messages.decode(messages.encode(value))
+    assert received == value
+    assert repr(received) == repr(value)
+
+
+@pytest.mark.parametrize(
+    'value',
+    [
+        np.arange(6).reshape(2, 3),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.zeros((2, 0), np.float32),
+        np.float32(0.1),
+        torch.arange(6).reshape(2, 3).t(),
+        torch.tensor([math.nan, -0.0]),
+        torch.zeros(2, 0),
+        torch.tensor(True),
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.nn.Parameter(torch.ones(2)),
+    ],
+)
+def test_messages_of_numbers(value):
+    """To the bit, and they can be written to."""
+    (received,) = messages.decode(messages.encode([value]))
+    assert received.dtype == value.dtype and received.shape == value.shape
+    if isinstance(value, torch.Tensor):
+        as_bytes = [x.detach().reshape(-1).view(torch.uint8).tolist() for x in (received, value)]
+        assert as_bytes[0] == as_bytes[1]
+        received.zero_()
+    else:
+        assert received.tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize('value', [{1: 2}, {1, 2}, object(), np.array([None])])
+def test_what_ranks_do_not_send(value):
+    with pytest.raises(TypeError):
+        messages.encode(value)
+
+
+def test_silence_is_counted_in_seconds_awake():
+    signs = iter([1, 1, 1, 2, 2])
+    silence = lifeline._Silence(lambda: next(signs))
+    assert [silence.seconds() for _ in range(4)] == [1, 2, 0, 1]

@@ -1,0 +1,332 @@
+"""Labels as texts: the formats that are read, what does not fit, and the way back to texts."""
+
+import json
+import random
+
+import pytest
+from golden_data import bpe_directory
+
+from lm_human_preferences.datasets.reviews import WORDS
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.labels.texts import records, tokenise
+from lm_human_preferences.labels.texts.export import TextExport
+from lm_human_preferences.labels.texts.records import TextLabel
+from lm_human_preferences.language import encodings
+
+USER, GOOD, BAD = (
+    {'role': 'user', 'content': 'Why?'},
+    {'role': 'assistant', 'content': 'Because.'},
+    {'role': 'assistant', 'content': 'No.'},
+)
+HELLO = [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
+DIALOGUE = '\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?\n\nAssistant:'
+
+
+def pair(query, chosen='Because.', rejected='No.'):
+    return TextLabel(query, (chosen, rejected), answer=0, is_ordered=False)
+
+
+@pytest.mark.parametrize(
+    'record, expected',
+    [
+        (
+            {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 1, 'more': None},
+            TextLabel('a', ('b', 'c'), 1),
+        ),
+        ({'prompt': 'Why?', 'chosen': 'Because.', 'rejected': 'No.'}, pair('Why?')),
+        # chat messages: with the prompt apart, in both dialogues, or both
+        ({'prompt': [USER], 'chosen': [GOOD], 'rejected': [BAD]}, pair('Why?')),
+        ({'prompt': 'Why?', 'chosen': [USER, GOOD], 'rejected': [USER, BAD]}, pair('Why?')),
+        ({'chosen': [USER, GOOD], 'rejected': [USER, BAD]}, pair('Why?')),
+        ({'prompt': [USER], 'chosen': 'Because.', 'rejected': 'No.'}, pair('Why?')),
+        (
+            {'prompt': [*HELLO, USER], 'chosen': [GOOD], 'rejected': [BAD]},
+            pair('user: Hi\n\nassistant: Hello\n\nuser: Why?'),
+        ),
+        # one string each, without a prompt, as in hh-rlhf
+        (
+            {'chosen': f'{DIALOGUE} Because.', 'rejected': f'{DIALOGUE} No.'},
+            pair(DIALOGUE, ' Because.', ' No.'),
+        ),
+    ],
+)
+def test_formats_of_preferences(record, expected):
+    assert records.is_text(record)
+    assert records.parse(record, 'here', 'best_of_2') == [expected]
+
+
+def task_of_label_studio(selected='right', data=None, to_name='answer1,answer2', **annotation):
+    """A task as the JSON export of Label Studio 1.x has it."""
+    result = {
+        'value': {'selected': selected},
+        'id': 'aG1',
+        'from_name': 'pw',
+        'to_name': to_name,
+        'type': 'pairwise',
+        'origin': 'manual',
+    }
+    return {
+        'id': 1,
+        'annotations': [
+            {
+                'id': 1,
+                'completed_by': 7,
+                'result': [result],
+                'was_cancelled': False,
+                'lead_time': 4.125,
+                **annotation,
+            }
+        ],
+        'data': data or {'prompt': 'Why?', 'answer1': 'Because.', 'answer2': 'No.'},
+        'meta': {},
+    }
+
+
+def test_label_studio():
+    (label,) = records.parse(task_of_label_studio(), 'here', 'best_of_2')
+    assert label == TextLabel('Why?', ('Because.', 'No.'), 1, 'annotator-7', 4.125)
+    # the pairwise template itself: tags and data of other names, and no prompt
+    task = task_of_label_studio(
+        'left', {'text1': 'a', 'text2': 'b'}, 'txt-1,txt-2', completed_by={'email': 'a@b.c'}
+    )
+    (label,) = records.parse(task, 'here', 'best_of_2')
+    assert label == TextLabel('', ('a', 'b'), 0, 'annotator-a-b-c', 4.125)
+
+
+def test_label_studio_with_several_annotations_and_skips():
+    first, second, third = (
+        task_of_label_studio(selected, completed_by=number, **changes)['annotations'][0]
+        for number, (selected, changes) in enumerate(
+            [('left', {}), ('right', {'was_cancelled': True}), ('right', {'lead_time': None})]
+        )
+    )
+    task = {**task_of_label_studio(), 'annotations': [first, second, third, {'result': []}]}
+    found = records.parse(task, 'here', 'best_of_2')
+    assert [(label.labeller, label.answer, label.seconds) for label in found] == [
+        ('annotator-0', 0, 4.125),
+        ('annotator-2', 1, 0.0),
+    ]
+    assert records.parse({**task, 'annotations': []}, 'here', 'best_of_2') == []
+
+
+@pytest.mark.parametrize(
+    'record, message',
+    [
+        (3, 'here is a int, not an object'),
+        ({'text': 'a'}, 'here holds no texts that are known'),
+        ({'query': 'a', 'sample0': 'b', 'best': 0}, "field 'sample1' is missing"),
+        ({'query': 'a', 'sample0': 'b', 'sample1': 2, 'best': 0}, "field 'sample1' is a int"),
+        ({'query': 'a', 'sample0': 'b', 'sample1': 'c'}, 'from 0 to 1, not None'),
+        ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 2}, 'from 0 to 1, not 2'),
+        ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': True}, 'from 0 to 1, not True'),
+        ({'prompt': 'a', 'chosen': 'b'}, "'chosen' and 'rejected' must both be texts"),
+        ({'prompt': 'a', 'chosen': 'b', 'rejected': [BAD]}, 'must both be texts'),
+        ({'prompt': 3, 'chosen': 'b', 'rejected': 'c'}, "field 'prompt' is a int"),
+        ({'chosen': 'b', 'rejected': 'c'}, "field 'prompt' is missing"),
+        ({'chosen': [GOOD], 'rejected': [BAD]}, "field 'prompt' is missing"),
+        ({'annotations': []}, 'no task of Label Studio'),
+        (task_of_label_studio('both'), "selects 'both', not left or right"),
+        (
+            task_of_label_studio(data={'prompt': 'a', 'x': 'b', 'y': 'c', 'z': 'd'}),
+            'which texts were compared?',
+        ),
+    ],
+)
+def test_what_is_no_record(record, message):
+    with pytest.raises(UserError, match='^here') as error:
+        records.parse(record, 'here', 'best_of_2')
+    assert message in str(error.value)
+
+
+def test_pairs_need_the_type_of_pairs():
+    with pytest.raises(UserError, match='give --labels.type best_of_2, not best_of_4'):
+        records.parse({'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}, 'here', 'best_of_4')
+
+
+# ---------------------------------------------------------------- lengths
+
+
+def hparams(source='x', too_long='refuse', label_type='best_of_2', query=3, response=2):
+    result = HParams()
+    result.override_from_dict(
+        {
+            'labels.source': str(source),
+            'labels.type': label_type,
+            'labels.num_train': None,
+            'labels.too_long': too_long,
+            'batch_size': 1,
+            'task.query_length': query,
+            'task.response_length': response,
+        }
+    )
+    return result
+
+
+LONG = {'prompt': 'abcde', 'chosen': 'x', 'rejected': 'wxyz'}
+SHORT = {'prompt': 'ab', 'chosen': 'x', 'rejected': 'y'}
+
+
+@pytest.mark.parametrize(
+    'too_long, queries, samples, note',
+    [
+        ('cut', ['abc', 'ab'], ['wx', 'y'], 'Cut: 1 queries to 3 tokens, 1 responses to 2'),
+        ('cut_start', ['cde', 'ab'], ['wx', 'y'], 'Cut: 1 queries to 3 tokens, 1 responses to 2'),
+        ('skip', ['ab'], ['y'], 'Skipped: 1 records with longer texts'),
+    ],
+)
+def test_texts_that_are_too_long(tmp_path, too_long, queries, samples, note):
+    path = tmp_path / 'pairs.jsonl'
+    path.write_text(f'{json.dumps(LONG)}\n{json.dumps(SHORT)}\n')
+    labels, notes = label_files.load_labels(hparams(path, too_long), encodings.Test)
+    encoder = encodings.Test.get_encoder()
+
+    def texts(field):
+        rows = [[t for t in row if t != encoder.padding_token] for row in labels[field].tolist()]
+        return [encoder.decode(row) for row in rows]
+
+    assert (texts('query'), texts('sample1'), labels['best'].tolist()) == (
+        queries,
+        samples,
+        [0] * len(queries),
+    )
+    assert note in notes and notes[0] == f'Num labels found in source: {len(queries)}'
+    assert any(line.startswith('Padded: 1 queries to 3 tokens') for line in notes)
+
+
+def test_texts_that_are_too_long_are_refused_unless_told(tmp_path):
+    path = tmp_path / 'pairs.jsonl'
+    path.write_text(f'{json.dumps(SHORT)}\n{json.dumps({**SHORT, "prompt": "abcd"})}\n')
+    with pytest.raises(UserError) as error:
+        label_files.load_labels(hparams(path), encodings.Test)
+    assert str(error.value) == (
+        f'--labels.source {path}, line 2: a query has 4 tokens, more than 3; give --labels.too_long'
+        ' cut, cut_start or skip'
+    )
+
+
+def test_an_empty_query_is_the_end_of_a_text_where_there_is_one():
+    found = [('here', {'prompt': '', 'chosen': '', 'rejected': ''})]
+    for encoding in (encodings.Test, encodings.Reviews):
+        with pytest.raises(UserError, match='here has an empty query'):
+            tokenise.tokenise(found, hparams(), encoding)
+
+    class WithEnd:
+        eot_token, padding_token = 50, 53
+        encode = staticmethod(lambda text: [ord(letter) for letter in text])
+
+    tokens = tokenise.Tokeniser(WithEnd(), 3, 2, 'refuse').query('', 'here')
+    assert tokens == [50]
+
+
+@pytest.mark.parametrize('text', ['a banana', '\ud800'])
+def test_what_cannot_be_encoded_is_named(text):
+    encoding = encodings.Reviews
+    found = [('here', {'prompt': text, 'chosen': 'good', 'rejected': 'bad'})]
+    with pytest.raises(UserError, match='^here'):
+        tokenise.tokenise(found, hparams(), encoding)
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_a_json_array_and_lines_are_the_same(tmp_path):
+    """Also with brackets in the texts, which the quick reader of token ids cannot take."""
+    some = [SHORT, {**SHORT, 'chosen': '[', 'rejected': '"]'}]
+    (tmp_path / 'a.json').write_text(json.dumps(some))
+    (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, some)))
+    (array, _), (lines, _) = (
+        label_files.load_labels(hparams(tmp_path / name), encodings.Test)
+        for name in ('a.json', 'a.jsonl')
+    )
+    assert array.keys() == lines.keys()
+    assert all(values.tolist() == lines[field].tolist() for field, values in array.items())
+
+
+def test_token_ids_one_a_line_are_read_too(tmp_path):
+    label = {'query': [0, 1, 2], 'sample0': [3, 4], 'sample1': [5, 6], 'best': 1}
+    (tmp_path / 'a.jsonl').write_text(json.dumps(label) + '\n')
+    labels, _ = label_files.load_labels(hparams(tmp_path / 'a.jsonl'), encodings.Test)
+    assert {field: values[0].tolist() for field, values in labels.items()} == label
+
+
+@pytest.mark.parametrize('content', ['{', '3\n', '{"query": "a"}\n7\n', '[[]]'])
+def test_damaged_files_of_texts_are_one_line(tmp_path, content):
+    for name in ('a.jsonl', 'a.json'):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match='--labels.source|is not JSON|JSON') as error:
+            label_files.load_labels(hparams(tmp_path / name), encodings.Test)
+        assert '\n' not in str(error.value) and name in str(error.value)
+
+
+def test_a_label_type_of_ones_own_needs_token_ids():
+    with pytest.raises(UserError, match='texts are read as best_of_N'):
+        tokenise.tokenise([], hparams(label_type='ranking_of_4'), encodings.Test)
+
+
+# ---------------------------------------------------------------- there and back
+
+
+def test_texts_come_back_as_the_same_tokens_and_texts():
+    """Of reviews: every sequence of words is one text, and the other way round."""
+    rng = random.Random(0)
+    encoding, encoder = encodings.Reviews, encodings.Reviews.get_encoder()
+    labels = []
+    for _ in range(50):
+        words = lambda count: [rng.randrange(len(WORDS)) for _ in range(count)]  # noqa: E731
+        padded = lambda n, ids: ids + [encoder.padding_token] * (n - len(ids))  # noqa: E731
+        samples = {f'sample{i}': padded(3, words(rng.randrange(4))) for i in range(4)}
+        labels.append(
+            {'query': padded(5, words(rng.randrange(1, 6))), **samples, 'best': rng.randrange(4)}
+        )
+    export = TextExport('best_of_4', encoder)
+    texts = list(export.labels(labels))
+    found = [('here', json.loads(json.dumps(label))) for label in texts]
+    back, _ = tokenise.labels_of(
+        found, hparams(label_type='best_of_4', query=5, response=3), encoding
+    )
+    assert export.inexact == 0
+    for label, again in zip(labels, back, strict=True):
+        assert {name: value.tolist() for name, value in again.items() if name != 'best'} == {
+            name: value for name, value in label.items() if name != 'best'
+        }
+        assert again['best'] == label['best']
+    assert list(TextExport('best_of_4', encoder).labels(back)) == texts
+
+
+@pytest.mark.skipif(bpe_directory() is None, reason="GPT-2's encoding is not at hand")
+def test_bytes_come_back_and_other_splits_are_counted():
+    encoding = encodings.Main
+    encoder = encoding.get_encoder()
+    texts = ['Hello, wörld!\n', ' 日本 \U0001f600', 'a\tb  c', '']
+    record = {'query': texts[0], **{f'sample{i}': texts[i] for i in range(4)}, 'best': 3}
+    settings = hparams(label_type='best_of_4', query=20, response=20)
+    ((label, tokens),), _ = tokenise.tokenise([('here', record)], settings, encoding)
+    export = TextExport('best_of_4', encoder)
+    assert list(export.labels([{**tokens, 'best': label.answer}])) == [record]
+    assert export.inexact == 0
+    # 'Hello' in two tokens where the encoding has one, and half a character
+    odd = {'query': encoder.encode('Hel') + encoder.encode('lo'), 'sample0': [47249], 'best': 0}
+    list(export.labels([{**tokens, **odd}]))
+    assert export.inexact == 1 + (encoder.encode(encoder.decode([47249])) != [47249])
+    assert encoder.encode('Hello') != odd['query']
+    # an empty query is GPT-2's end of a text, and comes back empty
+    empty = tokenise.tokenise([('here', {**record, 'query': ''})], settings, encoding)[0][0][1]
+    assert empty['query'][0] == encoder.eot_token
+    assert next(export.labels([{**empty, 'best': 0}]))['query'] == ''
+
+
+def test_preferences_are_the_best_with_each_of_the_others():
+    encoder = encodings.Test.get_encoder()
+    label = {'query': [0], 'sample0': [1], 'sample1': [2], 'sample2': [3], 'best': 1}
+    assert list(TextExport('best_of_3', encoder).preferences([label])) == [
+        {'prompt': 'a', 'chosen': 'c', 'rejected': 'b'},
+        {'prompt': 'a', 'chosen': 'c', 'rejected': 'd'},
+    ]
+    compared = [{**label, 'difference': difference} for difference in (-2.0, 0, 0.5)]
+    assert [
+        found['chosen'] for found in TextExport('scalar_compare', encoder).preferences(compared)
+    ] == ['b', 'c']
+    with pytest.raises(UserError, match='ratings of one response prefer none'):
+        list(TextExport('scalar_rating', encoder).preferences([]))
