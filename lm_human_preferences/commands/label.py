@@ -15,23 +15,18 @@ from typing import Any
 
 import click
 
+from lm_human_preferences.commands import label_page
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import simulated_labeller
-from lm_human_preferences.labels.answers import Answer
+from lm_human_preferences.labels.answers import REASONS, SCALE, Answer, choices, chosen_value
 from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
 from lm_human_preferences.language import encodings
 
 WIDEST = 80  # columns that a question takes
 MOST_SAMPLES = 9  # there is a key for each
-SCALE = 9  # keys of a rating or a comparison
 BACKSPACES = ('\x7f', '\b')
-REASONS = {
-    '1': 'cannot tell which is better',
-    '2': 'not understandable',
-    '3': 'offensive',
-    '4': 'other',
-}
+REASON_OF = {str(number): reason for number, reason in enumerate(REASONS, start=1)}
 HELP = """\
 s  skip this question, with a reason
 u  (or backspace) take back your last answer and answer again
@@ -39,11 +34,20 @@ h  show this
 q  leave; every answer is saved already"""
 
 
-def label(folder: str, labeller: str, simulate: dict[str, Any] | None = None) -> None:
+def label(
+    folder: str,
+    labeller: str,
+    web: dict[str, Any] | None = None,
+    simulate: dict[str, Any] | None = None,
+) -> None:
     """Have a labeller answer the questions of a folder; the whole of `./launch.py label`.
 
-    simulate: options of the simulated labeller, who answers instead of a person.
+    web: options of the page, which serves several labellers. simulate: options of the simulated
+    labeller, who answers instead of a person.
     """
+    if web is not None:
+        label_page.serve(folder, labeller, **web)
+        return
     opened = LabelFolder(folder)
     judge = _judge(opened) if simulate is not None else None
     with Labeller(opened, labeller) as writer:
@@ -182,31 +186,27 @@ class Session:
         if not re.fullmatch('[1-9]', key):
             return None
         number = int(key)
-        if self._is_choice():
-            return order[number - 1] if number <= len(order) else None
-        if self.folder.label_type == 'scalar_rating':
-            return number
-        middle = (SCALE + 1) // 2
-        towards_second_shown = number - middle
-        return towards_second_shown if order[0] == 0 else -towards_second_shown
+        if number > choices(self.folder.label_type):
+            return None
+        return chosen_value(self.folder.label_type, order, number)
 
     def _skip(self, question: Question, begin: float) -> bool:
         """Ask why, and record it; False where the labeller thinks better of it."""
         click.echo('Why? Any other key: do not skip')
-        for key, reason in REASONS.items():
+        for key, reason in REASON_OF.items():
             click.echo(f'{key}  {reason}')
         key = self._key()
-        if key not in REASONS:
+        if key not in REASON_OF:
             return False
         seconds = time.monotonic() - begin
-        self.labeller.answer(question, None, seconds, reason=REASONS[key])
+        self.labeller.answer(question, None, seconds, reason=REASON_OF[key])
         return True
 
     def _undo(self) -> Answer | None:
         try:
             answer = self.labeller.undo()
         except AlreadyUsed as e:
-            click.echo(str(e))
+            click.echo(f'{e}.')
             return None
         if answer is None:
             click.echo('There is no answer to take back.')

@@ -94,19 +94,49 @@ class SimulateHParams(hyperparams.HParams):
 
 
 @dataclass
+class WebHParams(hyperparams.HParams):
+    port: int = option(
+        8000, 'port that the page is served at; 0: any that is free', at_least=0, at_most=65535
+    )
+    host: str = option(
+        '127.0.0.1', 'address that the page is served at; the default is for this machine alone'
+    )
+    certificate: str | None = option(
+        None, 'PEM file with the certificate of the host, which encrypts what is sent; needs key'
+    )
+    key: str | None = option(None, 'PEM file with the private key of the certificate')
+
+    def validate(self, *, prefix: str = '') -> None:
+        """Also ValueError for a certificate without its key, or a key without."""
+        super().validate(prefix=prefix)
+        if (self.certificate is None) != (self.key is None):
+            given, missing = ('key', 'certificate') if self.key else ('certificate', 'key')
+            raise ValueError(f'--{prefix}{given} needs --{prefix}{missing} FILE')
+
+
+@dataclass
 class LabelHParams(hyperparams.HParams):
-    labeller: str = option(None, 'your name: letters, digits, _ and -')
+    labeller: str = option(
+        None, 'your name: letters, digits, _ and -; with --web several: NAME,NAME'
+    )
+    web: WebHParams | None = option(
+        None, 'serve a page for the browser instead, with a link for each labeller'
+    )
     simulate: SimulateHParams | None = option(
         None, 'have the known reward of the film reviews answer, instead of a person'
     )
 
     def validate(self, *, prefix: str = '') -> None:
-        """Also ValueError without a name."""
+        """Also ValueError without a name, or for a page that nobody is to look at."""
         if self.labeller is None:
             raise ValueError(
                 f'--{prefix}labeller NAME is missing: your answers are saved under this name'
             )
         super().validate(prefix=prefix)
+        if self.web is not None and self.simulate is not None:
+            raise ValueError(
+                f'--{prefix}simulate needs no page: give either --{prefix}web or --{prefix}simulate'
+            )
 
 
 @dataclass

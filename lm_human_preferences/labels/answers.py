@@ -15,10 +15,17 @@ from lm_human_preferences.labels import json_lines
 
 # What labellers are told where nobody says otherwise, by the field of the answer.
 INSTRUCTIONS = {
-    'best': 'Read the beginning, then the continuations. Choose the one that you like best.',
-    'score': 'Read the beginning, then the continuation. Say how much you like it.',
-    'difference': 'Read the beginning, then both continuations. Say which you like better.',
+    'best': 'Read the text, then the responses to it. Choose the one that you like best.',
+    'score': 'Read the text, then the response to it. Say how much you like the response.',
+    'difference': 'Read the text, then both responses to it. Say which of them you like better.',
 }
+SCALE = 9  # of a rating or a comparison: 1 to 9
+REASONS = (  # for skipping a question
+    'cannot tell which is better',
+    'not understandable',
+    'offensive',
+    'other',
+)
 
 
 def sample_names(label_type: str) -> list[str]:
@@ -48,6 +55,33 @@ def shown_order(labeller: str, question: str, count: int) -> tuple[int, ...]:
         return hashlib.sha256(f'{labeller}/{question}/{index}'.encode()).hexdigest()
 
     return tuple(sorted(range(count), key=key))
+
+
+def asking_rank(labeller: str, question: str) -> bytes:
+    """What questions are sorted by for a labeller: each goes through them in an order of their own,
+    so that two who work at the same time seldom meet."""
+    return hashlib.sha256(f'{labeller}/{question}'.encode()).digest()
+
+
+def choices(label_type: str) -> int:
+    """How many different answers a labeller can give, which are numbered from 1."""
+    if answer_field(label_type) == 'best':
+        return len(sample_names(label_type))
+    return SCALE
+
+
+def chosen_value(label_type: str, order: Sequence[int], number: int) -> float:
+    """The value of an answer, by the number of the choice.
+
+    The number is the place of the best sample, a rating up to SCALE, or from 1 (what is shown first
+    is far better) to SCALE (the second is). order: the samples as they were shown.
+    """
+    if answer_field(label_type) == 'best':
+        return order[number - 1]
+    if label_type == 'scalar_rating':
+        return number
+    towards_second_shown = number - (SCALE + 1) // 2
+    return towards_second_shown if order[0] == 0 else -towards_second_shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,24 +133,25 @@ class AnswerLog:
     def undone(self) -> int:
         return len(self._taken_back)
 
-    def refresh(self) -> list[str]:
+    def refresh(self) -> set[str]:
         """Read what was added; UserError, naming file and line, for what is no answer.
 
-        Returns the questions that the answers added are about.
+        Returns the questions whose answers have changed.
         """
+        changed: set[str] = set()
         if self.reader.was_cut():
+            changed |= self.by_question.keys()
             self._forget()
-        before = len(self.uuids)
         for _, line in self.reader.new_lines():
             where = self.reader.where()
             record = json_lines.parse(line, where)
             if 'undo' in record:
-                self._take_back(record['undo'], where)
+                answer = self._take_back(record['undo'], where)
             else:
-                self._add(self._parsed(record, where), where)
-        if len(self.uuids) == before:
-            return []
-        return [answer.question for answer in list(self.uuids.values())[before:]]
+                answer = self._parsed(record, where)
+                self._add(answer, where)
+            changed.add(answer.question)
+        return changed
 
     def _add(self, answer: Answer, where: str) -> None:
         if answer.uuid in self.uuids:
@@ -125,17 +160,22 @@ class AnswerLog:
         self.line_of[answer.uuid] = self.reader.lines
         self.by_question.setdefault(answer.question, []).append(answer)
 
-    def _take_back(self, uuid: Any, where: str) -> None:
+    def _take_back(self, uuid: Any, where: str) -> Answer:
         if not isinstance(uuid, str) or uuid not in self.uuids:
             raise UserError(f'{where} takes back the answer {uuid!s:.80}, which is not there')
-        if uuid in self._taken_back:
-            return
-        self._taken_back.add(uuid)
         answer = self.uuids[uuid]
+        if uuid in self._taken_back:
+            return answer
+        self._taken_back.add(uuid)
         remaining = self.by_question[answer.question]
         remaining.remove(answer)
         if not remaining:
             del self.by_question[answer.question]
+        return answer
+
+    def is_taken_back(self, answer: Answer) -> bool:
+        """Whether a labeller has thought better of an answer."""
+        return answer.uuid in self._taken_back
 
     def _parsed(self, record: dict[str, Any], where: str) -> Answer:
         try:

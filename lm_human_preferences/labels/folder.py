@@ -20,7 +20,8 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences import storage
@@ -59,6 +60,18 @@ class Question:
     span: tuple[int, int]
     gold: float | None = None
 
+    def given(self, answers: Iterable[Answer]) -> int:
+        """How many of the labellers that the question needs have answered it."""
+        return sum(answer.value is not None for answer in answers)
+
+    def is_retired(self, answers: Iterable[Answer]) -> bool:
+        """Whether so many labellers have skipped it that it is not asked any more."""
+        return sum(answer.value is None for answer in answers) >= RETIRED_AFTER
+
+    def needs(self, answers: Sequence[Answer]) -> bool:
+        """Whether it is to be asked of somebody who is not among those who gave these answers."""
+        return not self.is_retired(answers) and self.given(answers) < self.labellers
+
 
 def is_folder(path: str) -> bool:
     """Whether `path` is a folder of labels."""
@@ -70,7 +83,8 @@ class LabelFolder:
 
     lines: {labeller: how many lines of the answers count}, for a folder as it was; None: all that
     there are. task: what task.json holds. questions: {id: Question} in the order of the file. logs:
-    {labeller: AnswerLog}.
+    {labeller: AnswerLog}. lock: is held while the folder is read further; threads that share the
+    folder hold it while they look at several of these.
     """
 
     def __init__(self, path: str, lines: Mapping[str, int] | None = None) -> None:
@@ -86,12 +100,22 @@ class LabelFolder:
         self.samples = sample_names(self.label_type)
         self.questions: dict[str, Question] = {}
         self.logs: dict[str, AnswerLog] = {}
+        self.lock = threading.RLock()
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
         self.refresh()
 
-    def refresh(self) -> None:
-        """Read what was added to any of the files."""
+    def refresh(self) -> set[str]:
+        """Read what was added to any of the files.
+
+        Returns the questions that are new, or whose answers have changed.
+        """
+        with self.lock:
+            return self._refresh()
+
+    def _refresh(self) -> set[str]:
+        changed: set[str] = set()
         if self._reader.was_cut():
+            changed |= self.questions.keys()
             self._reader = json_lines.Reader(self._reader.path)
             self.questions = {}
         # Answers first: then each question that they are about has been written before.
@@ -107,12 +131,14 @@ class LabelFolder:
         for begin, line in self._reader.new_lines():
             question = _parse_question(line, begin, self._reader.where())
             self.questions[question.id] = question
+            changed.add(question.id)
         for question, path in answered.items():
             if question not in self.questions:
                 raise UserError(
                     f'{path} answers the question {question:.80}, which is not in'
                     f' {self._reader.path}'
                 )
+        return changed | answered.keys()
 
     def notes(self) -> list[str]:
         """What the user should know of the files: the lines that a kill, or a write that goes on,
@@ -141,8 +167,7 @@ class LabelFolder:
 
     def is_retired(self, question: Question) -> bool:
         """Whether so many labellers have skipped a question that it is not asked any more."""
-        skips = [answer for answer in self.answers_to(question) if answer.value is None]
-        return len(skips) >= RETIRED_AFTER
+        return question.is_retired(self.answers_to(question))
 
     def answers_to(self, question: Question) -> list[Answer]:
         """The last answer, or skip, of each labeller to a question."""
@@ -154,8 +179,7 @@ class LabelFolder:
         answers = self.answers_to(question)
         if any(answer.labeller == labeller for answer in answers):
             return False
-        skips = sum(answer.value is None for answer in answers)
-        return skips < RETIRED_AFTER and len(answers) - skips < question.labellers
+        return question.needs(answers)
 
     def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
         """The answers to questions of a kind that count, the oldest first: of a question that one

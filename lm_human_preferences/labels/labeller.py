@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
+import threading
 import time
 import uuid as uuids
 from collections.abc import Iterable, Iterator
@@ -16,27 +16,38 @@ from lm_human_preferences.labels.answers import (
     Answer,
     AnswerLog,
     answer_field,
+    asking_rank,
     check_answer,
     shown_order,
 )
 from lm_human_preferences.labels.folder import ANSWERS, LABELLER, LabelFolder, Question
 
 
+def check_name(labeller: str) -> None:
+    """Raise UserError for what cannot name a labeller."""
+    if not LABELLER.fullmatch(labeller):
+        raise UserError(
+            f'--labeller {labeller!r:.80}: give a name of up to 32 letters, digits, _ and -'
+        )
+
+
 class AlreadyUsed(UserError):
     """An answer cannot be taken back, because a training has learned from it."""
+
+
+class AlreadyAnswered(UserError):
+    """A labeller answers what they have answered, and should not be asked again."""
 
 
 class Labeller:
     """One labeller at work: the file of their answers, open for writing by nobody else.
 
-    dropped: bytes of an unfinished answer that a kill had left, and that was removed.
+    dropped: bytes of an unfinished answer that a kill had left, and that was removed. Threads may
+    answer and undo at the same time: each call waits for the one before.
     """
 
     def __init__(self, folder: LabelFolder, name: str) -> None:
-        if not LABELLER.fullmatch(name):
-            raise UserError(
-                f'--labeller {name!r:.80}: give a name of up to 32 letters, digits, _ and -'
-            )
+        check_name(name)
         self.folder, self.name = folder, name
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
         with contextlib.suppress(OSError):  # which the writer explains
@@ -45,6 +56,7 @@ class Labeller:
             path, in_use=f'{path} is in use: {name} is labelling already; take another --labeller'
         )
         self.dropped = self._writer.dropped
+        self._one_at_a_time = threading.Lock()
         self._queue: list[Question] = []
         self._position = 0
         try:
@@ -68,11 +80,7 @@ class Labeller:
         return self.folder.logs[self.name]
 
     def next_question(self) -> Question | None:
-        """The question to be asked next; None where there is none left for this labeller.
-
-        Each labeller goes through the questions in an order of their own, so that two who work at
-        the same time seldom meet.
-        """
+        """The question to be asked next; None where there is none left for this labeller."""
         self.folder.refresh()
         if len(self._queue) != len(self.folder.questions):
             self._queue = sorted(self.folder.questions.values(), key=self._rank)
@@ -90,8 +98,8 @@ class Labeller:
             if self.folder.is_open_for(question, self.name):
                 yield question
 
-    def _rank(self, question: Question) -> str:
-        return hashlib.sha256(f'{self.name}/{question.id}'.encode()).hexdigest()
+    def _rank(self, question: Question) -> bytes:
+        return asking_rank(self.name, question.id)
 
     def order(self, question: Question) -> tuple[int, ...]:
         """The samples of a question in the order in which they are shown."""
@@ -105,11 +113,13 @@ class Labeller:
         *,
         reason: str | None = None,
         uuid: str | None = None,
+        only_once: bool = False,
     ) -> Answer:
         """Record an answer, or with value None a skip and its reason; on the disk on return.
 
         uuid: the same one, given again after an answer that may have been lost, records nothing
-        twice. UserError where it was given with another answer.
+        twice. AlreadyAnswered where it was given with another answer, and with `only_once` where
+        the question has an answer of another uuid.
         """
         answer = Answer(
             uuid=uuid or str(uuids.uuid4()),
@@ -122,12 +132,23 @@ class Labeller:
             time=time.time(),
         )
         check_answer(answer, self.folder.label_type)
-        before = self.log.uuids.get(answer.uuid)
+        with self._one_at_a_time:
+            return self._record(answer, only_once)
+
+    def _record(self, answer: Answer, only_once: bool) -> Answer:
+        """Write an answer, unless there is one of its uuid already."""
+        with self.folder.lock:
+            before = self.log.uuids.get(answer.uuid)
+            other = self.log.answer_to(answer.question)
         if before is not None:
-            if (before.question, before.value, before.reason) != (question.id, value, reason):
-                raise UserError(f'{self._writer.path} has another answer {answer.uuid} already')
+            if _said(before) != _said(answer):
+                raise AlreadyAnswered(
+                    f'{self._writer.path} has another answer {answer.uuid} already'
+                )
             return before
-        self._append(self._record(answer))
+        if only_once and other is not None:
+            raise AlreadyAnswered(f'{self._writer.path} has an answer to this question already')
+        self._append(self._line(answer))
         return answer
 
     def add(self, answers: Iterable[Answer]) -> int:
@@ -139,11 +160,11 @@ class Labeller:
         for answer in new:
             check_answer(answer, self.folder.label_type)
         if new:
-            self._append(*map(self._record, new))
+            self._append(*map(self._line, new))
         return len(new)
 
-    def _record(self, answer: Answer) -> dict[str, Any]:
-        said = {'skip': answer.reason}
+    def _line(self, answer: Answer) -> dict[str, Any]:
+        said: dict[str, Any] = {'skip': answer.reason}
         if answer.value is not None:
             said = {answer_field(self.folder.label_type): answer.value}
         return {
@@ -161,16 +182,26 @@ class Labeller:
         To take one back twice does nothing. The question is asked again. AlreadyUsed where a
         training has learned from the answer.
         """
-        answer = self.log.last() if uuid is None else self.log.uuids.get(uuid)
-        if answer is None:
-            return None
-        if answer in self.log.by_question.get(answer.question, ()):
-            if self.log.line_of[answer.uuid] <= self.folder.lines_used(self.name):
-                raise AlreadyUsed('this answer stays: the reward model has learned from it')
-            self._append({'undo': answer.uuid, 'time': time.time()})
-        self._position = 0
-        return answer
+        with self._one_at_a_time:
+            answer = self.log.last() if uuid is None else self.log.uuids.get(uuid)
+            if answer is None:
+                return None
+            if not self.log.is_taken_back(answer):
+                if self.log.line_of[answer.uuid] <= self.folder.lines_used(self.name):
+                    raise AlreadyUsed('this answer stays: the reward model has learned from it')
+                self._append({'undo': answer.uuid, 'time': time.time()})
+            self._position = 0
+            return answer
 
     def _append(self, *records: dict[str, Any]) -> None:
-        self._writer.append(records)
-        self.log.refresh()
+        try:
+            self._writer.append(records)
+        finally:
+            # Also after an error: another thread may have read the line before it was cut off.
+            with self.folder.lock:
+                self.log.refresh()
+
+
+def _said(answer: Answer) -> tuple[str, float | None, str | None]:
+    """What an answer says, whenever it was given."""
+    return answer.question, answer.value, answer.reason

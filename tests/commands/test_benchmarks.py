@@ -52,6 +52,10 @@ BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
             'tokenise --size test --repeats 1',
             r'(transformers, all at once|encoding: left out).*\n(.*\n)*500 labels',
         ),
+        (
+            'labelling many large --answers 60 --pause 0 --alone --questions 300',
+            r'60 answers in .*\n.* 99 %: .*\n300 questions of .*\n(.*\n)*the report on 300 answers',
+        ),
     ],
     ids=[
         'ppo_update',
@@ -62,6 +66,7 @@ BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
         'scaling',
         'startup',
         'tokenise',
+        'labelling',
     ],
 )
 def test_benchmark(command, printed):

@@ -1,0 +1,202 @@
+"""Scripted labellers and the server that they ask: what the page in a browser would do.
+
+Benchmarks and tests share this.
+"""
+
+import http.client
+import json
+import random
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import time
+import urllib.parse
+import uuid
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter  # noqa: E402
+
+PATIENCE = 60.0  # seconds for a server to start, to answer, or to end
+
+
+def make_folder(path, count, encoding='test', query=3, response=4, tokens=26, seed=0):
+    """A folder of random questions."""
+    rng = random.Random(seed)
+    task = {
+        'label_type': 'best_of_4',
+        'encoding': encoding,
+        'instructions': 'Choose.',
+        'task': {'query_length': query, 'response_length': response},
+    }
+    header = {
+        'kind': 'train',
+        'labellers': 1,
+        'policies': ['initial'] * 4,
+        'part': 'train',
+        'texts_read': 1,
+    }
+    lengths = {'query': query, **{f'sample{i}': response for i in range(4)}}
+    with QuestionWriter(str(path), task) as writer:
+        for start in range(0, count, 1000):
+            questions = [
+                {name: rng.choices(range(tokens), k=length) for name, length in lengths.items()}
+                for _ in range(min(1000, count - start))
+            ]
+            writer.add(questions, [header] * len(questions))
+
+
+class Client:
+    """One labeller with a link, over one connection that is kept.
+
+    signed_in: whether to exchange the link for a cookie at once.
+    """
+
+    def __init__(self, link, signed_in=True, timeout=30, certificate=None):
+        parts = urllib.parse.urlsplit(link)
+        self.origin = f'{parts.scheme}://{parts.netloc}'
+        self.token = parts.fragment
+        self.host, self.port, self.timeout = parts.hostname, parts.port, timeout
+        self.context = certificate and ssl.create_default_context(cafile=certificate)
+        self.connection = None
+        self.cookie = self.name = None
+        if signed_in:
+            self.sign_in()
+
+    def _connect(self):
+        if self.context:
+            return http.client.HTTPSConnection(
+                self.host, self.port, timeout=self.timeout, context=self.context
+            )
+        return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
+
+    def request(self, method, path, body=None, **headers):
+        """(status, headers, bytes) of a reply. headers: instead of those that the page sends; None
+        leaves one out."""
+        sent = {'Cookie': self.cookie}
+        if method == 'POST':
+            sent |= {'Origin': self.origin, 'Content-Type': 'application/json'}
+        sent |= {name.replace('_', '-'): value for name, value in headers.items()}
+        sent = {name: value for name, value in sent.items() if value is not None}
+        if self.connection is None:
+            self.connection = self._connect()
+        try:
+            self.connection.request(method, path, body, sent)
+            reply = self.connection.getresponse()
+            return reply.status, reply.headers, reply.read()
+        except (OSError, http.client.HTTPException):
+            self.close()
+            raise
+
+    def post(self, path, **fields):
+        """(status, object) of the reply to an object."""
+        body = json.dumps({'labeller': self.name, **fields})
+        status, _, text = self.request('POST', path, body)
+        return status, json.loads(text)
+
+    def sign_in(self):
+        """Exchange the link for a cookie, as the page does when it is opened."""
+        status, headers, text = self.request('POST', '/session', json.dumps({'token': self.token}))
+        assert status == 200, text
+        self.cookie = headers['Set-Cookie'].partition(';')[0]
+        self.name = json.loads(text)['labeller']
+
+    def task(self):
+        """What the page shows besides questions."""
+        status, _, text = self.request('GET', '/task')
+        assert status == 200, text
+        return json.loads(text)
+
+    def questions(self, held=(), count=3):
+        """More questions."""
+        status, reply = self.post('/questions', held=list(held), count=count)
+        assert status == 200, reply
+        return reply['questions']
+
+    def answer(self, question, choice=1, answer=None, seconds=1.0):
+        """(status, object) of the reply to an answer."""
+        answer = answer or str(uuid.uuid4())
+        return self.post(
+            '/answer', answer=answer, question=question, choice=choice, seconds=seconds
+        )
+
+    def skip(self, question, reason='other', answer=None):
+        """(status, object) of the reply to a skip."""
+        answer = answer or str(uuid.uuid4())
+        return self.post('/skip', answer=answer, question=question, reason=reason, seconds=1.0)
+
+    def undo(self, answer):
+        """(status, object) of the reply to an undo."""
+        return self.post('/undo', answer=answer)
+
+    def close(self):
+        """Close the connection; the next request makes another."""
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
+
+
+def insist(call, seconds=PATIENCE):
+    """What `call` returns, once the server is there: the page, too, sends what it has again."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            return call()
+        except (OSError, http.client.HTTPException):
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+
+
+class Server:
+    """`./launch.py label --web on` in a process of its own. links: {labeller: URL}."""
+
+    def __init__(self, path, names, port=0):
+        command = ['label', str(path), '--labeller', ','.join(names), '--web.port', str(port)]
+        self.started = time.perf_counter()
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / 'launch.py'), *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        lines = [self.process.stdout.readline() for _ in names]
+        if not all(lines):
+            sys.exit(self.process.stderr.read())
+        self.seconds_to_start = time.perf_counter() - self.started
+        self.links = dict(line.split() for line in lines)
+        self.port = urllib.parse.urlsplit(next(iter(self.links.values()))).port
+
+    def peak_megabytes(self):
+        """The most memory that the process has had."""
+        status = Path(f'/proc/{self.process.pid}/status').read_text()
+        return int(re.search(r'VmHWM:\s*(\d+)', status)[1]) / 1024
+
+    def end(self, number=signal.SIGTERM):
+        """(what it still prints, its complaints); number: of the signal that ends it."""
+        self.process.send_signal(number)
+        return self.process.communicate(timeout=PATIENCE)
+
+
+def check(folder, acknowledged):
+    """How many answers a folder has.
+
+    Exits with an error unless each that was acknowledged, {labeller: {uuid: question}}, is there,
+    and no question has two.
+    """
+    opened = LabelFolder(str(folder))
+    for name, given in acknowledged.items():
+        log = opened.logs[name]
+        lost = given.keys() - log.uuids.keys()
+        if lost:
+            sys.exit(f'{name}: {len(lost)} acknowledged answers are lost')
+        if any(log.uuids[key].question != question for key, question in given.items()):
+            sys.exit(f'{name}: an answer is to another question')
+    everything = [answer for log in opened.logs.values() for answer in log.uuids.values()]
+    if len({answer.question for answer in everything}) != len(everything):
+        sys.exit('a question has two answers')
+    return len(everything)

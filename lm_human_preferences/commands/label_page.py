@@ -1,0 +1,72 @@
+"""Serving the page for labellers until Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any, NoReturn
+
+import click
+
+from lm_human_preferences.commands.program import note
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels.page.server import LabelServer, is_local
+
+
+def serve(
+    folder: str,
+    labellers: str,
+    *,
+    host: str,
+    port: int,
+    certificate: str | None,
+    key: str | None,
+) -> None:
+    """Serve a folder's page to labellers, NAME,NAME, and print a link for each of them.
+
+    The other arguments: see hparams.labelling.WebHParams.
+    """
+    names = _names(labellers)
+    server = LabelServer(
+        folder, names, host=host, port=port, certificate=certificate, key=key, note=note
+    )
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        if certificate is None and not is_local(host):
+            note(
+                f'warning: there is no TLS: whoever is between you and {host} can read the links,'
+                ' and answer as anybody; give --web.certificate and --web.key, or leave --web.host'
+                ' out and use ssh -L'
+            )
+        width = max(map(len, names))
+        for name, link in server.links.items():
+            click.echo(f'{name:{width}}  {link}')
+        click.echo('Each link is for one labeller. Ctrl-C ends the page; the links stay valid.')
+        server.wait()
+    except KeyboardInterrupt:
+        click.echo()
+    finally:
+        server.close()
+        signal.signal(signal.SIGTERM, before)
+    click.echo(_ending(folder, server.service.summary()))
+
+
+def _names(labellers: str) -> list[str]:
+    """The names in a list; UserError for one that comes twice."""
+    names = [name.strip() for name in labellers.split(',')]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise UserError(f'--labeller {labellers:.80} names {min(twice)} twice')
+    return names
+
+
+def _interrupt(number: int, frame: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _ending(folder: str, summary: dict[str, Any]) -> str:
+    """The line that says what there is, and what comes next."""
+    done = ', '.join(f'{name} {count}' for name, count in summary['done'].items())
+    return (
+        f'Saved: {done}. {summary["open"]} questions are open. The report:'
+        f' ./launch.py labels {folder}'
+    )

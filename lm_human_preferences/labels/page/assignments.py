@@ -1,0 +1,168 @@
+"""Which labeller is asked which question now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from lm_human_preferences.labels.answers import asking_rank
+from lm_human_preferences.labels.folder import LabelFolder, Question
+
+LEASE_SECONDS = 600.0
+
+
+class Assignments:
+    """Gives the questions of a folder to several labellers, none to more of them than it needs.
+
+    Who is given a question has a lease on it, which ends when it is answered or `seconds` have
+    passed; then others may be given it. Callers hold the folder's lock.
+    """
+
+    def __init__(
+        self,
+        folder: LabelFolder,
+        labellers: Sequence[str],
+        seconds: float = LEASE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder, self.seconds, self.clock = folder, seconds, clock
+        # {labeller: {question: when the lease ends}}, in the order in which they are asked
+        self._leases: dict[str, dict[str, float]] = {name: {} for name in labellers}
+        self._queues = {name: _Queue(name) for name in labellers}
+        self._damaged: set[str] = set()
+        self._open: set[str] = set()
+        # {labeller: open questions that they have answered or skipped, and that others are asked}
+        self._told: dict[str, set[str]] = {name: set() for name in labellers}
+        self.update(folder.questions)
+
+    def update(self, questions: Iterable[str]) -> None:
+        """Look again at questions that are new, or whose answers have changed."""
+        new = []
+        for question in questions:
+            was_open = question in self._open
+            self._update_one(question)
+            if question in self._open and not was_open:
+                new.append(question)
+        if new:
+            for queue in self._queues.values():
+                queue.add(new)
+
+    def leave_out(self, question: str) -> None:
+        """Ask a question no more: it is damaged."""
+        self._damaged.add(question)
+        self.update([question])
+
+    def _update_one(self, id: str) -> None:
+        question = None if id in self._damaged else self.folder.questions.get(id)
+        answers = [] if question is None else self.folder.answers_to(question)
+        is_open = question is not None and question.needs(answers)
+        told = {answer.labeller for answer in answers} if is_open else set()
+        if is_open:
+            self._open.add(id)
+        else:
+            self._open.discard(id)
+        for name, questions in self._told.items():
+            if name in told:
+                questions.add(id)
+            else:
+                questions.discard(id)
+
+    def left(self, labeller: str) -> int:
+        """How many questions wait for a labeller, whoever has been given them now."""
+        return len(self._open) - len(self._told[labeller])
+
+    def open(self) -> int:
+        """How many questions wait for anybody."""
+        return len(self._open)
+
+    def renew(self, labeller: str, held: Iterable[str]) -> list[str]:
+        """Begin anew the leases on questions that a labeller still has on the page.
+
+        Returns those that are theirs no more: answered, or given to somebody else.
+        """
+        lost = []
+        for question in held:
+            if self._is_free(question, labeller):
+                self._lease(labeller, question)
+            else:
+                self._leases[labeller].pop(question, None)
+                lost.append(question)
+        return lost
+
+    def give(self, labeller: str, count: int, held: Iterable[str] = ()) -> list[Question]:
+        """Up to `count` questions for a labeller besides those `held`.
+
+        What they were given already comes first, so that a page that is loaded anew goes on where
+        it was.
+        """
+        held = set(held)
+        given: list[Question] = []
+        for question in self._candidates(labeller):
+            if len(given) == count:
+                break
+            if question not in held and self._is_free(question, labeller):
+                held.add(question)
+                given.append(self.folder.questions[question])
+        for question in given:
+            self._lease(labeller, question.id)
+        return given
+
+    def give_back(self, labeller: str, question: str) -> None:
+        """Have a labeller asked once more, and first, what they have taken back."""
+        self._leases[labeller].pop(question, None)
+        ends = self.clock() + self.seconds
+        self._leases[labeller] = {question: ends, **self._leases[labeller]}
+
+    def end(self, labeller: str, question: str) -> None:
+        """End a lease: the labeller has answered."""
+        self._leases[labeller].pop(question, None)
+
+    def _lease(self, labeller: str, question: str) -> None:
+        self._leases[labeller][question] = self.clock() + self.seconds
+
+    def _candidates(self, labeller: str) -> Iterator[str]:
+        yield from tuple(self._leases[labeller])
+        yield from self._queues[labeller].upcoming(self._open, self._told[labeller])
+
+    def _is_free(self, id: str, labeller: str) -> bool:
+        """Whether a labeller may be asked a question now."""
+        if id not in self._open or id in self._told[labeller]:
+            return False
+        now = self.clock()
+        others = sum(
+            leases.get(id, now) > now for name, leases in self._leases.items() if name != labeller
+        )
+        question = self.folder.questions[id]
+        return others < question.labellers - question.given(self.folder.answers_to(question))
+
+
+class _Queue:
+    """The questions in a labeller's order, and where in it those are that may be asked."""
+
+    def __init__(self, labeller: str) -> None:
+        self.labeller = labeller
+        self._ranked: list[tuple[bytes, str]] = []
+        self._known: set[str] = set()
+        self._position = 0
+
+    def add(self, questions: Sequence[str]) -> None:
+        """Ask these too, or once more."""
+        unknown = [question for question in questions if question not in self._known]
+        if unknown:
+            self._known.update(unknown)
+            self._ranked += [
+                (asking_rank(self.labeller, question), question) for question in unknown
+            ]
+            self._ranked.sort()
+        self._position = 0
+
+    def upcoming(self, open: set[str], told: set[str]) -> Iterator[str]:
+        """Yield the questions that are open, without those that the labeller has told of."""
+        is_start = True
+        for position in range(self._position, len(self._ranked)):
+            question = self._ranked[position][1]
+            if question in open and question not in told:
+                is_start = False
+                yield question
+            elif is_start:
+                self._position = position + 1

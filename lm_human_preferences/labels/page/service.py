@@ -1,0 +1,242 @@
+"""What labellers do on the page: questions, answers, skips and undo, without HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels.answers import (
+    REASONS,
+    SCALE,
+    answer_field,
+    choices,
+    chosen_value,
+)
+from lm_human_preferences.labels.folder import LabelFolder, Question
+from lm_human_preferences.labels.labeller import AlreadyAnswered, AlreadyUsed, Labeller
+from lm_human_preferences.labels.page.assignments import LEASE_SECONDS, Assignments
+from lm_human_preferences.language import encodings
+
+REFRESH_SECONDS = 0.5  # after which it is worth looking for what others have written
+MOST_QUESTIONS = 3  # that are given at a time: one to show, two for which nobody has to wait
+
+
+class Refused(Exception):
+    """A request that is not granted. status: of HTTP. The text is shown to the labeller."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class LabellingService:
+    """The labellers of one folder at work, each writing a file of answers, until it is closed.
+
+    Any number of threads may call it. Replies are dictionaries that JSON can hold. note: is called
+    with what the person who started the server should know.
+    """
+
+    def __init__(
+        self,
+        folder: LabelFolder,
+        labellers: Sequence[str],
+        lease_seconds: float = LEASE_SECONDS,
+        note: Callable[[str], None] = print,
+    ) -> None:
+        self.folder, self.note = folder, note
+        self.encoder = encodings.by_name(folder.task['encoding']).get_encoder()
+        self.labellers: dict[str, Labeller] = {}
+        try:
+            for name in labellers:
+                self._admit(name)
+        except BaseException:
+            self.close()
+            raise
+        for line in folder.notes():
+            note(line)
+        self.assignments = Assignments(folder, labellers, lease_seconds)
+        self._refreshed = time.monotonic()
+
+    def _admit(self, name: str) -> None:
+        labeller = Labeller(self.folder, name)
+        self.labellers[name] = labeller
+        if labeller.dropped:
+            self.note(
+                f'note: an unfinished answer of {name}, {labeller.dropped} bytes, was dropped'
+            )
+
+    def close(self) -> None:
+        """Let others write the files of answers."""
+        for labeller in self.labellers.values():
+            labeller.close()
+
+    # ------------------------------------------------------------ what a labeller sees
+
+    def task(self, name: str) -> dict[str, Any]:
+        """What does not change from question to question, and how far the labeller is."""
+        label_type = self.folder.label_type
+        with self.folder.lock:
+            return {
+                'labeller': name,
+                'instructions': self.folder.task['instructions'],
+                'kind': answer_field(label_type),
+                'samples': len(self.folder.samples),
+                'choices': choices(label_type),
+                'middle': (SCALE + 1) // 2,
+                'reasons': REASONS,
+                **self._state(name),
+            }
+
+    def questions(self, name: str, held: Sequence[str], count: int) -> dict[str, Any]:
+        """`count` more questions, in the order in which they are to be shown.
+
+        held: those that the labeller's page has and are not answered; the reply says which of them
+        are `lost` to others.
+        """
+        with self.folder.lock:
+            self._refresh()
+            lost = self.assignments.renew(name, held)
+            shown = self._give(name, min(count, MOST_QUESTIONS), set(held))
+            return {'questions': shown, 'lost': lost, **self._state(name)}
+
+    def _give(self, name: str, count: int, held: set[str]) -> list[dict[str, Any]]:
+        """Questions as they are shown, in the place of damaged ones others."""
+        shown: list[dict[str, Any]] = []
+        while len(shown) < count:
+            given = self.assignments.give(name, count - len(shown), held)
+            if not given:
+                break
+            held.update(question.id for question in given)
+            shown += filter(None, [self._shown(name, question) for question in given])
+        return shown
+
+    def _shown(self, name: str, question: Question) -> dict[str, Any] | None:
+        """A question with its texts in the labeller's order; None if it is damaged."""
+        order = self.labellers[name].order(question)
+        try:
+            tokens = self.folder.tokens(question)
+            query = self._text(tokens['query'])
+            samples = [self._text(tokens[field]) for field in self.folder.samples]
+        except (UserError, OSError, LookupError, TypeError, ValueError) as e:
+            self.note(f'note: the question {question.id} is left out: {e}')
+            self.assignments.leave_out(question.id)
+            return None
+        return {
+            'id': question.id,
+            'query': query,
+            'samples': [samples[index] for index in order],
+        }
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        padding = self.encoder.padding_token
+        return self.encoder.decode([token for token in tokens if token != padding])
+
+    def _state(self, name: str) -> dict[str, Any]:
+        """How far a labeller is, and which answer would be taken back."""
+        log = self.labellers[name].log
+        last = log.last()
+        return {
+            'done': len(log.by_question),
+            'left': self.assignments.left(name),
+            'last': None if last is None else last.uuid,
+        }
+
+    def _refresh(self) -> None:
+        """Read what others have written: new questions, answers given in a terminal."""
+        if time.monotonic() - self._refreshed >= REFRESH_SECONDS:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        self._refreshed = time.monotonic()
+        try:
+            self.assignments.update(self.folder.refresh())
+        except UserError as e:
+            self.note(f'note: {e}')  # what could be read counts
+            self.assignments.update(self.folder.questions)
+
+    # ------------------------------------------------------------ what a labeller does
+
+    def answer(
+        self, name: str, uuid: str, question: str, choice: int, seconds: float
+    ) -> dict[str, Any]:
+        """Record the answer of a number from 1; it is on the disk when this returns."""
+        if not 1 <= choice <= choices(self.folder.label_type):
+            raise Refused(400, 'There is no such choice.')
+        asked = self._question(question)
+        order = self.labellers[name].order(asked)
+        value = chosen_value(self.folder.label_type, order, choice)
+        return self._record(name, asked, uuid, seconds, value=value)
+
+    def skip(
+        self, name: str, uuid: str, question: str, reason: str, seconds: float
+    ) -> dict[str, Any]:
+        """Record that a labeller skips a question."""
+        if reason not in REASONS:
+            raise Refused(400, 'There is no such reason.')
+        return self._record(name, self._question(question), uuid, seconds, reason=reason)
+
+    def _question(self, id: str) -> Question:
+        with self.folder.lock:
+            if id not in self.folder.questions:
+                self._read_on()
+            question = self.folder.questions.get(id)
+        if question is None:
+            raise Refused(404, 'There is no such question any more.')
+        return question
+
+    def _record(
+        self,
+        name: str,
+        question: Question,
+        uuid: str,
+        seconds: float,
+        value: float | None = None,
+        reason: str | None = None,
+    ) -> dict[str, Any]:
+        try:
+            self.labellers[name].answer(
+                question, value, seconds, reason=reason, uuid=uuid, only_once=True
+            )
+        except AlreadyAnswered as e:
+            raise Refused(409, 'You have answered this question already.') from e
+        except UserError as e:
+            raise self._not_saved(e) from e
+        with self.folder.lock:
+            self.assignments.update([question.id])
+            self.assignments.end(name, question.id)
+            return self._state(name)
+
+    def undo(self, name: str, uuid: str) -> dict[str, Any]:
+        """Take back an answer or a skip; the reply has its question, to be shown at once."""
+        labeller = self.labellers[name]
+        try:
+            answer = labeller.undo(uuid)
+        except AlreadyUsed as e:
+            text = 'That answer stays: the reward model has learned from it already.'
+            raise Refused(409, text) from e
+        except UserError as e:
+            raise self._not_saved(e) from e
+        if answer is None:
+            raise Refused(404, 'There is no such answer.')
+        with self.folder.lock:
+            self.assignments.update([answer.question])
+            self.assignments.give_back(name, answer.question)
+            question = self._shown(name, self._question(answer.question))
+            return {'question': question, **self._state(name)}
+
+    def _not_saved(self, error: UserError) -> Refused:
+        """The reply where the disk did not take a line."""
+        self.note(f'note: {error}')
+        cause = error.__cause__
+        reason = cause.strerror if isinstance(cause, OSError) else None
+        return Refused(507, f'It could not be saved: {reason or "the folder cannot be written"}.')
+
+    # ------------------------------------------------------------ for who started it
+
+    def summary(self) -> dict[str, Any]:
+        """{'done': {labeller: answers and skips}, 'open': questions that wait for anybody}."""
+        with self.folder.lock:
+            done = {name: len(one.log.by_question) for name, one in self.labellers.items()}
+            return {'done': done, 'open': self.assignments.open()}

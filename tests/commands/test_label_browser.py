@@ -1,0 +1,583 @@
+"""The page for labellers in a real browser: Debian's chromium, driven by selenium."""
+
+import contextlib
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from label_folders import make_folder
+from label_page import answers_of, served, write_texts, written
+
+from lm_human_preferences.labels.answers import REASONS
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.page.service import Refused
+
+webdriver = pytest.importorskip('selenium.webdriver', reason='selenium is not installed')
+CHROMIUM, DRIVER = shutil.which('chromium'), shutil.which('chromedriver')
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason='this machine has no chromium with a chromedriver'
+)
+
+ROOT = Path(__file__).parents[2]
+BACKSPACE, TAB, ENTER, ESCAPE = '\ue003', '\ue004', '\ue007', '\ue00c'
+TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in range(9)]
+FLAGS = '--headless --no-sandbox --disable-gpu --disable-background-networking'
+
+
+class Window:
+    """A browser that shows a page."""
+
+    def __init__(self):
+        options = webdriver.ChromeOptions()
+        for flag in FLAGS.split():
+            options.add_argument(flag)
+        options.binary_location = CHROMIUM
+        options.set_capability('goog:loggingPrefs', {'browser': 'ALL', 'performance': 'ALL'})
+        service = webdriver.ChromeService(DRIVER)  # named, or selenium would download one
+        self.driver = webdriver.Chrome(options, service)
+
+    def script(self, code, *arguments):
+        return self.driver.execute_script(f'return {code}', *arguments)
+
+    def open(self, link):
+        self.driver.get('about:blank')  # a new fragment alone is no new page
+        self.driver.get(link)
+
+    def begin(self, link):
+        """Open a link, and close the help that comes first."""
+        self.open(link)
+        self.until("document.querySelector('dialog[open]')")
+        self.press('h')
+        self.ready()
+
+    def until(self, code, seconds=20):
+        """Wait until a script is true, and return what it is."""
+        end = time.monotonic() + seconds
+        while not (found := self.script(code)):
+            assert time.monotonic() < end, (code, self.script('document.body.innerText'))
+            time.sleep(0.01)
+        return found
+
+    def ready(self):
+        """Wait until a question takes an answer: the question's text."""
+        self.until("main.dataset.state === 'asking' && isReady()")
+        return self.text('.query .text')
+
+    def press(self, *keys):
+        for key in keys:
+            webdriver.ActionChains(self.driver).send_keys(key).perform()
+
+    def answer(self, *keys):
+        """Press each key when a question is ready, and wait until it has been answered."""
+        for key in keys:
+            self.ready()
+            shown = self.script('shownAt')
+            self.press(key)
+            self.until(f'shownAt !== {shown} || queue.length === 0')
+
+    def text(self, selector):
+        return self.script('document.querySelector(arguments[0]).textContent', selector)
+
+    def samples(self):
+        return self.script(
+            "[...document.querySelectorAll('.sample .text')].map(e => e.textContent)"
+        )
+
+    def emulate(self, width=1000, height=800, scheme='light'):
+        self.driver.execute_cdp_cmd(
+            'Emulation.setDeviceMetricsOverride',
+            {'width': width, 'height': height, 'deviceScaleFactor': 1, 'mobile': width < 500},
+        )
+        features = [{'name': 'prefers-color-scheme', 'value': scheme}]
+        self.driver.execute_cdp_cmd('Emulation.setEmulatedMedia', {'features': features})
+
+    def console(self):
+        return [entry['message'] for entry in self.driver.get_log('browser')]
+
+    def requests(self):
+        """The addresses of all requests since the last call."""
+        messages = [
+            json.loads(entry['message'])['message'] for entry in self.driver.get_log('performance')
+        ]
+        return [
+            message['params']['request']['url']
+            for message in messages
+            if message['method'] == 'Network.requestWillBeSent'
+        ]
+
+
+@pytest.fixture(scope='module')
+def browser():
+    window = Window()
+    yield window
+    window.driver.quit()
+
+
+@pytest.fixture
+def window(browser):
+    """The browser; afterwards nothing was asked of other hosts, and no error was logged."""
+    browser.driver.delete_all_cookies()
+    browser.emulate()
+    browser.console(), browser.requests()
+    yield browser
+    assert browser.console() == []
+    hosts = {re.match(r'\w+:(//[^/:]*)?', url)[0] for url in browser.requests()}
+    assert hosts <= {'http://127.0.0.1', 'data:', 'about:'}, hosts
+    browser.driver.get('about:blank')
+
+
+@contextlib.contextmanager
+def shown(window, path, texts=TEXTS, label_type='best_of_4', **options):
+    """The server of a new folder, whose page is open."""
+    write_texts(path, texts, label_type)
+    with served(path, 'anna', **options) as (page, _):
+        window.begin(page.links['anna'])
+        yield page
+        window.driver.get('about:blank')
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_keys_record_the_sample_that_is_shown_there(window, tmp_path):
+    path = tmp_path / 'f'
+    with shown(window, path):
+        seen = []
+        for key in '1234':
+            seen.append((window.ready(), window.samples()[int(key) - 1]))
+            window.answer(key)
+        assert window.text('#count') == '4 of 9'
+        assert re.fullmatch(r'\d+ a minute', window.text('#rate'))
+    answers = answers_of(path, 'anna')
+    assert [answer.shown_position() for answer in answers] == [0, 1, 2, 3]
+    for (query, sample), answer in zip(seen, answers, strict=True):
+        number = query.split()[1]
+        assert sample == f'{number}, sample {answer.value}'
+        assert 0.2 < answer.seconds < 60
+    assert len({answer.order for answer in answers}) > 1
+
+
+def test_a_reload_shows_the_same_question_in_the_same_order(window, tmp_path):
+    with shown(window, tmp_path / 'f') as page:
+        window.answer('1')
+        before = window.ready(), window.samples()
+        window.driver.refresh()
+        assert (window.ready(), window.samples()) == before
+        # the link is gone from the address, and the cookie does
+        assert window.driver.current_url == f'{page.url}/'
+
+
+def test_a_double_press_is_one_answer(window, tmp_path):
+    path = tmp_path / 'f'
+    with shown(window, path):
+        window.ready()
+        window.press('2', '2', '2')
+        window.until("document.getElementById('count').textContent === '1 of 9'")
+        window.ready()
+        held = "new KeyboardEvent('keydown', {key: '1', repeat: true, bubbles: true})"
+        window.script(f'document.dispatchEvent({held})')
+        button = window.driver.find_element('css selector', '[data-choice="3"]')
+        webdriver.ActionChains(window.driver).double_click(button).perform()
+        window.until("document.getElementById('count').textContent === '2 of 9'")
+        window.ready()
+    assert [answer.shown_position() for answer in answers_of(path, 'anna')] == [1, 2]
+
+
+def test_undo_then_another_answer(window, tmp_path):
+    path = tmp_path / 'f'
+    with shown(window, path):
+        first = window.ready()
+        window.answer('1')
+        second = window.ready()
+        window.answer(BACKSPACE)
+        assert window.ready() == first and 'taken back' in window.text('#status')
+        window.answer('4')
+        assert window.ready() == second
+        assert window.text('#count') == '1 of 9'
+    assert [answer.shown_position() for answer in answers_of(path, 'anna')] == [3]
+    assert len(written(path)) == 3
+
+
+def test_undo_goes_back_as_far_as_one_likes(window, tmp_path):
+    path = tmp_path / 'f'
+    write_texts(path, [(f'{i}', *'abcd') for i in range(22)])
+    with served(path, 'anna') as (page, anna):
+        asked = []
+        for _ in range(18):
+            (question,) = anna.questions(count=1)
+            asked.append(question['query'])
+            assert anna.answer(question['id'])[0] == 200
+        window.open(page.links['anna'])
+        window.ready()
+        for number, query in reversed(list(enumerate(asked))):
+            window.press(BACKSPACE)
+            window.until(f"document.getElementById('count').textContent === '{number} of 22'")
+            assert window.text('.query .text') == query
+        window.answer('2')
+        assert window.ready() == asked[1]
+        window.driver.get('about:blank')
+    assert len(answers_of(path, 'anna')) == 1
+
+
+def test_undo_is_refused_where_the_answer_was_used(window, tmp_path):
+    path = tmp_path / 'f'
+    with shown(window, path):
+        window.answer('1')
+        (path / 'used.jsonl').write_text(json.dumps({'answers': {'anna': 1}}) + '\n')
+        second = window.ready()
+        window.press(BACKSPACE)
+        window.until("document.getElementById('saving').textContent.includes('That answer stays')")
+        assert window.ready() == second
+        assert ['409' in line for line in window.console()] == [True]
+    assert len(answers_of(path, 'anna')) == 1
+
+
+def test_skip_with_a_reason_and_help(window, tmp_path):
+    path = tmp_path / 'f'
+    with shown(window, path):
+        window.ready()
+        window.press('s', ESCAPE)
+        window.until("!document.querySelector('dialog[open]')")
+        window.press('s')
+        window.until("document.getElementById('skip-dialog').open")
+        window.press('2')
+        window.until("document.getElementById('count').textContent === '1 of 9'")
+        window.ready()
+        window.press('h')
+        assert window.until("document.getElementById('help-dialog').open")
+        assert window.text('#instructions') == 'Choose.'
+        window.press('1')  # is no answer while help is shown
+        window.driver.find_element('id', 'use-keys').click()
+        window.press(ESCAPE, '1')
+        assert window.text('#count') == '1 of 9'
+    assert [answer.reason for answer in answers_of(path, 'anna')] == [REASONS[1]]
+
+
+@pytest.mark.parametrize('label_type, samples', [('scalar_rating', 1), ('scalar_compare', 2)])
+def test_ratings_and_comparisons(window, tmp_path, label_type, samples):
+    path = tmp_path / 'f'
+    with shown(window, path, [row[: samples + 1] for row in TEXTS], label_type):
+        window.answer('1', '5', '9')
+        assert len(window.samples()) == samples
+        window.ready()
+        window.driver.find_element('css selector', '[data-choice="7"]').click()
+        window.until("document.getElementById('count').textContent === '4 of 9'")
+    sign = {(0,): 1, (0, 1): 1, (1, 0): -1}
+    found = [answer.value * sign[answer.order] for answer in answers_of(path, 'anna')]
+    assert found == ([1, 5, 9, 7] if samples == 1 else [-4, 0, 4, 2])
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_a_reply_that_is_lost_makes_no_second_answer(window, tmp_path, monkeypatch):
+    path = tmp_path / 'f'
+    with shown(window, path) as page:
+        answer = page.service.answer
+
+        def lose_the_reply(*arguments):
+            answer(*arguments)
+            monkeypatch.undo()
+            raise Refused(500, 'This reply stands for one that was lost.')
+
+        monkeypatch.setattr(page.service, 'answer', lose_the_reply)
+        window.answer('2', '3')
+        assert window.text('#count') == '2 of 9'
+        assert ['500' in line for line in window.console()] == [True]
+    assert len(written(path)) == 2
+
+
+class Server:
+    """`label --web on` in a process that can be killed."""
+
+    def __init__(self, path, port=0):
+        self.process = subprocess.Popen(
+            [sys.executable, 'launch.py', 'label', path, '--labeller=anna', f'--web.port={port}'],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.link = self.process.stdout.readline().split()[1]
+        self.port = int(re.search(r':(\d+)/', self.link)[1])
+
+    def signal(self, number):
+        os.kill(self.process.pid, number)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def test_a_server_that_is_killed_before_it_replies(window, tmp_path):
+    """The choice is kept, also when the page is loaded anew meanwhile, and recorded once."""
+    path = tmp_path / 'f'
+    make_folder(path, 5)
+    first = Server(path)
+    try:
+        window.begin(first.link)
+        window.answer('1')
+        window.ready()
+        first.signal(signal.SIGSTOP)
+        window.press('3')
+        window.until('pending')
+    finally:
+        first.kill()
+    window.until("!document.getElementById('alert').hidden")
+    assert 'Your choice is kept' in window.text('#alert')
+    window.press('4')  # changes nothing
+    second = Server(path, first.port)
+    try:
+        window.until("document.getElementById('count').textContent === '2 of 5'")
+        window.ready()
+        assert window.script("document.getElementById('alert').hidden")
+        second.signal(signal.SIGSTOP)
+        window.press('2')
+        window.until('pending')
+    finally:
+        second.kill()
+    third = Server(path, first.port)
+    try:
+        window.driver.refresh()
+        window.until("document.getElementById('count').textContent === '3 of 5'")
+        window.ready()
+        window.driver.get('about:blank')
+    finally:
+        third.kill()
+    assert [answer.shown_position() for answer in answers_of(path, 'anna')] == [0, 2, 1]
+    assert len(written(path)) == 3
+    assert [line for line in window.console() if 'net::ERR' not in line] == []
+
+
+def test_a_full_disk_is_told_and_blocks(window, tmp_path):
+    path = tmp_path / 'f'
+    with shown(window, path):
+        window.ready()
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+        try:
+            window.press('1')
+            window.until("!document.getElementById('alert').hidden")
+            assert 'could not be saved: File too large' in window.text('#alert')
+            assert 'kept' in window.text('#alert')
+            window.press('2', BACKSPACE, 's')
+            assert written(path) == []
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        window.until("document.getElementById('count').textContent === '1 of 9'")
+        assert window.script("document.getElementById('alert').hidden")
+        assert all('507' in line for line in window.console())
+    assert [answer.shown_position() for answer in answers_of(path, 'anna')] == [0]
+
+
+def test_without_a_link_nothing_is_shown(window, tmp_path):
+    with shown(window, tmp_path / 'f') as page:
+        window.open(f'{page.url}/#wrong')
+        window.until("main.dataset.state === 'locked'")
+        assert 'This link is not valid' in window.text('#locked')
+        window.driver.delete_all_cookies()
+        window.open(f'{page.url}/')
+        window.until("main.dataset.state === 'locked'")
+        assert 'Open the link that you were given' in window.text('#locked')
+        assert window.script("document.getElementById('header').hidden")
+        assert all('401' in line for line in window.console())
+
+
+# ---------------------------------------------------------------- several people
+
+
+def test_two_browsers_never_show_one_question_and_a_lease_that_ends_is_given_again(
+    window, tmp_path
+):
+    path = tmp_path / 'f'
+    write_texts(path, TEXTS[:4])
+    other = Window()
+    try:
+        with served(path, 'anna', 'bob') as (page, _, _):
+            now = [0.0]
+            page.service.assignments.clock = lambda: now[0]
+            window.begin(page.links['anna'])
+            other.begin(page.links['bob'])
+            window.until('!isRefilling && queue.length === 3')
+            other.until('queue.length === 1')
+            titles = [one.script('queue.map(q => q.query)') for one in (window, other)]
+            assert not set(titles[0]) & set(titles[1])
+            other.answer('1')
+            assert 'Nothing is left' in other.text('#rest')
+            now[0] = 601.0  # anna has gone
+            other.driver.refresh()
+            assert other.ready() in titles[0]
+            other.answer('1', '1', '1')
+            window.answer('1')  # she is back: hers is the second answer to that one
+            window.until("main.dataset.state === 'resting'")
+            window.driver.get('about:blank')
+    finally:
+        other.driver.quit()
+    folder = LabelFolder(str(path))
+    assert [answer.labeller for answer in folder.counted()] == ['bob'] * 4
+
+
+def test_an_empty_queue_is_filled_without_a_reload(window, tmp_path):
+    path = tmp_path / 'f'
+    with shown(window, path, TEXTS[:2]):
+        window.answer('1', '1')
+        window.until("main.dataset.state === 'resting'")
+        assert window.script('document.activeElement.textContent').startswith('Nothing is left')
+        write_texts(path, [('new one', 'a', 'b', 'c', 'd')])
+        window.until("main.dataset.state === 'asking'")
+        assert window.ready() == 'new one' and window.text('#count') == '2 of 3'
+
+
+def test_another_labeller_in_the_same_browser_does_not_answer_for_the_first(window, tmp_path):
+    path = tmp_path / 'f'
+    write_texts(path, TEXTS)
+    with served(path, 'anna', 'bob') as (page, _, _):
+        window.begin(page.links['anna'])
+        window.script(
+            "fetch('session', {method: 'POST', headers: {'Content-Type':"
+            " 'application/json'}, body: JSON.stringify({token: arguments[0]})})"
+            '.then(reply => reply.status)',
+            page.links['bob'].partition('#')[2],
+        )
+        window.ready()
+        window.press('1')
+        window.until("main.dataset.state === 'locked'")
+        assert 'open as bob' in window.text('#locked')
+        assert written(path) == []
+        window.open(page.links['anna'])  # what she had chosen is sent now
+        window.until("document.getElementById('count').textContent === '1 of 9'")
+        assert all('401' in line for line in window.console())
+        window.driver.get('about:blank')
+    assert [answer.labeller for answer in answers_of(path, 'anna')] == ['anna']
+
+
+# ---------------------------------------------------------------- texts, and how they are shown
+
+HOSTILE = [
+    '<script>document.title = "owned"</script><img src=x onerror="document.title=\'owned\'">',
+    'a\u202eb\u2066c\u200bd\x1b[31me\x00f\u2028g\ufeffh',
+    'one\ntwo\n\nfour',
+    'word ' * 500,
+]
+
+
+def test_hostile_and_long_texts_appear_as_text(window, tmp_path):
+    with shown(window, tmp_path / 'f', [('</p><b>bold</b>&amp;', *HOSTILE)]):
+        assert window.ready() == '</p><b>bold</b>&amp;'
+        script, marks, lines, words = sorted(window.samples(), key=HOSTILE_ORDER)
+        assert script == HOSTILE[0] and window.driver.title == 'Labelling'
+        codes = [f'U+{code}' for code in '202E 2066 200B 001B 0000 2028 FEFF'.split()]
+        assert marks == 'a{}b{}c{}d{}[31me{}f{}g{}h'.format(*codes)
+        assert lines == 'one⏎\ntwo⏎\n⏎\nfour' and words == HOSTILE[3]
+        assert not window.script("document.querySelector('main img, main b, main script')")
+        for selector in ('.query .text', '.sample .text'):
+            style = f"getComputedStyle(document.querySelector('{selector}'))"
+            assert window.script(f'{style}.whiteSpace').startswith('pre-wrap')
+            assert window.script(f'{style}.unicodeBidi') == 'isolate'
+
+
+def HOSTILE_ORDER(text):
+    """The place of a text among HOSTILE, by how it begins."""
+    return ['<', 'a', 'o', 'w'].index(text[0])
+
+
+CONTRAST = """(() => {
+  const parse = text => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(c => c / 255).map(
+    c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [.2126, .7152, .0722][i], 0);
+  const behind = element => {
+    for (let e = element; e; e = e.parentElement) {
+      const colour = parse(getComputedStyle(e).backgroundColor);
+      if (colour.length < 4 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const found = {};
+  for (const element of document.querySelectorAll('body *')) {
+    const own = [...element.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+    if (!own || !element.checkVisibility()) continue;
+    const levels = [parse(getComputedStyle(element).color), behind(element)].map(light).sort();
+    found[`${element.tagName} ${element.className} ${element.id}`] =
+      (Math.max(...levels) + .05) / (Math.min(...levels) + .05);
+  }
+  return found;
+})()"""
+
+
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_light_and_dark_can_be_read_on_320_pixels(window, tmp_path, scheme):
+    long = [('many words ' * 90 + '\n' + 'x' * 300, *HOSTILE)] * 1 + TEXTS
+    with shown(window, tmp_path / 'f', long):
+        window.answer('1')
+        for width in (320, 1400):
+            window.emulate(width, 700, scheme)
+            window.ready()
+            assert window.script('document.documentElement.scrollWidth') <= width
+            boxes = "[...document.querySelectorAll('button')].filter(b => b.checkVisibility())"
+            sizes = window.script(
+                f'{boxes}.map(b => b.getBoundingClientRect()).map('
+                'r => [r.width, r.height, r.right])'
+            )
+            assert all(w >= 24 and h >= 24 and right <= width for w, h, right in sizes)
+            contrasts = window.script(CONTRAST)
+            assert len(contrasts) > 8
+            assert {name: c for name, c in contrasts.items() if c < 4.5} == {}
+        for dialog in 'sh':
+            window.press(dialog)
+            window.until("document.querySelector('dialog[open]')")
+            assert min(window.script(CONTRAST).values()) >= 4.5
+            window.press(ESCAPE)
+
+
+def test_keyboard_alone_and_a_screen_reader(window, tmp_path):
+    path = tmp_path / 'f'
+    with shown(window, path):
+        window.ready()
+        tree = window.driver.execute_cdp_cmd('Accessibility.getFullAXTree', {})['nodes']
+        found = {
+            (node['role']['value'], node.get('name', {}).get('value', ''))
+            for node in tree
+            if not node.get('ignored')
+        }
+        assert {
+            ('heading', 'Question 1 of 9'),
+            ('heading', 'Response 4'),
+            ('region', 'Text'),
+            ('list', ''),
+            ('progressbar', 'Answered'),
+            ('group', 'Tools'),
+            ('banner', ''),
+            ('main', ''),
+            *(('button', f'Choose response {i}') for i in (1, 2, 3, 4)),
+        } <= found
+        assert {name.split()[0] for role, name in found if role == 'button'} == {
+            'Choose',
+            'Undo',
+            'Skip',
+            'Help',
+        }
+        # focus is on the new question; Tab goes through the choices, Enter chooses
+        assert window.script('document.activeElement.id') == 'heading'
+        window.press(TAB, TAB, TAB)
+        assert window.script('document.activeElement.dataset.choice') == '3'
+        outline = window.script('getComputedStyle(document.activeElement).outlineStyle')
+        assert outline == 'solid'
+        window.press(ENTER)
+        window.until("document.getElementById('count').textContent === '1 of 9'")
+        assert window.script('document.activeElement.id') == 'heading'
+        window.ready()
+        window.press('s')
+        assert window.until('document.activeElement.textContent').endswith(REASONS[0])
+        window.press(TAB, ENTER)
+        window.until("document.getElementById('count').textContent === '2 of 9'")
+    one, two = answers_of(path, 'anna')
+    assert (one.shown_position(), two.reason) == (2, REASONS[1])

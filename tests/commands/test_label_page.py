@@ -1,0 +1,581 @@
+"""The page's server by HTTP: what it gives, records and refuses. See test_label_browser.py for the
+page itself."""
+
+import base64
+import hashlib
+import json
+import re
+import resource
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import command_line
+import pytest
+from label_folders import TASK, make_folder
+from label_page import answers_of, served, write_texts, written
+from page_client import Client
+
+from lm_human_preferences.commands import label_page
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels.answers import shown_order
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.page import connections, guard, server
+
+ROOT = Path(__file__).parents[2]
+TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in range(6)]
+
+
+@pytest.fixture(scope='module')
+def one(tmp_path_factory):
+    """(folder, server, anna, bob) of a page whose answers no test changes."""
+    path = tmp_path_factory.mktemp('page') / 'f'
+    write_texts(path, TEXTS)
+    with served(path, 'anna', 'bob') as (page, anna, bob):
+        yield path, page, anna, bob
+    assert written(path) == []
+
+
+# ---------------------------------------------------------------- the page and its headers
+
+
+def test_the_page_runs_its_own_script_and_nothing_else(one):
+    _, _, anna, _ = one
+    status, headers, body = anna.request('GET', '/', Cookie=None)
+    html = body.decode()
+    assert status == 200
+    policy = dict(part.split(' ', 1) for part in headers['Content-Security-Policy'].split('; '))
+    for tag in ('script', 'style'):
+        (content,) = re.findall(f'<{tag}>(.*?)</{tag}>', html, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert policy[f'{tag}-src'] == f"'sha256-{digest}'"
+    assert policy['default-src'] == policy['frame-ancestors'] == policy['base-uri'] == "'none'"
+    assert policy['connect-src'] == "'self'"
+    addresses = re.findall(r'(?:https?:)?//[\w.]+', re.sub(r'\s// .*', '', html))
+    assert set(addresses) == {'http://www.w3.org'}  # the name of SVG, in the icon
+    assert not re.search(r'innerHTML|insertAdjacent|document\.write|eval\(|style=', html)
+
+
+@pytest.mark.parametrize('path', ['/', '/task', '/nothing', '/answer'])
+def test_every_reply_is_guarded(one, path):
+    _, _, anna, _ = one
+    for host in (None, 'evil.example'):
+        headers = {} if host is None else {'Host': host}
+        _, found, _ = anna.request('GET', path, **headers)
+        assert found['X-Content-Type-Options'] == 'nosniff'
+        assert found['Referrer-Policy'] == 'no-referrer'
+        assert found['Cache-Control'] == 'no-store'
+        assert "frame-ancestors 'none'" in found['Content-Security-Policy']
+        assert "default-src 'none'" in found['Content-Security-Policy']
+        assert 'Server' not in found
+
+
+def test_a_link_is_exchanged_for_a_cookie_that_scripts_cannot_read(one):
+    _, page, anna, _ = one
+    _, headers, text = anna.request('POST', '/session', json.dumps({'token': anna.token}))
+    name, *attributes = headers['Set-Cookie'].split('; ')
+    assert {'HttpOnly', 'SameSite=strict', 'Path=/'} <= set(attributes)
+    assert anna.token not in name and json.loads(text) == {'labeller': 'anna'}
+    for token in ('', 'x', anna.token[:-1], f'{anna.token} ', 'é', '\ud800'):
+        status, headers, text = anna.request('POST', '/session', json.dumps({'token': token}))
+        assert status == 401 and 'Set-Cookie' not in headers
+    assert len({link for link in page.links.values()}) == 2
+    assert all(len(link.partition('#')[2]) >= 43 for link in page.links.values())
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def outcome(client, method='POST', path='/questions', body=None, **headers):
+    body = json.dumps({'labeller': client.name, 'held': [], 'count': 0}) if body is None else body
+    status, _, text = client.request(method, path, body, **headers)
+    return status, json.loads(text).get('error', '')
+
+
+def test_a_request_of_the_page_is_granted(one):
+    _, page, anna, _ = one
+    assert outcome(anna) == (200, '')
+    for host in ('localhost', '127.0.0.1', 'LOCALHOST', '[::1]'):  # ssh -L has a port of its own
+        assert outcome(anna, Host=f'{host}:9', Origin=f'http://{host}:9') == (200, '')
+    assert outcome(anna, Content_Type='application/json; charset=utf-8') == (200, '')
+
+
+@pytest.mark.parametrize(
+    'status, headers',
+    [
+        (403, {'Host': 'evil.example'}),
+        (403, {'Host': 'evil.example', 'Origin': 'http://evil.example'}),
+        (403, {'Host': '127.0.0.1.evil.example'}),
+        (403, {'Host': 'user@127.0.0.1'}),
+        (403, {'Host': ''}),
+        (403, {'Origin': None}),
+        (403, {'Origin': 'null'}),
+        (403, {'Origin': 'http://evil.example'}),
+        (403, {'Origin': 'https://127.0.0.1'}),
+        (403, {'Origin': 'http://127.0.0.1:1'}),
+        (415, {'Content_Type': None}),
+        (415, {'Content_Type': 'text/plain'}),
+        (415, {'Content_Type': 'application/x-www-form-urlencoded'}),
+        (401, {'Cookie': None}),
+        (401, {'Cookie': 'labelling=x'}),
+    ],
+)
+def test_a_request_from_elsewhere_is_refused(one, status, headers):
+    _, _, anna, _ = one
+    found, error = outcome(anna, **headers)
+    assert found == status and error
+
+
+def test_a_changed_cookie_is_refused(one):
+    _, _, anna, bob = one
+    for cookie in (anna.cookie[:-1], f'{anna.cookie}x', anna.cookie.replace('=', '=é', 1)):
+        assert outcome(anna, Cookie=cookie.encode())[0] == 401
+    # a window of another labeller in the same browser
+    assert outcome(anna, Cookie=bob.cookie)[0] == 401
+    assert anna.request('GET', '/task', Cookie=None)[0] == 401
+
+
+@pytest.mark.parametrize('method', ['PUT', 'DELETE', 'OPTIONS', 'PATCH', 'TRACE', 'GET'])
+def test_other_methods_and_paths_are_refused(one, method):
+    _, _, anna, _ = one
+    assert outcome(anna, method, '/answer', Origin=anna.origin)[0] in (403, 405, 415)
+    assert outcome(anna, path=f'/{method}')[0] == 404
+    assert outcome(anna, path='/../page.key')[0] == 404
+
+
+def test_long_bodies_are_refused_unread(one):
+    _, _, anna, _ = one
+    body = json.dumps({'labeller': 'anna', 'held': [], 'count': 0, 'x': 'y' * guard.MOST_BYTES})
+    assert outcome(anna, body=body)[0] == 413
+    assert outcome(anna, body=iter([body.encode()]))[0] == 413  # in chunks
+    anna.close()
+    assert outcome(anna, body=body[: guard.MOST_BYTES - 2] + '"}')[0] == 200
+
+
+GOOD = {'answer': str(uuid.uuid4()), 'question': '0' * 64, 'choice': 1, 'seconds': 1}
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        {'answer': 'x'},
+        {'answer': None},
+        {'answer': GOOD['answer'].upper() + '\n'},
+        {'question': 7},
+        {'question': '../../etc/passwd'},
+        {'choice': 0},
+        {'choice': 1001},
+        {'choice': True},
+        {'choice': 1.0},
+        {'choice': '1'},
+        {'choice': None},
+        {'seconds': -1},
+        {'seconds': 1e9},
+        {'seconds': True},
+        {'seconds': float('nan')},
+        {'seconds': 10**400},
+        {'labeller': 7},
+    ],
+)
+def test_fields_of_other_kinds_are_refused(one, change):
+    _, _, anna, _ = one
+    status, reply = anna.post('/answer', **{**GOOD, **change})
+    assert (status == 400 and 'no valid' in reply['error']) or (
+        status == 400 and 'labeller' in reply
+    )
+
+
+@pytest.mark.parametrize('body', ['', '[]', '7', '{', '"x"', '[' * 60000, '\udcff', '{"a": 1e999}'])
+def test_bodies_that_are_no_object_of_ours_are_refused(one, body):
+    _, _, anna, _ = one
+    body = body.encode(errors='surrogateescape')
+    assert outcome(anna, body=body, path='/answer')[0] == 400
+
+
+def test_questions_and_choices_that_there_are_not(one):
+    _, _, anna, _ = one
+    question = anna.questions()[0]['id']
+    assert anna.answer('0' * 64)[0] == 404
+    assert anna.answer(question, 5)[0] == 400
+    assert anna.skip(question, 'no reason of ours')[0] == 400
+    assert anna.undo('nothing')[0] == 404
+    for held in ('x', ['x'], [question] * 17, [7]):
+        assert anna.post('/questions', held=held, count=1)[0] == 400
+    assert anna.post('/questions', held=[], count=99)[0] == 400
+
+
+def test_nothing_about_source_or_place_goes_to_the_browser(tmp_path):
+    write_texts(tmp_path / 'f', TEXTS, policies=['secret-a', 'secret-a', 'secret-b', 'secret-b'])
+    with served(tmp_path / 'f', 'anna') as (_, anna):
+        _, _, task = anna.request('GET', '/task')
+        _, reply = anna.post('/questions', held=[], count=3)
+        assert 'secret' not in task.decode() + json.dumps(reply)
+        assert str(tmp_path) not in task.decode() + json.dumps(reply)
+        assert {tuple(question) for question in reply['questions']} == {('id', 'query', 'samples')}
+        for question in reply['questions']:
+            number = question['query'].split()[1]
+            order = shown_order('anna', question['id'], 4)
+            assert question['samples'] == [f'{number}, sample {index}' for index in order]
+
+
+def test_slow_clients_are_cut_off(one, monkeypatch):
+    _, page, anna, _ = one
+    monkeypatch.setattr(connections, 'REQUEST_SECONDS', 0.3)
+    monkeypatch.setattr(guard, 'BODY_SECONDS', 0.3)
+
+    def reply_to(data):
+        with socket.create_connection(('127.0.0.1', page.port), timeout=10) as client:
+            client.sendall(data)
+            return client.recv(100)  # which ends when the server closes
+
+    head = f'POST /questions HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nOrigin: {anna.origin}\r\n'
+    assert reply_to(b'') == reply_to(b'GET / HT') == reply_to(head.encode()) == b''
+    head += 'Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{'
+    assert b' 408 ' in reply_to(head.encode())
+    # a connection that had one request, and begins another
+    with socket.create_connection(('127.0.0.1', page.port), timeout=10) as client:
+        request = f'GET /task HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n'.encode()
+        client.sendall(request + b'\r\n')
+        reply = b''
+        while b'were given' not in reply:
+            reply += client.recv(4096)
+        assert reply.startswith(b'HTTP/1.1 401 ') and reply.endswith(b'}')
+        client.sendall(request)
+        assert client.recv(4096) == b''
+
+
+# ---------------------------------------------------------------- what is recorded
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A folder of six questions."""
+    write_texts(tmp_path / 'f', TEXTS)
+    return tmp_path / 'f'
+
+
+def test_a_choice_is_recorded_as_the_sample_that_was_shown_there(path):
+    with served(path, 'anna') as (_, anna):
+        assert anna.task()['kind'] == 'best' and anna.task()['choices'] == 4
+        for number in (1, 2, 3, 4):
+            (question,) = anna.questions(count=1)
+            status, reply = anna.answer(question['id'], number, seconds=2.5)
+            assert (status, reply['done'], reply['left']) == (200, number, 6 - number)
+            answer = answers_of(path, 'anna')[-1]
+            assert question['samples'][number - 1].endswith(f'sample {answer.value}')
+            assert answer.shown_position() == number - 1 and answer.seconds == 2.5
+            assert reply['last'] == answer.uuid
+
+
+@pytest.mark.parametrize('label_type, samples', [('scalar_rating', 1), ('scalar_compare', 2)])
+def test_ratings_and_comparisons(tmp_path, label_type, samples):
+    write_texts(tmp_path / 'f', [row[: samples + 1] for row in TEXTS], label_type)
+    with served(tmp_path / 'f', 'anna') as (_, anna):
+        task = anna.task()
+        assert (task['samples'], task['choices'], task['middle']) == (samples, 9, 5)
+        for number in (1, 5, 9, 9, 9):
+            (question,) = anna.questions(count=1)
+            assert anna.answer(question['id'], 10)[0] == 400
+            assert anna.answer(question['id'], number)[0] == 200
+            answer = answers_of(tmp_path / 'f', 'anna')[-1]
+            if label_type == 'scalar_rating':
+                assert answer.value == number
+            else:  # 9: what is shown second is far better; above 0: sample1 is
+                is_second_sample_better = question['samples'][1].endswith('sample 1')
+                assert answer.value == (number - 5) * (1 if is_second_sample_better else -1)
+    orders = {answer.order for answer in answers_of(tmp_path / 'f', 'anna')}
+    assert len(orders) == samples
+
+
+def test_the_same_uuid_twice_is_one_answer_and_one_question_has_one(path):
+    with served(path, 'anna') as (_, anna):
+        question = anna.questions()[0]['id']
+        key = str(uuid.uuid4())
+        first = anna.answer(question, 2, key)
+        assert first[0] == 200 and anna.answer(question, 2, key, seconds=9) == first
+        assert anna.answer(question, 3, key)[0] == 409
+        assert anna.answer(question, 2)[0] == 409
+        assert anna.skip(question)[0] == 409
+    assert len(written(path)) == 1
+
+
+def test_skips_have_a_reason_and_undo_asks_again(path):
+    with served(path, 'anna', 'bob') as (_, anna, bob):
+        first, second, third = anna.questions()
+        _, reply = anna.skip(first['id'], 'offensive')
+        assert [a.reason for a in answers_of(path, 'anna')] == ['offensive']
+        _, reply = anna.answer(second['id'], 1)
+        status, undone = anna.undo(reply['last'])
+        assert (status, undone['question'], undone['done']) == (200, second, 1)
+        assert anna.undo(reply['last'])[1] == undone  # asked twice, done once
+        assert anna.questions(count=1)[0]['id'] == second['id']
+        assert anna.answer(second['id'], 3)[0] == 200
+        assert anna.undo(undone['last'])[1]['question'] == first  # the skip
+        assert bob.undo(reply['last'])[0] == 404  # another's
+    assert len(written(path)) == 5
+    assert [answer.question for answer in answers_of(path, 'anna')] == [second['id']]
+
+
+def test_what_a_retraining_has_used_is_not_taken_back(path):
+    with served(path, 'anna') as (_, anna):
+        first, second, _ = anna.questions()
+        _, one = anna.answer(first['id'], 1)
+        _, two = anna.answer(second['id'], 1)
+        (path / 'used.jsonl').write_text(json.dumps({'answers': {'anna': 1}}) + '\n{"ans')
+        status, reply = anna.undo(one['last'])
+        assert status == 409 and 'learned from it' in reply['error']
+        assert anna.undo(two['last'])[0] == 200
+    assert len(answers_of(path, 'anna')) == 1
+
+
+def test_two_labellers_get_different_questions_and_new_ones_arrive(path):
+    with served(path, 'anna', 'bob') as (page, anna, bob):
+        page.service._refreshed = 0
+        mine, yours = anna.questions(), bob.questions()
+        assert len({question['id'] for question in mine + yours}) == 6
+        assert anna.questions(held=[q['id'] for q in mine], count=3) == []
+        write_texts(path, [('new', 'a', 'b', 'c', 'd')])
+        page.service._refreshed = 0
+        (new,) = anna.questions(held=[q['id'] for q in mine], count=3)
+        assert new['query'] == 'new' and anna.task()['left'] == 7
+
+
+def test_a_lease_ends(path):
+    now = [0.0]
+    with served(path, 'anna', 'bob') as (page, anna, bob):
+        page.service.assignments.clock = lambda: now[0]
+        ids = [question['id'] for question in anna.questions()]
+        assert not {question['id'] for question in bob.questions()} & set(ids)
+        now[0] = 601.0
+        given = [question['id'] for question in bob.questions()]
+        given += [question['id'] for question in bob.questions(held=given)]
+        assert set(ids) < set(given)
+        assert anna.post('/questions', held=ids, count=0)[1]['lost'] == ids
+        # who was slow is heard all the same: of two answers the first counts
+        assert anna.answer(ids[0])[0] == bob.answer(ids[0])[0] == 200
+    assert len(LabelFolder(str(path)).counted()) == 1
+
+
+def test_the_link_and_the_cookie_outlive_the_server(path):
+    with served(path, 'anna') as (page, anna):
+        links, port = page.links, page.port
+        question = anna.questions()[0]['id']
+        key = str(uuid.uuid4())
+        assert anna.answer(question, 2, key)[0] == 200
+    with served(path, 'anna', 'bob', port=port) as (page, _, _):
+        assert page.links['anna'] == links['anna']
+        status, reply = anna.answer(question, 2, key)  # which it had not been told of
+        assert (status, reply['done']) == (200, 1)
+        anna.close()
+    assert len(written(path)) == 1
+    assert (path / 'page.key').stat().st_mode & 0o777 == 0o600
+
+
+def test_a_full_disk_is_told_and_what_comes_later_fits(path):
+    notes = []
+    with served(path, 'anna', notes=notes) as (_, anna):
+        first, second, _ = anna.questions()
+        assert anna.answer(first['id'])[0] == 200
+        size = (path / 'answers/anna.jsonl').stat().st_size
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        key = str(uuid.uuid4())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, hard))
+        try:
+            status, reply = anna.answer(second['id'], 1, key)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert (status, reply['error']) == (507, 'It could not be saved: File too large.')
+        assert len(written(path)) == 1 and 'anna.jsonl cannot be written' in notes[0]
+        assert anna.answer(second['id'], 1, key)[0] == 200
+    assert len(written(path)) == 2
+
+
+def test_a_damaged_question_is_left_out(path):
+    file = path / 'questions.jsonl'
+    file.write_bytes(file.read_bytes().replace(b'"sample2": [', b'"sample2": [1, ', 1))
+    notes = []
+    with served(path, 'anna', notes=notes) as (page, anna):
+        for _ in range(5):
+            assert anna.answer(anna.questions(count=1)[0]['id'])[0] == 200
+        assert anna.questions() == [] and anna.task()['left'] == 0
+    assert len(notes) == 1 and 'is left out' in notes[0]
+
+
+def test_what_others_damage_does_not_stop_the_page(path):
+    notes = []
+    with served(path, 'anna', notes=notes) as (page, anna):
+        (path / 'answers/bob.jsonl').write_text('nonsense\n')
+        page.service._refreshed = 0
+        assert len(anna.questions()) == 3
+    assert 'bob.jsonl, line 1 is not JSON' in notes[0]
+
+
+# ---------------------------------------------------------------- one writer, and mistakes
+
+
+def error_of(path, *names, **options):
+    with pytest.raises(UserError) as error:
+        server.LabelServer(str(path), names, **{'port': 0, **options})
+    return str(error.value)
+
+
+def test_a_folder_has_one_server_and_a_file_one_writer(path):
+    with served(path, 'anna') as (page, _):
+        assert 'has a page already' in error_of(path, 'bob')
+        with pytest.raises(UserError, match='anna is labelling already'):
+            Labeller(LabelFolder(str(path)), 'anna')
+        with Labeller(LabelFolder(str(path)), 'bob'):
+            pass
+        make_folder(path.parent / 'other', task=TASK)
+        error = error_of(path.parent / 'other', 'anna', port=page.port)
+        assert '--web.port' in error and 'Address already in use' in error
+    with Labeller(LabelFolder(str(path)), 'anna'):
+        assert 'anna is labelling already' in error_of(path, 'bob', 'anna')
+    with served(path, 'bob', 'anna'):  # nothing is held by what failed
+        pass
+
+
+def test_mistakes_are_told(path, tmp_path):
+    assert '--labeller' in error_of(path, 'a b')
+    assert 'no folder of labels' in error_of(tmp_path, 'anna')
+    assert '--web.host' in error_of(path, 'anna', host='no.such.host.invalid')
+    assert '--web.host' in error_of(path, 'anna', host='x' * 300)
+    (tmp_path / 'x.pem').write_text('nothing')
+    for name in (f'{tmp_path}/x.pem', f'{tmp_path}/none.pem'):
+        assert '--web.certificate' in error_of(path, 'anna', certificate=name, key=name)
+    with served(path, 'anna'):
+        pass
+
+
+def test_links_are_new_where_others_could_read_the_key(path):
+    with served(path, 'anna') as (page, _):
+        links = page.links
+    (path / 'page.key').chmod(0o644)
+    notes = []
+    with served(path, 'anna', notes=notes) as (page, _):
+        assert page.links['anna'].partition('#')[2] != links['anna'].partition('#')[2]
+    assert 'all links are new' in notes[0]
+    assert (path / 'page.key').stat().st_mode & 0o777 == 0o600
+    (path / 'page.key').unlink()
+    (path / 'page.key').symlink_to('/etc/passwd')
+    assert 'page.key cannot be used' in error_of(path, 'anna')
+
+
+def test_another_address_has_its_own_name(path):
+    """The address of the network, as others would type it."""
+    with served(path, 'anna', host='0.0.0.0') as (page, anna):
+        assert socket.gethostname() in page.url
+        assert outcome(anna, Host='127.0.0.1:1', Origin='http://127.0.0.1:1') == (200, '')
+        assert outcome(anna, Host='192.0.2.1', Origin='http://192.0.2.1')[0] == 403
+
+
+def test_tls(path, tmp_path):
+    if shutil.which('openssl') is None:
+        pytest.skip('no openssl to make a certificate with')
+    names = ['-subj', '/CN=localhost', '-addext', 'subjectAltName=DNS:localhost']
+    command = ['openssl', 'req', '-x509', '-newkey', 'rsa:2048', '-nodes', '-days', '1', *names]
+    made = subprocess.run(
+        [*command, '-keyout', 'key.pem', '-out', 'cert.pem'], cwd=tmp_path, capture_output=True
+    )
+    assert made.returncode == 0, made.stderr
+    files = {name: str(tmp_path / f'{name[:4].rstrip("i")}.pem') for name in ('certificate', 'key')}
+    files['certificate'] = str(tmp_path / 'cert.pem')
+    with server.LabelServer(str(path), ['anna'], host='localhost', port=0, **files) as page:
+        assert page.url.startswith('https://localhost:')
+        anna = Client(page.links['anna'], certificate=files['certificate'])
+        _, headers, _ = anna.request('POST', '/session', json.dumps({'token': anna.token}))
+        assert 'Secure' in headers['Set-Cookie'].split('; ')
+        assert anna.answer(anna.questions()[0]['id'])[0] == 200
+        assert outcome(anna, Origin=anna.origin.replace('https', 'http'))[0] == 403
+        anna.close()
+    assert Path(path, 'answers/anna.jsonl').read_text().count('\n') == 1
+
+
+# ---------------------------------------------------------------- the command
+
+LINK = re.compile(r'(\w+) +(http://127\.0\.0\.1:\d+/#[\w-]{43})')
+
+
+class Command:
+    """`./launch.py label PATH --labeller NAMES --web.port 0 OPTIONS` at work."""
+
+    def __init__(self, path, names, *options):
+        words = ['label', str(path), '--labeller', names]
+        self.process = subprocess.Popen(
+            [sys.executable, 'launch.py', *words, '--web.port=0', *options],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        lines = [self.process.stdout.readline() for _ in names.split(',')]
+        self.links = dict(LINK.fullmatch(line.strip()).groups() for line in lines)
+        self.hint = self.process.stdout.readline()
+
+    def end(self, number):
+        self.process.send_signal(number)
+        return (*self.process.communicate(timeout=60), self.process.returncode)
+
+
+def test_ctrl_c_ends_with_what_there_is_and_what_comes_next(path):
+    """Without torch, and in little memory."""
+    command = Command(path, 'anna,bob')
+    assert list(command.links) == ['anna', 'bob'] and 'Ctrl-C' in command.hint
+    process = Path('/proc', str(command.process.pid))
+    assert 'libtorch' not in (process / 'maps').read_text()
+    assert int(re.search(r'VmHWM:\s*(\d+)', (process / 'status').read_text())[1]) < 100_000
+    anna = Client(command.links['anna'])
+    anna.close()
+    printed, complaints, status = command.end(signal.SIGINT)
+    assert printed == (
+        f'\nSaved: anna 0, bob 0. 6 questions are open. The report: ./launch.py labels {path}\n'
+    )
+    assert (complaints, status) == ('', 0)
+
+
+def test_a_warning_where_there_is_no_tls(path, monkeypatch, capsys):
+    monkeypatch.setattr(server.LabelServer, 'wait', interrupt)
+    options = {'port': 0, 'certificate': None, 'key': None}
+    label_page.serve(str(path), 'anna', host='0.0.0.0', **options)
+    printed = capsys.readouterr()
+    assert printed.err.startswith('warning: there is no TLS') and 'ssh -L' in printed.err
+    assert f'http://{socket.gethostname()}:' in printed.out
+    label_page.serve(str(path), 'anna', host='localhost', **options)
+    assert capsys.readouterr().err == ''
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_mistakes_of_the_command_are_one_line(path):
+    def error(options):
+        return command_line.error_of(command_line.invoke(f'label {path} {options}'))
+
+    assert 'names anna twice' in error('--labeller anna,bob,anna --web on')
+    assert "--labeller 'a.b'" in error('--labeller anna,a.b --web on')
+    assert "--labeller ''" in error('--labeller anna, --web on')
+    assert "--labeller 'anna,bob'" in error('--labeller anna,bob')  # a terminal is of one person
+    assert '--web.key FILE' in error('--labeller anna --web.certificate x.pem')
+    assert '--web.certificate FILE' in error('--labeller anna --web.key x.pem')
+    assert '--web.port must be from 0 to 65535' in error('--labeller anna --web.port 70000')
+    assert 'either --web or --simulate' in error('--labeller anna --web on --simulate on')
+    assert not list(path.glob('answers/*.jsonl'))
+
+
+def test_the_commands_of_the_documentation(path):
+    """Those of docs/labelling.md that serve a page, each until Ctrl-C."""
+    page = (ROOT / 'docs/labelling.md').read_text(encoding='utf-8')
+    lines = re.findall(r'^    pipenv run ./launch.py label (.* --web.*)$', page, re.MULTILINE)
+    assert len(lines) > 1
+    for line in lines:
+        folder, option, names, *options = shlex.split(line)
+        assert (folder, option) == ('./my-labels', '--labeller')
+        command = Command(path, names, *options, '--web.port=0')
+        assert 'The report' in command.end(signal.SIGINT)[0]
