@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from lm_human_preferences.hparams.labelling import WebHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
@@ -68,6 +69,13 @@ class Schedule:
         """The first step after `step` before which the reward model is trained; None for none."""
         later = range(step + 1, self.steps)
         return next((other for other in later if self.is_trained_at(other)), None)
+
+
+@dataclass
+class ServeHParams(WebHParams):
+    labellers: str = option(
+        'me', 'who answers on the page: NAME, or NAME,NAME, each of whom gets a link'
+    )
 
 
 @dataclass

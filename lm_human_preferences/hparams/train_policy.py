@@ -7,7 +7,7 @@ from typing import Any
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import train_reward
-from lm_human_preferences.hparams.online import OnlineHParams
+from lm_human_preferences.hparams.online import OnlineHParams, ServeHParams
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
@@ -111,8 +111,18 @@ class PpoHParams(hyperparams.HParams):
 
 
 @dataclass
+class RunHParams(train_reward.RunHParams):
+    serve: ServeHParams | None = option(
+        None,
+        'while labels are collected, serve the page on which people answer (./launch.py label'
+        ' --web)',
+        ours=True,
+    )
+
+
+@dataclass
 class HParams(hyperparams.HParams):
-    run: train_reward.RunHParams = field(default_factory=train_reward.RunHParams)
+    run: RunHParams = field(default_factory=RunHParams)
 
     task: TaskHParams = field(default_factory=TaskHParams)
     rewards: RewardHParams = field(default_factory=RewardHParams)
@@ -137,6 +147,11 @@ class HParams(hyperparams.HParams):
     def _validate_online(self, prefix: str) -> None:
         """ValueError for labels that cannot be collected as the options say."""
         online, new_model = self.rewards.online, self.rewards.train_new_model
+        if self.run.serve is not None and (online is None or online.source != 'people'):
+            raise ValueError(
+                f'--{prefix}run.serve shows people what to answer: it needs'
+                f' --{prefix}rewards.online with the source people'
+            )
         if online is None or new_model is None:
             return
         group = f'--{prefix}rewards.online'

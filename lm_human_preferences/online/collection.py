@@ -12,6 +12,7 @@ import dataclasses
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import plans, session, storage
@@ -32,12 +33,13 @@ from lm_human_preferences.training import memory
 from lm_human_preferences.training.health import RetrainingHealth
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.core import default_device
-from lm_human_preferences.utils.logging import log_line
+from lm_human_preferences.utils.logging import announce, log_line
 
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.hparams.model import HParams as Sizes
+    from lm_human_preferences.hparams.online import ServeHParams
     from lm_human_preferences.hparams.train_policy import HParams
     from lm_human_preferences.train_policy import PPOTrainer
 
@@ -78,6 +80,26 @@ def hooks(trainer: PPOTrainer, checkpointer: Checkpointer) -> list[Hook]:
     reward_model = trainer.networks['reward_model']
     assert isinstance(reward_model, RewardModel)
     return [Collection(trainer, reward_model, checkpointer, label_source(hparams))]
+
+
+@contextlib.contextmanager
+def serve(folder: str, options: ServeHParams) -> Iterator[None]:
+    """Within the block, people answer the questions of a folder on a page; prints their links."""
+    # Its libraries are for those who want a page.
+    from lm_human_preferences.labels.page.server import LabelServer, missing_tls
+
+    where = options.to_nested_dict()
+    names = [name.strip() for name in where.pop('labellers').split(',')]
+    try:
+        server = LabelServer(folder, names, note=log_line, **where)
+    except UserError as e:
+        text = str(e).replace('--web.', '--run.serve.')
+        raise UserError(text.replace('--labeller ', '--run.serve.labellers ')) from e
+    with server:
+        if warning := missing_tls(options.host, options.certificate, '--run.serve.'):
+            announce(warning)
+        announce(*(f'answer as {name}: {link}' for name, link in server.links.items()))
+        yield
 
 
 class Collection(Hook):
@@ -142,6 +164,8 @@ class Collection(Hook):
             for number in range(1, count + 1):
                 labeller = Labeller(writer.folder, f'{self.online.source}{number}')
                 simulated.append(stack.enter_context(labeller))
+        if hparams.run.serve is not None:
+            stack.enter_context(serve(writer.folder.path, hparams.run.serve))
         return Desk(self, writer.folder, source, decisions, simulated)
 
     def _task(self) -> dict[str, Any]:

@@ -1,6 +1,11 @@
 """A policy's training that collects labels: what it asks, when it trains its reward model, and that
 it is repeated exactly."""
 
+import contextlib
+import csv
+import http.client
+import re
+import shlex
 import shutil
 import threading
 import time
@@ -8,10 +13,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from command_line import error_of, invoke
+from command_line import caught_jobs, error_of, hparams_of, invoke
 from events import events_of
+from experiments import resolved
 from interrupted import assert_same
-from launched import Launch, needs_mpi
+from launched import REPOSITORY, Launch, eventually, needs_mpi
 from online_runs import (
     RETRAINED,
     SETTINGS,
@@ -22,14 +28,17 @@ from online_runs import (
     online_result,
     train,
 )
+from page_client import Client
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels.answers import shown_order
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
 from lm_human_preferences.labels.simulated_labeller import simulate, small_tokens
 from lm_human_preferences.online import collection
+from lm_human_preferences.reproduction import online
 
 PEOPLE = {
     'rewards__online__source': 'people',
@@ -151,43 +160,97 @@ def test_the_policy_is_not_disturbed_by_questions(live, tmp_path):
     assert_same(ours, theirs)
 
 
-def test_people_who_answer_alike_give_the_same_run(tmp_path, quick):
-    """A labeller who goes their own way, in a thread of their own, beside a run that waits."""
-    settings = {**ONE_BY_ONE, 'rewards__online__repeated': 0.0, 'rewards__online__labels': 64}
+ALIKE = {**ONE_BY_ONE, 'rewards__online__repeated': 0.0, 'rewards__online__labels': 64}
+
+
+@pytest.fixture(scope='module')
+def one_by_one():
+    """Questions are asked as they are needed, not in batches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('lm_human_preferences.hparams.online.ASKED_AT_ONCE', 1)
-        train(tmp_path / 'simulated', **settings, rewards__online__error=0.0)
-        done = threading.Event()
-        thread = threading.Thread(target=answer, args=(tmp_path / 'people', done))
-        thread.start()
-        try:
-            said = train(tmp_path / 'people', **{**settings, **PEOPLE})
-        finally:
-            done.set()
-            thread.join()
-    assert 'waiting for 24 of 24 labels; active: nobody; to answer: ./launch.py label' in said
-    results = []
-    for name in ('simulated', 'people'):
-        result = online_result(tmp_path / name)
-        (result['answers'],) = result['answers'].values()
-        used = models_of(tmp_path / name)
-        result['labels/used.jsonl'] = [(line['step'], line['labels']) for line in used]
-        results.append(result)
-    assert_same(*results)
+        yield
 
 
-def answer(directory, done):
-    """Answer whatever is asked, as small_tokens would, until told to stop."""
-    while not (directory / 'labels/task.json').exists():
-        time.sleep(0.01)
-    with Labeller(LabelFolder(str(directory / 'labels')), 'anna') as labeller:
-        while len(labeller.folder.questions) < 24:
-            time.sleep(0.01)
-            labeller.folder.refresh()
-        time.sleep(0.5)  # the run has seen that nobody is there
+@pytest.fixture(scope='module')
+def simulated(tmp_path_factory, one_by_one):
+    """The directory of a run whose simulated labeller makes no errors."""
+    directory = tmp_path_factory.mktemp('simulated') / 'run'
+    train(directory, **ALIKE, rewards__online__error=0.0)
+    return directory
+
+
+@contextlib.contextmanager
+def meanwhile(work, directory):
+    """Within the block, work(directory, done) goes on in a thread, until the event `done`."""
+    done = threading.Event()
+    thread = threading.Thread(target=work, args=(directory, done))
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def alike(directory):
+    """The result of a run, but for who has answered and when."""
+    result = online_result(directory)
+    (result['answers'],) = result['answers'].values()
+    used = models_of(directory)
+    result['labels/used.jsonl'] = [(line['step'], line['labels']) for line in used]
+    return {key: value for key, value in result.items() if key != 'labels/page.key'}
+
+
+def folder_when_asked(directory, count=24):
+    """The folder of a run that has asked its first questions, and seen that nobody is there."""
+    eventually((directory / 'labels/task.json').exists, 60)
+    folder = LabelFolder(str(directory / 'labels'))
+    eventually(lambda: (folder.refresh(), len(folder.questions) >= count)[1], 60)
+    time.sleep(0.5)
+    return folder
+
+
+def answer_in_terminal(directory, done):
+    """Answer whatever is asked, as small_tokens would."""
+    with Labeller(folder_when_asked(directory), 'anna') as labeller:
         while not done.is_set():
             simulate(labeller, small_tokens)
             time.sleep(0.01)
+
+
+def test_people_who_answer_alike_give_the_same_run(tmp_path, simulated, quick):
+    """A labeller who goes their own way, in a thread of their own, beside a run that waits."""
+    with meanwhile(answer_in_terminal, tmp_path / 'run'):
+        said = train(tmp_path / 'run', **{**ALIKE, **PEOPLE})
+    assert 'waiting for 24 of 24 labels; active: nobody; to answer: ./launch.py label' in said
+    assert_same(alike(tmp_path / 'run'), alike(simulated))
+
+
+def test_a_page_that_is_served_with_the_training(tmp_path, simulated, quick, monkeypatch):
+    """The same answers by way of the page give the same run."""
+    said = []
+    monkeypatch.setattr(collection, 'announce', lambda *lines: said.extend(lines))
+
+    def answer_on_page(directory, done):
+        folder = folder_when_asked(directory)
+        client = Client(said[0].partition(': ')[2])
+        with contextlib.suppress(OSError, http.client.HTTPException):  # when the run ends
+            while not done.is_set():
+                for question in client.questions():
+                    folder.refresh()
+                    tokens = folder.tokens(folder.questions[question['id']])
+                    (rewards,) = small_tokens([tokens])
+                    best = rewards.index(max(rewards))
+                    position = shown_order('anna', question['id'], 4).index(best)
+                    client.answer(question['id'], position + 1)
+                time.sleep(0.01)
+        client.close()
+
+    serve = {'run__serve': 'on', 'run__serve__labellers': 'anna', 'run__serve__port': 0}
+    with meanwhile(answer_on_page, tmp_path / 'run'):
+        train(tmp_path / 'run', **{**ALIKE, **PEOPLE, **serve})
+    assert said[0].startswith('answer as anna: http://127.0.0.1:')
+    assert_same(alike(tmp_path / 'run'), alike(simulated))
 
 
 @needs_mpi
@@ -249,19 +312,13 @@ def test_a_run_saves_and_ends_when_patience_runs_out(live, tmp_path, quick):
     assert_same(kept, expected)
 
 
-def test_skipped_questions_are_asked_anew_as_others(tmp_path, quick):
+def test_skipped_questions_are_asked_anew_as_others(tmp_path, one_by_one, quick):
     """Two labellers skip the first questions that they see."""
     directory = tmp_path / 'run'
-    done = threading.Event()
 
-    def skip_some():
-        while not (directory / 'labels/task.json').exists():
-            time.sleep(0.01)
-        folder = LabelFolder(str(directory / 'labels'))
+    def skip_some(directory, done):
+        folder = folder_when_asked(directory)
         with Labeller(folder, 'anna') as anna, Labeller(folder, 'ben') as ben:
-            while len(folder.questions) < 24:
-                time.sleep(0.01)
-                folder.refresh()
             for question in list(folder.questions.values())[:5]:
                 for labeller in (anna, ben):
                     labeller.answer(question, None, 1.0, reason='other')
@@ -269,14 +326,9 @@ def test_skipped_questions_are_asked_anew_as_others(tmp_path, quick):
                 simulate(anna, small_tokens)
                 time.sleep(0.01)
 
-    thread = threading.Thread(target=skip_some)
-    thread.start()
-    settings = {'rewards__online__initial': 96, 'rewards__online__retrainings': 0}
-    try:
-        train(directory, **{**PEOPLE, **ONE_BY_ONE, **settings, 'ppo__total_episodes': 128})
-    finally:
-        done.set()
-        thread.join()
+    settings = {'rewards__online__retrainings': 0, 'ppo__total_episodes': 64}
+    with meanwhile(skip_some, directory):
+        train(directory, **{**ALIKE, **PEOPLE, **settings})
     asked_again = [
         (line['step'], line['asked_again'])
         for line in lines_of(directory / 'labels/used.jsonl')
@@ -284,8 +336,8 @@ def test_skipped_questions_are_asked_anew_as_others(tmp_path, quick):
     ]
     assert {step for step, _ in asked_again} == {0}
     assert sum(count for _, count in asked_again) == 5
-    assert len(lines_of(directory / 'labels/questions.jsonl')) == 101
-    assert models_of(directory)[0]['wanted'] == 96
+    assert len(lines_of(directory / 'labels/questions.jsonl')) == 29
+    assert models_of(directory)[0]['wanted'] == 24
 
 
 # ---------------------------------------------------------------- mistakes
@@ -346,6 +398,10 @@ MISTAKES = [
         ' shows 1 sample(s), which two policies cannot share equally; take 0',
     ),
     (
+        ['--run.serve=on'],
+        '--run.serve shows people what to answer: it needs --rewards.online with the source people',
+    ),
+    (
         ['--rewards.online.labels=960', '--save_dir=None'],
         '--rewards.online.source people: a run with --save_dir None has no folder in which they'
         ' could answer',
@@ -369,3 +425,65 @@ def test_a_dry_run_counts_the_reward_model_that_learns(tmp_path):
     result = invoke(words)
     assert result.exit_code == 0 and 'memory expected' in result.stderr
     assert SETTINGS['rewards.online.labels'] == 96
+
+
+# ---------------------------------------------------------------- docs/online.md
+
+
+def commands_of_the_page():
+    """The words after ./launch.py of each command in docs/online.md."""
+    text = (REPOSITORY / 'docs/online.md').read_text(encoding='utf-8')
+    lines = re.findall(r'^    pipenv run \./launch\.py (.*)$', text, re.MULTILINE)
+    return {line.split()[1]: shlex.split(line) for line in lines}
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_with_small_numbers(tmp_path, monkeypatch):
+    """The run without people, then a labeller in its folder, and the figures."""
+    commands = commands_of_the_page()
+    assert set(commands) == {'sentiment', 'mock_sentiment', './figures'} | {
+        '/tmp/save/train_policy/mine/labels'
+    }
+    words = [*commands['mock_sentiment'], f'--save_dir={tmp_path}', '--ppo.total_episodes=512']
+    words += ['--rewards.online.labels=64', '--rewards.online.retrainings=0']
+    result = invoke([*words, '--run.evaluate=false'])
+    assert result.exit_code == 0, result.output
+    assert 'reward model 1 of 1, before step 1: 16 labels' in result.output
+    _, _, *labeller = commands['/tmp/save/train_policy/mine/labels']
+    folder = str(tmp_path / 'online/labels')
+    result = invoke(['label', folder, *labeller, '--simulate', 'on'])
+    assert result.exit_code == 0 and 'anna (simulated) has given 0 answers' in result.output
+    started = caught_jobs(monkeypatch)
+    assert invoke([*commands['sentiment'], f'--save_dir={tmp_path}']).exit_code == 0
+    hparams = hparams_of(started)
+    assert (hparams.rewards.online.labels, hparams.run.serve.labellers) == (5000, 'me')
+
+
+@pytest.mark.slow
+def test_figures_of_labels_while_the_policy_trains(tmp_path, monkeypatch):
+    """Tiny runs: the rows are those of the plan, and the picture is there."""
+    tiny = online.Scale(
+        labels=64, initial=16, episodes=512, retrainings=(0, 1), errors=(0.3,), seeds=1
+    )
+    monkeypatch.setattr(online, 'QUICK', tiny)
+    online.figures(resolved('train_policy', 'mock_sentiment'), str(tmp_path), quick=True)
+    rows = list(csv.DictReader((tmp_path / 'online.csv').open()))
+    assert [(row['retrainings'], row['models']) for row in rows] == [('0', '1'), ('1', '2')]
+    for row in rows:
+        assert 0 < float(row['own_accuracy']) < 1 and float(row['kl']) > 0
+        gain = float(row['known_reward']) / float(row['optimal_reward'])
+        assert gain < 1
+    assert (tmp_path / 'online.png').read_bytes().startswith(b'\x89PNG')
+    assert len(list(tmp_path.glob('online1/*.json'))) == 2
+
+
+def test_online_figures_differ_in_what_they_say():
+    plan = online.plan(online.FULL)
+    assert len(plan) == len(set(plan)) == 3 * 2 * 5
+    for run in plan:
+        hparams = run.hparams(resolved('train_policy', 'mock_sentiment'), online.FULL)
+        options = hparams.rewards.online
+        assert (options.retrainings, options.error) == (run.retrainings, run.error)
+        assert options.initial == (256 if run.retrainings else 1024)
+        assert (hparams.run.seed, options.labels) == (run.seed, 1024)
+        assert len(options.schedule(50).training_steps()) == run.retrainings + 1
