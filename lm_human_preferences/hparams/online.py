@@ -103,8 +103,8 @@ class OnlineHParams(hyperparams.HParams):
     labellers: int = option(5, 'how many labellers answer such a question', at_least=2)
     validation: float = option(
         0.05,
-        'comparisons of the policy with the initial model, as a share of labels and beside them:'
-        ' asked at a constant rate, and learned from as well',
+        'comparisons of the policy with the initial model, in addition to labels, as a share of'
+        ' their number',
         at_least=0,
         at_most=1,
     )

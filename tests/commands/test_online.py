@@ -448,7 +448,7 @@ def test_the_commands_of_the_page_with_small_numbers(tmp_path, monkeypatch):
     words += ['--rewards.online.labels=64', '--rewards.online.retrainings=0']
     result = invoke([*words, '--run.evaluate=false'])
     assert result.exit_code == 0, result.output
-    assert 'reward model 1 of 1, before step 1: 16 labels' in result.output
+    assert 'reward model 1 of 1, before step 1: 32 labels' in result.output
     _, _, *labeller = commands['/tmp/save/train_policy/mine/labels']
     folder = str(tmp_path / 'online/labels')
     result = invoke(['label', folder, *labeller, '--simulate', 'on'])
