@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
 """The mean over ranks of all gradients of GPT-2 124M: each engine beside a plain Gloo all-reduce.
 
-    pipenv run python benchmarks/allreduce.py [--ranks 2] [--rounds 5]
+    pipenv run python benchmarks/allreduce.py [--ranks 2] [--rounds 5] [--launcher COMMAND ...]
+
+Our launcher starts the ranks. Each --launcher, such as 'mpiexec.openmpi -n 2' or 'srun --mpi=pmi2
+--ntasks 2', adds a row for the engine `torch` under it.
 
 The plain one is one `torch.distributed.all_reduce` of a single vector of 124 million float32 zeros,
 and its division. The engines average the model's own parameters in their buckets, as after a
-backward pass with which nothing overlapped. Each is measured in processes of its own, round after
-round, so that other load on the machine affects all alike.
+backward pass with which nothing overlapped; `torchrun` is the engine torch on ranks that torchrun
+starts. Each is measured in processes of its own, round after round, so that other load on the
+machine affects all alike.
 """
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 import time
@@ -22,6 +27,7 @@ from lm_human_preferences.distributed import comm
 from lm_human_preferences.language import model
 
 ENGINES = ('horovod', 'torch', 'mpi')
+TORCHRUN = 'torchrun'  # ranks without MPI, whose engine is torch
 REPEATS = 7
 
 
@@ -52,18 +58,28 @@ def plain_mean():
     return mean
 
 
+def torchrun(ranks):
+    """The words that start so many ranks by torchrun."""
+    words = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--no-python']
+    return [*words, f'--nproc-per-node={ranks}']
+
+
 def measure_here(name):
-    """Print the seconds of each of REPEATS means, as JSON; the first, which warms up, is left
-    out."""
+    """Print the seconds of each of REPEATS means as JSON.
+
+    The first mean, which warms up, is left out.
+    """
     mean = plain_mean() if name == 'plain' else engine_mean(name)
-    barrier, seconds = comm.init_comm('torch' if name == 'plain' else name).barrier, []
+    ranks = comm.init_comm('torch' if name == 'plain' else name)
+    seconds = []
     for _ in range(REPEATS + 1):
-        barrier()
+        ranks.barrier()
         started = time.perf_counter()
         mean()
         seconds.append(time.perf_counter() - started)
-    if comm.init_comm('torch' if name == 'plain' else name).rank == 0:
+    if ranks.rank == 0:
         print(json.dumps(seconds[1:]))
+    ranks.close()
 
 
 def main():
@@ -72,19 +88,25 @@ def main():
     )
     parser.add_argument('--ranks', type=int, default=2)
     parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--launcher', action='append', default=[])
     parser.add_argument('--measure', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
         return measure_here(args.measure)
-    seconds = {name: [] for name in ('plain', *ENGINES)}
+    launchers = {TORCHRUN: torchrun(args.ranks)}
+    launchers.update({command: shlex.split(command) for command in args.launcher})
+    seconds = {name: [] for name in ('plain', *ENGINES, *launchers)}
     for _ in range(args.rounds):
         for name, found in seconds.items():
-            found += measure(args.ranks, __file__, '--measure', name)
+            engine = 'torch' if name in launchers else name
+            words = ('--measure', engine)
+            found += measure(args.ranks, __file__, *words, started_by=launchers.get(name))
     plain = statistics.median(seconds['plain']), min(seconds['plain'])
+    width = max(map(len, seconds))
     for name, found in seconds.items():
         median, best = statistics.median(found), min(found)
         print(
-            f'{name:8} median {median:.3f} s ({median / plain[0]:.2f} of plain), '
+            f'{name:{width}} median {median:.3f} s ({median / plain[0]:.2f} of plain), '
             f'best {best:.3f} s ({best / plain[1]:.2f} of plain)'
         )
 

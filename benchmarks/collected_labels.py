@@ -1,13 +1,13 @@
-"""Policies from labels that `ask` and `label` have collected, beside those from the labels that
-training makes up itself; all by the commands alone, in mock_sentiment, whose reward is known.
+"""Policies from labels that `ask` and `label` have collected, beside those from made-up ones.
+
+All come about by the commands alone, in mock_sentiment, whose reward is known.
 
 Four policies for each seed, whose simulated labellers err with the same probability:
 
     mock        1024 labels of --labels.source mock
     folder      1024 labels of a folder
     half        512 labels of a folder
-    two batches these 512, and 512 that were asked of the policy `half`; the reward model learns
-                from all 1024
+    two batches these 512, and 512 that were asked of the policy `half`, all in one training
 
 Each is compared with the best policy possible at its own KL by the known reward.
 """
@@ -87,6 +87,7 @@ def main():
     """Print a line for each seed, then mean and standard deviation of each policy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--seeds', type=int, default=5)
+    parser.add_argument('--first-seed', type=int, default=1)
     parser.add_argument('--labels', type=int, default=1024)
     parser.add_argument('--error', type=float, default=0.3)
     parser.add_argument('--episodes', type=int, default=200 * 256)
@@ -94,7 +95,7 @@ def main():
     settings = parser.parse_args()
     everything = []
     with tempfile.TemporaryDirectory() as directory:
-        for seed in range(1, settings.seeds + 1):
+        for seed in range(settings.first_seed, settings.first_seed + settings.seeds):
             everything.append(of_seed(directory, seed, settings))
             print(json.dumps({'seed': seed, **everything[-1]}), flush=True)
     for name in everything[0]:

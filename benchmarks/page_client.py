@@ -3,6 +3,7 @@
 Benchmarks and tests share this.
 """
 
+import atexit
 import http.client
 import json
 import random
@@ -164,6 +165,7 @@ class Server:
             stderr=subprocess.PIPE,
             text=True,
         )
+        atexit.register(self.process.kill)  # where a check has failed
         lines = [self.process.stdout.readline() for _ in names]
         if not all(lines):
             sys.exit(self.process.stderr.read())

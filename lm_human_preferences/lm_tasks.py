@@ -1,5 +1,4 @@
-"""What a task asks of a language model: where it starts, its queries, and which responses are
-valid.
+"""What a task asks of a language model: where it starts, its queries, and valid responses.
 
 The original's lm_tasks.py.
 """
@@ -107,8 +106,10 @@ def query_formatter(
 
 
 def check_task(hparams: TaskHParams, encoding: Encoding, n_ctx: int) -> None:
-    """Raise UserError where the task does not suit the model: its vocabulary, or its context of
-    `n_ctx` tokens."""
+    """Raise UserError if the task does not suit the model.
+
+    Its vocabulary may be another, or its context of `n_ctx` tokens too short.
+    """
     token = hparams.truncate_token
     if token is not None and token >= encoding.n_vocab:
         raise UserError(
@@ -122,8 +123,7 @@ def check_task(hparams: TaskHParams, encoding: Encoding, n_ctx: int) -> None:
 
 
 def check_lengths(hparams: TaskHParams, encoder: Encoder, n_ctx: int) -> None:
-    """Raise UserError where prefix, query, suffix and response do not fit the model's context of
-    `n_ctx` tokens."""
+    """Raise UserError if prefix, query, suffix and response do not fit into `n_ctx` tokens."""
     affixes = len(encoder.encode(hparams.query_prefix)) + len(encoder.encode(hparams.query_suffix))
     total = affixes + hparams.query_length + hparams.response_length
     if total > n_ctx:
@@ -135,8 +135,7 @@ def check_lengths(hparams: TaskHParams, encoder: Encoder, n_ctx: int) -> None:
 
 
 def _single_token(encoder: Encoder, option: str, text: str | None) -> int | None:
-    """The token of `text`; None where there is no text, UserError where it is not a single
-    token."""
+    """The token of `text`; None without a text, UserError unless it is a single token."""
     if not text:
         return None
     tokens = encoder.encode(text)
@@ -183,8 +182,10 @@ class QuerySampler:
         return {'tokens': torch.tensor(batch, dtype=torch.int64)}
 
     def seek(self, position: tuple[int, int]) -> None:
-        """Continue from the `position` of rank 0, even of another number of ranks; texts before it
-        are not encoded again."""
+        """Continue from the `position` of rank 0, even of another number of ranks.
+
+        Texts before it are not encoded again.
+        """
         self.position = position
         self.sequences = self.dataset.sequences(**self.options, skip=position)
 

@@ -1,5 +1,7 @@
-"""Proximal policy optimisation as pure functions on tensors (the original's PPOTrainer.loss; paper,
-section 2.2)."""
+"""Proximal policy optimisation as pure functions on tensors.
+
+They are the original's PPOTrainer.loss, and the paper's section 2.2.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

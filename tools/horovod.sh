@@ -61,7 +61,7 @@ built_against() {
     python -c "from lm_human_preferences.distributed import horovod_build; print(horovod_build.mpi_of_build())"
 }
 
-[ "$(built_against)" = $library ] || python -m pip uninstall --quiet --yes horovod
+case "$(built_against)" in None | $library) ;; *) python -m pip uninstall --quiet --yes horovod ;; esac
 pipenv sync --categories distributed
 [ "$(built_against)" = $library ] || fail "Horovod was built against $(built_against), not $library"
 python -c 'import horovod.torch as hvd; print("Horovod is ready: MPI", hvd.mpi_built(), "NCCL", hvd.nccl_built())'

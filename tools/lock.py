@@ -50,8 +50,10 @@ def portable(lock):
 
 
 def locked_packages(lock: dict, category: str) -> dict[str, dict]:
-    """What is installed with `category` of `lock`: its own packages and the default ones, as name
-    -> entry."""
+    """What is installed with `category` of `lock`, as name -> entry.
+
+    These are its own packages and the default ones.
+    """
     return lock['default'] | lock[category]
 
 

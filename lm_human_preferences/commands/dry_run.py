@@ -20,7 +20,7 @@ from lm_human_preferences.distributed.engines import expected_engine
 from lm_human_preferences.hparams.model import HParams as Sizes
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.labels import files as label_files
-from lm_human_preferences.labels import simulated
+from lm_human_preferences.labels import held_out, simulated
 from lm_human_preferences.language import datasets, encodings, trained_models
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.runs import run_dir
@@ -132,7 +132,8 @@ class DryRun:
         elif not storage.is_here(source) and storage.is_remote(source):
             self.unchecked.append(f'--labels.source {source}')
         elif encoding is not None and _has_encoder(encoding):
-            label_files.load_labels(hparams, encoding)
+            labels, _ = label_files.load_labels(hparams, encoding)
+            held_out.split(labels, hparams)
 
     def _check_known_reward(self, encoding: Encoding | None) -> None:
         if encoding is not None:

@@ -74,7 +74,9 @@ class Program(click.Group):
 
 
 def _fail(message: str) -> None:
-    note(f'error: {" ".join(message.splitlines())}')
+    line = ' '.join(message.splitlines())
+    note(f'error: {line}')
+    worker.settle_user_error(line)
     sys.exit(FAILED)
 
 

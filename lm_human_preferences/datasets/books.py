@@ -1,8 +1,10 @@
 """Passages of books: the queries of `sentiment` and `descriptiveness`."""
 
 import functools
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.datasets.jsonl import read_jsonl
@@ -20,8 +22,8 @@ def books_generator(
     """Yield the passages of the part `mode`: train, valid or test.
 
     The original's storage lost the files when it moved. Where they cannot be had, the queries of
-    the label file `labels` (None: the published one) stand in, as lists of token ids, the same
-    for every part. Raises StorageError where neither can be had.
+    the label file `labels` (None: the published one) stand in, the same for every part: lists of
+    token ids, or texts where its labels are texts. Raises StorageError where neither can be had.
     """
     passages = list(_passages(URL.format(mode=mode), labels or LABELS))
     if shuffle:
@@ -30,7 +32,7 @@ def books_generator(
 
 
 @functools.cache
-def _passages(url: str, labels: str) -> list[str] | list[list[int]]:
+def _passages(url: str, labels: str) -> Sequence[str | list[int]]:
     try:
         return read_jsonl(url)
     except storage.StorageError as e:
@@ -48,13 +50,27 @@ def _passages(url: str, labels: str) -> list[str] | list[list[int]]:
     return queries
 
 
-def _queries(labels: str) -> list[list[int]]:
-    """The distinct queries of a label file, each a list of token ids."""
+def _queries(labels: str) -> list[str | list[int]]:
+    """The distinct queries of a label file, each a list of token ids or a text."""
     try:
-        queries = dict.fromkeys(tuple(label['query']) for label in storage.read_json(labels))
-    except (KeyError, TypeError) as e:
+        queries = dict.fromkeys(_query(label) for label in _read(labels))
+    except (KeyError, TypeError, json.JSONDecodeError) as e:
         raise UserError(f'{labels} is not a list of labels that each have a query') from e
+    found = []
     for query in queries:
-        if any(type(token) is not int for token in query):
+        is_tokens = not isinstance(query, str)
+        if is_tokens and any(type(token) is not int for token in query):
             raise UserError(f'{labels} has a query that is not a list of token ids')
-    return [list(query) for query in queries]
+        found.append(list(query) if is_tokens else query)
+    return found
+
+
+def _read(labels: str) -> Any:
+    if not labels.endswith('.jsonl'):
+        return storage.read_json(labels)
+    return [json.loads(line) for line in storage.read_text(labels).rstrip().split('\n')]
+
+
+def _query(label: dict[str, Any]) -> str | tuple[int, ...]:
+    query = label['query'] if 'query' in label else label['prompt']
+    return query if isinstance(query, str) else tuple(query)

@@ -1,5 +1,7 @@
-"""Articles of CNN and the Daily Mail: the queries of `cnndm` (See et al., 2017,
-github.com/abisee/cnn-dailymail)."""
+"""Articles of CNN and the Daily Mail: the queries of `cnndm`.
+
+They are those of See et al., 2017 (github.com/abisee/cnn-dailymail).
+"""
 
 import hashlib
 import random

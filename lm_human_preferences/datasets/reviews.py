@@ -114,8 +114,7 @@ def responses(liked: bool) -> Mapping[str, float]:
 def _extended(
     prefixes: dict[tuple[str, ...], float], part: str, liked: bool
 ) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield (words, probability) for each of the `prefixes` with each word that can stand for
-    `part`."""
+    """Yield (words, probability) for each prefix with each word that can stand for `part`."""
     pools = {
         'Degree': DEGREES,
         'Negation': NEGATIONS,
@@ -167,8 +166,10 @@ def labelled_reviews(mode: str, seed: int = 0) -> Iterator[tuple[str, float]]:
 
 
 def sentiment(words: Iterable[str]) -> float:
-    """How much the words of a response say in favour of the film, about -5 to 5; below 0 against
-    it."""
+    """How much the words of a response say in favour of the film, about -5 to 5.
+
+    Below 0 they speak against it.
+    """
     total = 0
     factor = 1  # of the next word that has a value
     for word in words:

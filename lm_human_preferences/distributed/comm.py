@@ -13,7 +13,7 @@ import re
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -34,8 +34,15 @@ from lm_human_preferences.distributed.env import (
     launcher_kind,
 )
 from lm_human_preferences.distributed.gradients import Gradients, OverlappedGradients
-from lm_human_preferences.distributed.lifeline import Lifeline, noticing_lost_ranks
+from lm_human_preferences.distributed.lifeline import (
+    Lifeline,
+    noticing_lost_ranks,
+    tell_failures_through,
+)
 from lm_human_preferences.errors import UserError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 AS_LONG_AS_IT_TAKES = datetime.timedelta(days=365)
 T = TypeVar('T')
@@ -163,7 +170,28 @@ class MpiComm(EngineComm):
         self.local_size = self.node.Get_size()
         self._share_host()
         self.engine = create_engine(allreduce, self, timeouts.allreduce)
+        # Our own launcher watches its ranks itself.
+        self.lifeline = None if launcher_kind() == 'ours' else self._start_lifeline(timeouts.rank)
         self._announce(mpi_library.announcement())
+
+    @functools.cached_property
+    def meeting(self) -> 'tuple[Store, network.Endpoint]':
+        """The store that all ranks are connected to, and where it is; see `network`."""
+        return network.meet_over_mpi(self)
+
+    def _start_lifeline(self, seconds: int) -> Lifeline | None:
+        """Notice ranks that are stopped or gone, if all hosts reach rank 0's by TCP."""
+        try:
+            _, place = self.meeting
+        except UserError:
+            return None  # this engine does without
+        store = network.open_store(place, is_host=False, seconds=seconds)
+        return Lifeline(store, self.rank, self.size, seconds)
+
+    def close(self) -> None:
+        super().close()
+        if self.lifeline:
+            self.lifeline.close()
 
     def all_gather_on_host(self, value: T) -> list[T]:
         return self.node.allgather(value)
@@ -202,6 +230,7 @@ class TorchComm(EngineComm):
         store = network.open_store(place, is_host=is_host, seconds=timeouts.rank)
         own_store = network.open_store(place, is_host=False, seconds=timeouts.rank)
         self.lifeline = Lifeline(own_store, self.rank, self.size, timeouts.rank)
+        tell_failures_through(self.lifeline)
         if allreduce not in ('auto', 'torch'):
             raise UserError(
                 f'--run.allreduce {allreduce} needs MPI, which these ranks were started without:'
@@ -234,6 +263,7 @@ class TorchComm(EngineComm):
                 tensor.detach().copy_(host)
 
     def all_gather_object(self, value: T) -> list[T]:
+        """`value` of every rank, in the order of ranks; see `messages` for what it may be."""
         message = torch.frombuffer(bytearray(messages.encode(value)), dtype=torch.uint8)
         lengths = [int(length) for length in self._all_gather(torch.tensor([len(message)]))]
         padded = torch.zeros(max(lengths), dtype=torch.uint8)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from lm_human_preferences.distributed import env, horovod_build, mpi_library, network
+from lm_human_preferences.distributed import env, horovod_build, mpi_library
 from lm_human_preferences.distributed.lifeline import noticing_lost_ranks
 from lm_human_preferences.errors import UserError
 
@@ -105,40 +105,9 @@ def torch_over_mpi(comm: MpiComm, seconds: int) -> TorchEngine:
     """The engine for ranks that find each other through MPI."""
     import torch.distributed as dist
 
-    init_torch(_rendezvous(comm), comm.rank, comm.size, **backend_options(seconds))
+    store, _ = comm.meeting
+    init_torch(store, comm.rank, comm.size, **backend_options(seconds))
     return TorchEngine(dist.group.WORLD)
-
-
-def _rendezvous(comm: MpiComm) -> Any:
-    """A store on rank 0 that all ranks are connected to.
-
-    Gloo is told to use the network interface of that connection.
-    """
-    store_address = own_address = '127.0.0.1'
-    store = None
-    listening = None
-    if comm.rank == 0:
-        store = _store(store_address, 0, is_master=True)
-        listening = store.port, list(network.interfaces())
-    port, addresses = comm.world.bcast(listening)
-    if comm.local_size < comm.size:
-        is_first_host = comm.node.bcast(comm.rank) == 0
-        route = None if is_first_host else network.route(addresses, port)
-        routes = comm.world.allgather(route)
-        if route is None:
-            # Rank 0's host: other hosts reach it at the address that the first of them found.
-            own_address = next(each[0] for each in routes if each is not None)
-        else:
-            store_address, own_address = route
-    network.use_interface(own_address)
-    return store or _store(store_address, port)
-
-
-def _store(address: str, port: int, *, is_master: bool = False) -> Any:
-    import torch.distributed
-
-    store_class = torch.distributed.TCPStore  # pyright: ignore[reportPrivateImportUsage]
-    return store_class(address, port, is_master=is_master, wait_for_workers=False)
 
 
 class MpiEngine:

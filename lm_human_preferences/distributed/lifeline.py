@@ -1,7 +1,7 @@
 """How ranks without a launcher of ours notice that another one has failed or is gone.
 
 Each rank writes to a store that all are connected to, every few seconds, and reads what the next
-rank in the ring has written. The first that fails says so there, and the others end.
+rank in the ring has written. Without MPI the first that fails says so there, and the others end.
 """
 
 import contextlib
@@ -54,7 +54,6 @@ class Lifeline:
         self.answers = 0  # of the store
         self.next_sign = ''
         self.is_failure_of_another = False
-        _of_this_process.append(self)
         # Two threads, as one that asks the store waits for as long as that does not answer.
         for work in (self._beat_on, self._watch):
             threading.Thread(target=work, daemon=True).start()
@@ -104,8 +103,8 @@ class Lifeline:
                 os._exit(1)
             if store.seconds() >= self.timeout:
                 self._end(
-                    f'rank {self.rank} has had no answer for {self.timeout} s from the host that'
-                    ' MASTER_ADDR names: it is gone or stopped'
+                    f'rank {self.rank} has had no answer for {self.timeout} s from the host of rank'
+                    ' 0, or of torchrun: it is gone or stopped'
                 )
             if next_rank.seconds() >= self.timeout:
                 place = json.loads(self.next_sign)[0] if self.next_sign else 'never heard of'
@@ -121,17 +120,28 @@ class Lifeline:
         os._exit(1)
 
 
-_of_this_process: list[Lifeline] = []  # one at most
+# The one through which ranks without MPI learn that another has failed; MPI ends them otherwise.
+_telling_of_failures: list[Lifeline] = []
+
+
+def tell_failures_through(lifeline: Lifeline) -> None:
+    """Let the first rank that fails end the others through `lifeline`, without a word of theirs."""
+    _telling_of_failures.append(lifeline)
 
 
 def claim_failure() -> bool:
-    """Whether the error of this rank is its to report; True where there is no `Lifeline`."""
-    return all(lifeline.claim_failure() for lifeline in _of_this_process)
+    """Whether the error of this rank is its to report."""
+    return all(lifeline.claim_failure() for lifeline in _telling_of_failures)
 
 
 def report(message: str, summary: str) -> None:
     """Print an error; torchrun gets the line that sums it up for its own report."""
     print(message, file=sys.__stderr__, flush=True)
+    tell_torchrun(summary)
+
+
+def tell_torchrun(summary: str) -> None:
+    """Leave a line for torchrun's report, which would else say how to get a traceback."""
     path = os.environ.get('TORCHELASTIC_ERROR_FILE')
     if path:
         details = {'py_callstack': summary, 'timestamp': str(int(time.time()))}

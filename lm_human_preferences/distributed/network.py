@@ -1,7 +1,7 @@
-"""How ranks find each other: addresses of hosts, and the store of ranks that have no MPI.
+"""How ranks find each other: addresses of hosts, and the store that all ranks are connected to.
 
-The store is a server that all ranks of such a job are connected to. torchrun says where it is, and
-keeps it itself. Under srun rank 0 keeps it, on the first host.
+With MPI rank 0 keeps the store, and MPI tells where it is. torchrun says where it is, and keeps it
+itself. Under an srun without MPI rank 0 keeps it, on the first host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from lm_human_preferences.distributed.lifeline import RankLost
 from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch._C._distributed_c10d import Store, TCPStore
+
+    from lm_human_preferences.distributed.comm import MpiComm
 
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _CONNECT_TIMEOUT_SECONDS = 5
@@ -30,6 +32,7 @@ _CONNECT_TIMEOUT_SECONDS = 5
 # connections.
 _FIRST_PORT = 10240
 _PORT_COUNT = 20480
+_TORCHRUN_SECONDS = 60
 
 
 def interfaces() -> dict[str, str]:
@@ -133,8 +136,11 @@ def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
     """A connection to the store of this job, which this process keeps itself if `is_host`.
 
     It waits for what is not there yet for so many seconds. UserError if the port is taken; RankLost
-    if nothing answers there for so long.
+    if nothing answers there for so long, or for a minute where torchrun has made the store before.
     """
+    timeout = datetime.timedelta(seconds=seconds)
+    if _torchrun_keeps_it():
+        seconds = min(seconds, _TORCHRUN_SECONDS)
     from torch.distributed import (
         PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
         TCPStore,  # pyright: ignore[reportPrivateImportUsage]
@@ -158,15 +164,61 @@ def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
             ) from error
         raise RankLost(
             f'nothing answers at {where} within {seconds} s, where rank 0 should be: MASTER_ADDR'
-            ' and MASTER_PORT must name its host and a free port there'
+            ' and MASTER_PORT must name its host and a free port there; torchrun sets them to what'
+            ' its option --local-addr says on the first host, or to the name of that host'
         ) from error
+    store.set_timeout(timeout)
     return PrefixStore(place.job, store)
 
 
+def meet_over_mpi(comm: MpiComm) -> tuple[Store, Endpoint]:
+    """A store on rank 0 that all ranks are connected to, and where it is.
+
+    Gloo is told to use the network interface of that connection. UserError, on all ranks alike, if
+    a host does not reach rank 0's.
+    """
+    own_address = '127.0.0.1'
+    place = Endpoint(own_address, 0, 'mpi')
+    store = None
+    listening = None
+    if comm.rank == 0:
+        store = _tcp_store(place, is_master=True)
+        listening = store.port, list(interfaces())
+    port, addresses = comm.world.bcast(listening)
+    place = place._replace(port=port)
+    if comm.local_size < comm.size:
+        is_first_host = comm.node.bcast(comm.rank) == 0
+        found, failure = None, None
+        try:
+            found = None if is_first_host else route(addresses, port)
+        except UserError as error:
+            failure = str(error)
+        routes, failures = zip(*comm.world.allgather((found, failure)), strict=True)
+        if any(failures):
+            raise UserError(next(filter(None, failures)))
+        if found is None:
+            # Rank 0's host: other hosts reach it at the address that the first of them found.
+            own_address = next(each[0] for each in routes if each is not None)
+        else:
+            place = place._replace(address=found[0])
+            own_address = found[1]
+    use_interface(own_address)
+    return store or _tcp_store(place), place
+
+
+def _tcp_store(place: Endpoint, *, is_master: bool = False) -> TCPStore:
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+    return TCPStore(place.address, place.port, is_master=is_master, wait_for_workers=False)
+
+
 def is_store_host() -> bool:
-    """Whether this process is to keep the store; torchrun may do so itself."""
-    agent_keeps_it = os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
-    return env.launched_rank() == 0 and not agent_keeps_it
+    """Whether this process is to keep the store."""
+    return env.launched_rank() == 0 and not _torchrun_keeps_it()
+
+
+def _torchrun_keeps_it() -> bool:
+    return os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
 
 
 def choose_interface(store: Store, place: Endpoint, rank: int, size: int) -> None:

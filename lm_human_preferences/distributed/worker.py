@@ -10,6 +10,7 @@ import io
 import os
 import select
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -85,6 +86,17 @@ def mute_unless_rank_0() -> None:
         stdout.reconfigure(line_buffering=True)
 
 
+def settle_user_error(message: str) -> None:
+    """Once rank 0 has printed an error that all ranks have met: see to it that this is seen.
+
+    The others, which are mute, give rank 0 time: what started them ends all when one has ended.
+    """
+    if launched_rank():
+        time.sleep(RANK_0_GRACE_SECONDS)
+    else:
+        lifeline.tell_torchrun(message)
+
+
 def _call(job: str, arguments: dict[str, Any]) -> None:
     mpi_library.load_library()
     # Imports torch, which takes seconds: commands that start no rank do without.
@@ -149,6 +161,9 @@ def _end_all_ranks(error: BaseException, pipe: StatusPipe | None) -> None:
 def _print_error(error: BaseException, text: str) -> None:
     """Print `error`, since no launcher of ours will; the other ranks let rank 0 report first."""
     rank = launched_rank()
+    if isinstance(error, NoLibrary):
+        # Where srun ends the others after the first, they still end with the same status.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if rank:
         time.sleep(RANK_0_GRACE_SECONDS)
     if isinstance(error, NoLibrary) and not is_first_on_host():

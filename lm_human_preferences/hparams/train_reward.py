@@ -30,8 +30,8 @@ class LabelHParams(hyperparams.HParams):
     )
     source: str = option(
         None,
-        'path or URL of a JSON label file, of token ids or of texts; a folder that `label` has'
-        " filled; 'test': made-up labels; 'mock': labels that follow the known reward",
+        "path or URL of a file of labels, token ids or texts; folder of labels; 'test': made-up"
+        " labels; 'mock': the known reward's",
     )
     without: str | None = option(
         None,
@@ -195,7 +195,7 @@ class HParams(hyperparams.HParams):
     normalize_after: bool = option(
         False,
         'after training, scale the reward to mean 0 and deviation 1 on samples of the initial'
-        ' policy, so that kl_coef keeps its meaning',
+        ' policy: kl_coef keeps its meaning',
     )
     micro_batch_size: int | None = option(
         None,

@@ -148,7 +148,7 @@ class Labeller:
             return before
         if only_once and other is not None:
             raise AlreadyAnswered(f'{self._writer.path} has an answer to this question already')
-        self._append(self._line(answer))
+        self._append(self._line_of(answer))
         return answer
 
     def add(self, answers: Iterable[Answer]) -> int:
@@ -156,15 +156,16 @@ class Labeller:
 
         One whose uuid is there already is left out. Returns how many were added.
         """
-        new = [answer for answer in answers if answer.uuid not in self.log.uuids]
-        for answer in new:
-            check_answer(answer, self.folder.label_type)
-        if new:
-            self._append(*map(self._line, new))
-        return len(new)
+        with self._one_at_a_time:
+            new = [answer for answer in answers if answer.uuid not in self.log.uuids]
+            for answer in new:
+                check_answer(answer, self.folder.label_type)
+            if new:
+                self._append(*map(self._line_of, new))
+            return len(new)
 
-    def _line(self, answer: Answer) -> dict[str, Any]:
-        said: dict[str, Any] = {'skip': answer.reason}
+    def _line_of(self, answer: Answer) -> dict[str, Any]:
+        said = {'skip': answer.reason}
         if answer.value is not None:
             said = {answer_field(self.folder.label_type): answer.value}
         return {

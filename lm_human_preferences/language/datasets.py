@@ -45,8 +45,9 @@ class Dataset:
         allow_empty: bool = True,
         skip: tuple[int, int] = (0, 0),
     ) -> Iterator[list[int]]:
-        """Iterator of lists of `sequence_length` token ids, padded on the right (the original's
-        tf_dataset).
+        """Iterator of lists of `sequence_length` token ids, padded on the right.
+
+        It is the original's tf_dataset.
 
         A text is cut after its first start token, at `sequence_length`, and after its last end
         token. A text that lacks one of these tokens is left out, and so is one of which nothing
@@ -92,8 +93,10 @@ def _label_query(tokens: list[int], encoder: Encoder) -> list[int]:
 def _cut(
     tokens: list[int], length: int, start_token: int | None, end_token: int | None
 ) -> list[int] | None:
-    """The part of a text's tokens that makes a sequence; None where the start or end token is
-    missing."""
+    """The part of a text's tokens that makes a sequence.
+
+    None if the start or end token is missing.
+    """
     if start_token is not None:
         if start_token not in tokens:
             return None
@@ -125,8 +128,7 @@ def _repeated(
 
 
 def get_dataset(name: str, labels: str | None = None) -> Dataset:
-    """The data set `name`: one of datasets.registry, or the path or URL of a .jsonl file of
-    strings.
+    """The data set `name`: one of datasets.registry, or a .jsonl file of strings (path or URL).
 
     labels: the label file whose queries stand in for a data set that cannot be had, where its entry
     allows that. Raises UserError for an unknown name or a missing file.

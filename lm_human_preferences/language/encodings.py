@@ -89,8 +89,10 @@ class LetterEncoder:
         return [LETTERS.find(letter) if letter in LETTERS else len(LETTERS) - 1 for letter in text]
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Text of token ids; as in the original, padding and most unknown ids give <unk>, and one
-        gives nothing."""
+        """The text of token ids.
+
+        As in the original, padding and most unknown ids give <unk>, and one gives nothing.
+        """
         texts = {**dict(enumerate(LETTERS)), len(LETTERS) + 2: ''}
         return ''.join(texts.get(int(token), '<unk>') for token in tokens)
 
@@ -165,8 +167,10 @@ def _byte_pair_encoder(vocab_path: str, merges_path: str, n_vocab: int) -> ByteP
 
 
 def _byte_of() -> dict[str, int]:
-    """{character: byte} of the 256 printable characters that stand for bytes in GPT-2's files, in
-    the order of their tokens."""
+    """{character: byte} of the characters that stand for bytes in GPT-2's files.
+
+    All 256 are printable. They are in the order of their tokens.
+    """
     printable = [
         *range(ord('!'), ord('~') + 1),
         *range(ord('¡'), ord('¬') + 1),

@@ -63,8 +63,10 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def initialize(self, names: Container[str] | None = None) -> Self:
-        """Set the original's starting values: of all parameters, or of those with TensorFlow names
-        in `names`."""
+        """Set the original's starting values.
+
+        names: TensorFlow names of the parameters to set; None: all.
+        """
         n_embd = self.hparams.n_embd
         n_layer = self.hparams.n_layer
         stdevs = {
@@ -293,7 +295,9 @@ class Model(nn.Module):
 
 
 def _take_queries(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """`values (batch, heads, queries, d)` at `columns (batch, n)` of the queries: (batch, heads, n,
-    d)."""
+    """The values at `columns (batch, n)` of the queries: (batch, heads, n, d).
+
+    values: (batch, heads, queries, d).
+    """
     index = columns[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[3])
     return values.gather(2, index)

@@ -17,8 +17,10 @@ from lm_human_preferences.utils.core import (
 def adjust_logits(
     logits: torch.Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
 ) -> torch.Tensor:
-    """The logits that are sampled from: `logits (..., n_vocab)` divided by the temperature, cut to
-    top k and top p."""
+    """The logits that are sampled from.
+
+    They are `logits (..., n_vocab)` divided by the temperature, cut to top k and top p.
+    """
     logits = logits.float() / max(temperature, MIN_TEMPERATURE)
     if top_k != 0:
         logits = take_top_k_logits(logits, top_k)

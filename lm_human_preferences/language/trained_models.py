@@ -41,8 +41,10 @@ TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # two names of the same function
 
 
 def load_hparams(path: str, sizes: dict[str, Any] | None = None) -> model.HParams:
-    """The model sizes in the hparams.json at `path`, local or remote; or those in `sizes`, read
-    from another kind of file at `path`."""
+    """The model sizes in the hparams.json at `path`, local or remote.
+
+    sizes: those read from another kind of file at `path`, which are used instead.
+    """
     hparams = model.HParams()
     settings = storage.read_json(path) if sizes is None else sizes
     try:
@@ -54,8 +56,10 @@ def load_hparams(path: str, sizes: dict[str, Any] | None = None) -> model.HParam
 
 
 def check_size(hparams: model.HParams, weights: Bundle | HuggingFaceWeights) -> None:
-    """UserError where a model of these sizes is far larger than `weights`, before any memory is
-    allocated for it."""
+    """UserError if a model of these sizes is far larger than `weights`.
+
+    It is checked before any memory is allocated for the model.
+    """
     width = hparams.n_embd
     layers = hparams.n_layer
     needed = 4 * (12 * layers * width**2 + (hparams.n_vocab + hparams.n_ctx) * width)
@@ -110,8 +114,10 @@ def _fetch_bundle(folder: str, name: str) -> Bundle:
 
 
 class HuggingFaceWeights(dict[str, np.ndarray]):
-    """The weights of a GPT-2 directory saved by `transformers`, under the names of the GPT-2
-    release."""
+    """The weights of a GPT-2 directory saved by `transformers`.
+
+    They have the names of the GPT-2 release.
+    """
 
     def __init__(self, directory: str) -> None:
         from safetensors import SafetensorError

@@ -1,6 +1,6 @@
 """What a path is: a local one, or the URL of a blob, whose copy in the cache has a name of its own.
 
-A URL is one of
+A URL is one of:
     az://ACCOUNT/CONTAINER/NAME
     https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME
     gs://BUCKET/NAME

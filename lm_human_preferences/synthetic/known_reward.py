@@ -51,8 +51,10 @@ class KnownReward:
         self.weights = _fit().to(device or default_device())
 
     def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-        """Log odds (batch,) of `queries (batch, query_length)` with `responses (batch,
-        response_length)`."""
+        """Log odds (batch,) of queries with their responses.
+
+        queries: (batch, query_length). responses: (batch, response_length).
+        """
         tokens = torch.cat([queries, responses], dim=1).to(self.weights.device)
         return _log_odds(self.weights, tokens, self.padding_token).float()
 
@@ -90,8 +92,10 @@ def _log_odds(
 
 @functools.cache
 def _fit() -> torch.Tensor:
-    """The weights of `_log_odds` that explain labelled reviews best, given the L2 penalty; always
-    the same."""
+    """The weights of `_log_odds` that explain labelled reviews best, given the L2 penalty.
+
+    They are always the same.
+    """
     encoder = encodings.Reviews.get_encoder()
     labelled = itertools.islice(reviews.labelled_reviews('train'), N_REVIEWS)
     texts, positive_shares = zip(*labelled, strict=True)

@@ -1,5 +1,4 @@
-"""The language model `reviews`: a tiny GPT-2 that learns our film reviews when it is first
-needed."""
+"""The language model `reviews`: a tiny GPT-2 that learns film reviews when it is first needed."""
 
 import hashlib
 import inspect
@@ -100,8 +99,7 @@ def as_batch(encoder: encodings.Encoder, texts: Iterable[str]) -> torch.Tensor:
 
 
 def reviews_loss(network: model.Model, tokens: torch.Tensor, padding_token: int) -> torch.Tensor:
-    """Mean cross entropy, in nats per word, of all words of `tokens (batch, length)` but the
-    first."""
+    """Mean cross entropy in nats per word of `tokens (batch, length)`, of all but the first."""
     inputs, mask = network.mask_padding(tokens, padding_token)
     logits = network.logits(network.hidden(inputs[:, :-1]))
     return F.cross_entropy(logits[mask[:, 1:]], tokens[:, 1:][mask[:, 1:]])

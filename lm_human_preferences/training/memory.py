@@ -196,8 +196,10 @@ def free_on(device: torch.device, comm: Comm) -> int:
 
 
 def check_fits(option: str, count: int, each: int, free: int) -> None:
-    """UserError where `count` things, the value of `option`, of `each` bytes take more than `free`
-    bytes."""
+    """UserError if `count` things of `each` bytes take more than `free` bytes.
+
+    option: the one whose value `count` is.
+    """
     if count * each > free:
         raise UserError(
             f'{option}: what {count} of them hold takes {count * each / 1e9:.0f} GB of memory on'
@@ -207,8 +209,10 @@ def check_fits(option: str, count: int, each: int, free: int) -> None:
 
 @contextlib.contextmanager
 def explain_oom(option: str) -> Iterator[None]:
-    """Within the block, running out of memory is a UserError; option: the name of
-    micro_batch_size."""
+    """Make running out of memory in the block a UserError.
+
+    option: the name of micro_batch_size.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as e:  # PyTorch raises RuntimeError on CPUs
@@ -222,8 +226,10 @@ def explain_oom(option: str) -> Iterator[None]:
 
 
 def on_host(proc: Path = Path('/proc'), cgroups: Path = Path('/sys/fs/cgroup')) -> int:
-    """Bytes that processes here may take: what the system has left, or a control group's lower
-    limit."""
+    """Bytes that processes here may take: what the system has left.
+
+    Or a control group's limit, if that is lower.
+    """
     meminfo = (proc / 'meminfo').read_text(encoding='ascii')
     available = re.search(r'MemAvailable: +(\d+)', meminfo)
     assert available is not None, 'meminfo has no MemAvailable'

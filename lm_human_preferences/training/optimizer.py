@@ -94,8 +94,10 @@ class Adam:
         self.gradients.zero_grad()
 
     def start_at(self, steps: int) -> None:
-        """Prepare to resume after `steps` updates; the caller then fills in the moments, which
-        `tf_slots` gives."""
+        """Prepare to resume after `steps` updates.
+
+        The caller then fills in the moments, which `tf_slots` gives.
+        """
         self.steps = steps
         if steps == 0:
             return

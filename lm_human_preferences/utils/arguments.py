@@ -141,8 +141,10 @@ def _known(
 
 
 def did_you_mean(word: str, choices: Collection[str]) -> str:
-    """A hint for an error message: the choice that ends in `.word` or is spelt like `word`, if
-    there is one."""
+    """A hint for an error message: the choice that `word` may have meant, or nothing.
+
+    It ends in `.word` or is spelt like `word`.
+    """
     close = sorted(
         (choice for choice in choices if choice.endswith(word.replace('--', '.'))), key=len
     ) or difflib.get_close_matches(word, sorted(choices), n=1, cutoff=0.7)
@@ -178,8 +180,9 @@ def _next_value(key: str, field: dataclasses.Field | None, words: list[str]) -> 
 
 
 def convert(key: str, field: dataclasses.Field, text: str | tuple[str, ...]) -> Any:
-    """The value of option `key` given as `text`; UserError names the option, the text and the
-    expected type.
+    """The value of option `key` given as `text`.
+
+    UserError names the option, the text and the expected type.
 
     text: of an option that may be given several times, a tuple of texts, which are taken as they
     are.

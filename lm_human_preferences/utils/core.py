@@ -46,8 +46,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def set_seed(seed: int | None, rank: int = 0) -> None:
-    """Seed numpy and torch for this rank; None draws fresh entropy (the original's
-    set_mpi_seed)."""
+    """Seed numpy and torch for this rank, as the original's set_mpi_seed; None: fresh entropy."""
     seed = None if seed is None else seed + rank * RANK_SEED_STRIDE
     np.random.seed(seed and seed % 2**32)  # it takes no others
     torch.seed() if seed is None else torch.manual_seed(seed)
@@ -71,8 +70,10 @@ def random_stream(*key: object) -> Iterator[None]:
 
 
 def whiten(values: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
-    """Scale to variance 1 (biased, epsilon 1e-8) over all elements; the mean becomes 0 if
-    `shift_mean`, else stays."""
+    """Scale to variance 1 (biased, epsilon 1e-8) over all elements.
+
+    The mean becomes 0 if `shift_mean`, else it stays.
+    """
     var, mean = torch.var_mean(values, correction=0)
     whitened = (values - mean) * torch.rsqrt(var + 1e-8)
     return whitened if shift_mean else whitened + mean
@@ -96,8 +97,9 @@ def logprobs_and_entropies(
     labels: torch.Tensor,
     gradient_type: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Both of the above, of `labels (...)`, for logits `h (..., n_embd) @ weight (n_vocab,
-    n_embd).T`: each `(...)`.
+    """Log-probabilities and entropies of `labels (...)`: each (...).
+
+    The logits are `h (..., n_embd) @ weight (n_vocab, n_embd).T`.
 
     The logits are held once, and read in pieces that fit a cache. Entropies have no gradient.
     gradient_type: what the gradients are multiplied in, if not the type of `h`.
@@ -183,18 +185,19 @@ def sample_from_logits(logits: torch.Tensor) -> torch.Tensor:
 
 
 def take_top_k_logits(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Keep the `k` largest of `logits (..., n_vocab)`, and what equals the k-th; the others become
-    -1e10."""
+    """Keep the `k` largest of `logits (..., n_vocab)`, and what equals the k-th.
+
+    The others become -1e10.
+    """
     smallest_kept = logits.topk(k).values[..., -1:]
     return logits.masked_fill(logits < smallest_kept, -1e10)
 
 
 def take_top_p_logits(logits: torch.Tensor, p: float) -> torch.Tensor:
-    """Nucleus sampling: keep the fewest tokens of `logits (..., n_vocab)` whose probability reaches
-    `p`.
+    """Nucleus sampling: keep the fewest tokens whose probability reaches `p`.
 
-    The others become -1e10. Unlike the original's, the token that crosses `p` is kept, and any
-    shape works.
+    logits: (..., n_vocab). The others become -1e10. Unlike the original's, the token that crosses
+    `p` is kept, and any shape works.
     """
     if p >= 1:
         return logits  # in float32 the largest few may already sum to 1
@@ -211,8 +214,10 @@ def cumulative_max(x: torch.Tensor) -> torch.Tensor:
 
 
 def index_each(a: torch.Tensor, ix: torch.Tensor) -> torch.Tensor:
-    """Index row i of `a (batch, n, ...)` by `ix[i]`: `ix (batch, ...)` -> `(batch, ...,
-    *a.shape[2:])`."""
+    """Index row i of `a` by `ix[i]`.
+
+    a (batch, n, ...), ix (batch, ...) -> (batch, ..., *a.shape[2:]).
+    """
     rows = torch.arange(a.shape[0], device=a.device).reshape(-1, *[1] * (ix.ndim - 1))
     return a[rows, ix]
 
@@ -227,8 +232,10 @@ def pearson_r(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def adam_epsilon(step: int, epsilon: float = 1e-5, beta2: float = 0.999) -> float:
-    """PyTorch's `eps` for update `step` (from 1) to equal TensorFlow's, which adds epsilon before
-    bias correction."""
+    """PyTorch's `eps` that makes update `step` (from 1) equal TensorFlow's.
+
+    TensorFlow adds epsilon before bias correction.
+    """
     return epsilon / (1 - beta2**step) ** 0.5
 
 

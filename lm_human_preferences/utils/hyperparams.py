@@ -78,8 +78,10 @@ class HParams:
     """Base of all hyperparameter classes, which are dataclasses as well."""
 
     def override_from_json_file(self, filename: str) -> None:
-        """Override from a JSON file of nested objects, local or remote, and check all values;
-        UserError names it."""
+        """Override from a JSON file of nested objects, local or remote, and check all values.
+
+        UserError names the file.
+        """
         nested = storage.read_json(filename)
         try:
             self.override_from_nested_dict(nested)
@@ -98,8 +100,10 @@ class HParams:
         self.override_from_str_dict({key: value for key, _, value in pairs})
 
     def override_from_str_dict(self, flat_dict: dict[str, str], separator: str = '.') -> None:
-        """Override from {'x.y': '1'}: values are read as the field's type says; ValueError if that
-        cannot be done."""
+        """Override from {'x.y': '1'}; values are read as the types of the fields say.
+
+        ValueError if one cannot be read.
+        """
         self.override_from_dict(
             {key: parse(self._field(key, separator).type, text) for key, text in flat_dict.items()},
             separator=separator,

@@ -24,6 +24,10 @@ LABEL_FIELDS = {
 
 def label_commands(reward_experiments: Experiments) -> list[Command]:
     """All of them. reward_experiments: those of train_reward, which decide task and label type."""
+    return [*_commands_of_experiments(reward_experiments), *_commands_of_folders()]
+
+
+def _commands_of_experiments(reward_experiments: Experiments) -> list[Command]:
     return [
         experiment_command(
             'ask',
@@ -39,7 +43,7 @@ def label_commands(reward_experiments: Experiments) -> list[Command]:
         ),
         experiment_command(
             'import_labels',
-            'import_labels:import_labels',
+            'texts.import_labels:import_labels',
             labelling.ImportHParams,
             reward_experiments,
             ['file', 'output'],
@@ -50,6 +54,11 @@ def label_commands(reward_experiments: Experiments) -> list[Command]:
                 ' or is an export of Label Studio.'
             ),
         ),
+    ]
+
+
+def _commands_of_folders() -> list[Command]:
+    return [
         launch.job_command(
             'label',
             'lm_human_preferences.commands.label:label',
@@ -74,7 +83,7 @@ def label_commands(reward_experiments: Experiments) -> list[Command]:
         ),
         launch.job_command(
             'score',
-            'lm_human_preferences.commands.score:score',
+            'lm_human_preferences.commands.texts.score:score',
             labelling.ScoreHParams,
             ['run', 'file'],
             example='./launch.py score /tmp/save/train_reward/my-reward texts.jsonl',
@@ -101,6 +110,7 @@ def experiment_command(
     """
 
     def start(settings: dict[str, Any], exp: str, *values: str) -> None:
+        """settings: the options that were given, by name; values: those of `arguments`."""
         if exp not in reward_experiments:
             raise UserError(
                 f'no experiment {exp!r}: choose from {", ".join(reward_experiments)}'

@@ -26,8 +26,10 @@ _TYPES = {int: 'INT', float: 'FLOAT', str: 'TEXT', tuple[str, ...]: 'TEXT', type
 
 
 def sections(fields: Fields) -> dict[str, Fields]:
-    """`fields` {name: field} by heading. A command that starts no training has one section,
-    'Options'."""
+    """`fields` {name: field} by heading.
+
+    A command that starts no training has one section, 'Options'.
+    """
     if not any(name.startswith('run.') for name in fields):
         return {'Options': fields} if fields else {}
     by_heading = {heading: {} for heading in ('Launching', *HEADINGS.values(), FOLDED)}

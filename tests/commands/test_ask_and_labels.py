@@ -4,14 +4,14 @@ docs/labelling.md."""
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from command_line import error_of, invoke
 from label_folders import make_folder
 
+import launch
+import sample
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
 from lm_human_preferences.labels import files as label_files
@@ -295,34 +295,53 @@ def test_mistakes_of_labels_are_one_line(answered, tmp_path):
 # ---------------------------------------------------------------- all of it
 
 
+FILES = {  # that the page's commands read
+    'questions.jsonl': {'query': 'the film was', 'sample0': 'good', 'sample1': 'dull'},
+    'gold.jsonl': {'query': 'the plot was', 'sample0': 'bad', 'sample1': 'great', 'best': 1},
+    'texts.jsonl': {'query': 'the film was', 'response': 'very good'},
+}
+PAIRS = [
+    {'prompt': f'the {what} was', 'chosen': f'{good} {when}', 'rejected': f'{bad} {when}'}
+    for what in ('film', 'plot', 'story', 'cast', 'music', 'script')
+    for good, bad in (('good', 'bad'), ('great', 'dull'), ('funny', 'silly'))
+    for when in ('today', 'throughout', 'indeed')
+]
+
+
 @pytest.mark.slow
-def test_every_command_of_the_page_works(tmp_path):
-    """With the simulated labeller in place of people, and small trainings."""
+def test_every_command_of_the_page_works(tmp_path, monkeypatch):
+    """With the simulated labeller in place of people, and small trainings, in this process."""
+    monkeypatch.chdir(tmp_path)
+    for name, record in FILES.items():
+        Path(name).write_text(json.dumps(record) + '\n')
+    Path('pairs.jsonl').write_text(''.join(json.dumps(pair) + '\n' for pair in PAIRS))
     page = (ROOT / 'docs/labelling.md').read_text(encoding='utf-8')
-    lines = re.findall(r'^    pipenv run ./launch.py (.*)$', page, re.MULTILINE)
+    lines = re.findall(r'^    pipenv run ./(launch|sample).py (.*)$', page, re.MULTILINE)
     printed = {}
-    for line in lines:
+    for program, line in lines:
         if '--web' in line:  # test_label_page.py serves these
             continue
         argv = shlex.split(line.replace('/tmp/save', f'{tmp_path}/save'))
         if argv[0] == 'label' and '--simulate.error' not in argv:
             argv += ['--simulate', 'on']
         if argv[0] in ('train_reward', 'train_policy'):
-            argv += ['--save_dir', f'{tmp_path}/save/{argv[0]}']
+            argv += ['--save_dir', f'{tmp_path}/save/{argv[0]}', '--run.console', 'quiet']
         if argv[0] == 'train_policy':
-            argv += ['--ppo.total_episodes', '1024']
-        command = [sys.executable, str(ROOT / 'launch.py'), *argv]
-        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert result.returncode == 0, (line, result.stderr)
+            argv += ['--ppo.total_episodes', '512', '--run.evaluate', 'false']
+        result = invoke(argv, launch.cli if program == 'launch' else sample.cli)
+        assert result.exit_code == 0, (line, result.output, result.exception)
         printed.setdefault(argv[0], []).append(result.stdout)
     assert printed['label'][0] == 'anna (simulated) has given 200 answers\n'
     questions, folder = questions_of(tmp_path / 'my-labels')
     assert len(questions) == 200 + 100 + 50
-    run = f'{tmp_path}/save/train_policy/by-taste'
+    first, second = (f'{tmp_path}/save/train_policy/{name}-taste' for name in ('first', 'second'))
     assert [question.policies for question in questions[200:]] == [
-        *[(run,) * 4] * 100,
-        *[('initial', 'initial', run, run)] * 50,
+        *[(first,) * 4] * 100,
+        *[(first, first, second, second)] * 50,
     ]
     assert {question.part for question in questions[:300]} == {'train'}
     assert {question.part for question in questions[300:]} == {'test'}
-    assert len(json.loads((tmp_path / 'my-labels.json').read_text())) == 200
+    assert len(json.loads(Path('my-labels.json').read_text())) > 200
+    assert json.loads(Path('report.json').read_text())['learning_curve']
+    assert len(LabelFolder('my-pairs').questions) == 2 + len(PAIRS)
+    assert list(json.loads(printed['score'][0])) == ['score']

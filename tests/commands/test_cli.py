@@ -167,7 +167,8 @@ def test_task_without_a_new_reward_model(started):
 POLICY = 'train_policy sentiment nm '
 EXAMPLE = './launch.py train_policy mock_sentiment first --mpi 1'
 COMMANDS = (
-    'train_reward, train_policy, resume, export, doctor, evaluate, ask, label, labels, figures'
+    'train_reward, train_policy, resume, export, doctor, evaluate, ask, import_labels, label,'
+    ' labels, score, figures'
 )
 
 
@@ -471,7 +472,7 @@ def test_several_ranks(job, monkeypatch, mpi, count, ranks):
     monkeypatch.setattr(jobs.launcher, 'launch_ranks', lambda *args: launched.append(args))
     gpus(monkeypatch, count)
     jobs.start_job('fakejob:train', {'hparams': 3}, mpi)
-    assert launched == [('fakejob:train', {'hparams': 3}, ranks)]
+    assert launched == [('fakejob:train', {'hparams': 3}, ranks, 600)]  # rank_timeout's default
     assert not job
 
 

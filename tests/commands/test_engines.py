@@ -1,9 +1,10 @@
-"""Real ranks, started by mpiexec, on each engine: the tests that use ranks.on_ranks.
+"""Real ranks, started by mpiexec on each engine and by torchrun: the tests that use ranks.on_ranks.
 
 With two ranks all of them, recordings included; with three, which most machines that test this have
 too few cores for, communication and a training. faults/test_two_hosts.py has four ranks.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from engines import (
     on_mpi_command,
     skip_reason,
 )
+from launched import TORCHRUN
 
 from lm_human_preferences.distributed import launcher
 
@@ -28,19 +30,23 @@ TESTS_OF_SIZE = {
 }
 
 
-def run_on_ranks(size, directory):
+def run_by_mpiexec(size, directory):
     """Run the tests on `size` ranks on all available engines; returns what rank 0 printed."""
     mpiexec, is_open_mpi = launcher.find_mpiexec()
     environment = launcher.rank_environment(str(directory), size, is_open_mpi)
-    environment['OMP_NUM_THREADS'] = '1'
     options = launcher.mpiexec_options(is_open_mpi, size, processors=1)
+    return run([mpiexec, *options, *on_mpi_command(TESTS_OF_SIZE[size])], environment)
+
+
+def run(command, environment):
+    """What the command and its ranks, each with one thread, print; it has to succeed."""
     run = subprocess.run(
-        [mpiexec, *options, *on_mpi_command(TESTS_OF_SIZE[size])],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=TIMEOUT_SECONDS,
-        env=environment,
+        env={**environment, 'OMP_NUM_THREADS': '1'},
     )
     assert run.returncode == 0, run.stdout
     return run.stdout
@@ -61,17 +67,28 @@ def lines_by_engine(size, output):
 @pytest.mark.slow
 @pytest.mark.parametrize('size', TESTS_OF_SIZE)
 def test_engines(size, tmp_path):
-    output = run_on_ranks(size, tmp_path)
+    output = run_by_mpiexec(size, tmp_path)
     passed = lines_by_engine(size, output)
     assert list(passed) == available_engines(), output
     for engine, lines in passed.items():
-        # A line for each rank, and no warnings.
-        assert len(lines) == size and len(set(lines)) == 1, (engine, lines)
-        for test in set(WHAT_RANKS_COMPUTE) & set(TESTS_OF_SIZE[size]):
-            name = re.split('[:/]', test)[-1].removesuffix('.py')
-            assert name in lines[0], engine
+        assert_passed(lines, size, engine)
     if skip_reason():
         pytest.skip(skip_reason())
+
+
+def assert_passed(lines, size, engine):
+    """A line for each rank, and no warnings."""
+    assert len(lines) == size and len(set(lines)) == 1, (engine, lines)
+    for test in set(WHAT_RANKS_COMPUTE) & set(TESTS_OF_SIZE[size]):
+        name = re.split('[:/]', test)[-1].removesuffix('.py')
+        assert name in lines[0], engine
+
+
+@pytest.mark.slow
+def test_torchrun():
+    """The recordings, too, with two ranks and the one engine that there is without MPI."""
+    output = run([*TORCHRUN, *on_mpi_command(TESTS_OF_SIZE[2], 'torch')], os.environ)
+    assert_passed(lines_by_engine(2, output)['torch'], 2, 'torch')
 
 
 def test_launched_by_another_mpi(tmp_path):

@@ -2,8 +2,11 @@
 page itself."""
 
 import base64
+import concurrent.futures
+import errno
 import hashlib
 import json
+import os
 import re
 import resource
 import shlex
@@ -305,6 +308,26 @@ def test_the_same_uuid_twice_is_one_answer_and_one_question_has_one(path):
     assert len(written(path)) == 1
 
 
+def test_the_same_at_the_same_moment_is_one_answer(path):
+    """Two windows, or an answer that is sent again while the first is on its way to the disk."""
+    with served(path, 'anna') as (page, anna):
+        first, second, _ = anna.questions()
+        key = str(uuid.uuid4())
+
+        def send(number):
+            client = Client(page.links['anna'])
+            again, _ = client.answer(first['id'], 2, key)
+            other, _ = client.answer(second['id'], 1 + number % 4)
+            client.close()
+            return again, other
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            statuses = list(pool.map(send, range(8)))
+    assert [again for again, _ in statuses] == [200] * 8
+    assert sorted(other for _, other in statuses) == [200] + [409] * 7
+    assert len(written(path)) == 2
+
+
 def test_skips_have_a_reason_and_undo_asks_again(path):
     with served(path, 'anna', 'bob') as (_, anna, bob):
         first, second, third = anna.questions()
@@ -396,6 +419,24 @@ def test_a_full_disk_is_told_and_what_comes_later_fits(path):
     assert len(written(path)) == 2
 
 
+def test_what_is_not_on_the_disk_is_not_acknowledged(path, monkeypatch):
+    def fail(number):
+        anna_sees.append(LabelFolder(str(path)).logs['anna'].uuids.keys())
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    anna_sees = []
+    with served(path, 'anna') as (page, anna):
+        question = anna.questions()[0]['id']
+        key = str(uuid.uuid4())
+        with monkeypatch.context() as patched:
+            patched.setattr(os, 'fsync', fail)
+            status, reply = anna.answer(question, 1, key)
+            assert (status, reply['error']) == (507, 'It could not be saved: Input/output error.')
+        assert anna_sees == [{key}] and written(path) == []
+        assert anna.answer(question, 1, key)[0] == 200
+    assert len(written(path)) == 1
+
+
 def test_a_damaged_question_is_left_out(path):
     file = path / 'questions.jsonl'
     file.write_bytes(file.read_bytes().replace(b'"sample2": [', b'"sample2": [1, ', 1))
@@ -465,6 +506,15 @@ def test_links_are_new_where_others_could_read_the_key(path):
     (path / 'page.key').unlink()
     (path / 'page.key').symlink_to('/etc/passwd')
     assert 'page.key cannot be used' in error_of(path, 'anna')
+
+
+@pytest.mark.parametrize('host', ['localhost', '::1'])
+def test_other_names_of_this_machine(path, host):
+    if host == '::1' and not Path('/proc/net/if_inet6').exists():
+        pytest.skip('this machine has no IPv6')
+    with served(path, 'anna', host=host) as (page, anna):
+        assert page.url == f'http://{f"[{host}]" if ":" in host else host}:{page.port}'
+        assert anna.answer(anna.questions()[0]['id'])[0] == 200
 
 
 def test_another_address_has_its_own_name(path):

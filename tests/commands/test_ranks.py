@@ -306,8 +306,8 @@ def test_ranks_of_another_mpi_are_recognised(tmp_path):
     """The other MPI's mpiexec starts two worlds of one rank each."""
     other = tmp_path / 'mpiexec'
     other.write_text(
-        '#!/bin/sh\nshift 2\nexport OMPI_COMM_WORLD_SIZE=2\n'
-        'OMPI_COMM_WORLD_RANK=1 "$@" &\nOMPI_COMM_WORLD_RANK=0 "$@"\nstatus=$?\nwait\nexit $status'
+        '#!/bin/sh\nshift 2\nexport PMI_SIZE=2\n'
+        'PMI_RANK=1 "$@" &\nPMI_RANK=0 "$@"\nstatus=$?\nwait\nexit $status'
     )
     other.chmod(0o755)
     failed = job(tmp_path, 'talk', started_by=(other, '-n', '2'))

@@ -56,6 +56,17 @@ OTHER_TOOLS = {  # their options
     '--kill-on-bad-exit',
     '--ntasks',
     '--gpus-per-task',
+    '--nproc-per-node',
+    '--nnodes',
+    '--node-rank',
+    '--master-addr',
+    '--master-port',
+    '--rdzv-backend',
+    '--rdzv-id',
+    '--rdzv-endpoint',
+    '--max-restarts',
+    '--standalone',
+    '--signal',
 }
 SPELLINGS = {'--noppo.whiten_rewards', '--flag', '--noflag'}  # other ways to set a switch
 
@@ -196,7 +207,9 @@ def test_trainings_are_understood(commands, monkeypatch):
     """Each is started by the command line, up to the call of its job."""
     lines = of_program(commands, './launch.py')
     for text in PAGES.values():
-        for line in re.findall(r'^    .*\b(?:mpiexec|srun) .*$', text, re.MULTILINE):
+        for line in re.findall(
+            r'^    .*\b(?:mpiexec|mpirun|srun|torchrun) .*\./launch\.py .*$', text, re.MULTILINE
+        ):
             lines.append(shlex.split(line.partition('./launch.py ')[2]))
     trainings = [args for args in lines if args[0] in TRAININGS]
     assert {tuple(args[:2]) for args in trainings} >= {

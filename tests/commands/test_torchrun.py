@@ -135,10 +135,13 @@ def test_an_engine_that_needs_mpi(tmp_path, without_mpi):
 
 
 def test_a_wrong_option_is_told_once(tmp_path):
-    """Before the ranks meet."""
+    """Before the ranks meet: once by rank 0, once in torchrun's report."""
     failed = Launch(tmp_path, '--ppo.batch=8', started_by=TORCHRUN)
     assert failed.wait() == 1
-    assert failed.errors().count('no such option') == 1
+    lines = failed.errors().splitlines()
+    told = 'no such option: --ppo.batch (did you mean --ppo.batch_size?)'
+    assert lines.count(f'error: {told}') == 1
+    assert lines.count(f'  traceback : {told}') == 1
 
 
 # ---------------------------------------------------------------- srun without MPI

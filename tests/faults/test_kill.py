@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launched import FAULTS, FOREVER, Launch, eventually, job, start_job
+from launched import FAULTS, FOREVER, MPIEXEC, Launch, eventually, job, start_job
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -160,6 +160,21 @@ def test_rank_that_is_stopped_for_too_long(tmp_path):
     assert launch.errors().splitlines()[-1] == (
         f'error: rank 1, process {process}, has given no sign of life for 10 s'
         ' (--run.rank_timeout), so all 2 ranks were stopped'
+    )
+
+
+def test_stopped_rank_under_the_users_own_mpiexec(tmp_path):
+    launch = start_job(tmp_path, 'wait_for_life', started_by=(MPIEXEC, '-n', '2'))
+    launch.reach_line('2 ranks wait for ever')
+    process = launch.ranks()[1]
+    os.kill(process, signal.SIGSTOP)
+    assert launch.wait(10 + END) == 1
+    launch.assert_nothing_left(END)
+    assert re.search(
+        rf'^error: rank 1, process {process} on \S+, has given no sign of life for 10 s: it is'
+        r' stopped, or its host is gone; see --run.rank_timeout$',
+        launch.errors(),
+        re.MULTILINE,
     )
 
 

@@ -80,8 +80,8 @@ def test_stopped_rank_under_srun(tmp_path, stopped):
         f'rank 1, process {process.pid} on \\S+, has given no sign of life for 10 s: it is stopped,'
         ' or its host is gone'
         if stopped
-        else 'rank 1 has had no answer for 10 s from the host that MASTER_ADDR names: it is gone or'
-        ' stopped'
+        else 'rank 1 has had no answer for 10 s from the host of rank 0, or of torchrun: it is gone'
+        ' or stopped'
     )
     assert re.fullmatch(f'error: {told}; see --run.rank_timeout', other.errors())
     process.send_signal(signal.SIGCONT)

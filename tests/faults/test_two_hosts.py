@@ -1,7 +1,7 @@
 """Two hosts, imitated by two network namespaces, do one job together.
 
 Each has a loopback of its own, and addresses instead of names. Both also have the same address of a
-bridge that leads nowhere, as hosts with containers do. Needs root and MPICH.
+bridge that leads nowhere, as hosts with containers do. Needs root; the tests of mpiexec need MPICH.
 """
 
 import os
@@ -43,8 +43,6 @@ def hosts():
     """Names of the two namespaces."""
     if shutil.which('ip') is None or os.geteuid():
         pytest.skip('network namespaces need root and the command ip')
-    if launcher.find_mpiexec()[1]:
-        pytest.skip("starts ranks with an option of MPICH's mpiexec")
     namespaces = [f'lmhp-{uuid.uuid4().hex[:8]}' for _ in ADDRESSES]
     try:
         try:
@@ -65,6 +63,8 @@ def run_on_hosts(hosts, tmp_path):
 
     Its remote shell enters the namespace that has the address.
     """
+    if launcher.find_mpiexec()[1]:
+        pytest.skip("starts ranks with an option of MPICH's mpiexec")
     remote_shell = tmp_path / 'remote_shell'
     remote_shell.write_text(
         '#!/bin/sh\n'
@@ -119,5 +119,33 @@ def test_training(run_on_hosts, tmp_path):
             '--ppo.total_episodes=128',
         ]
     )
+    last = checkpoints.latest(str(tmp_path / 'run' / 'policy' / 'checkpoints'))
+    assert last.endswith('model.ckpt-2')
+
+
+def test_torchrun(hosts, tmp_path):
+    """One on each host. As hosts have no names here, they are told their addresses."""
+    torchrun = [sys.executable, '-m', 'torch.distributed.run', '--nnodes=2', '--nproc-per-node=1']
+    torchrun += ['--rdzv-backend=c10d', f'--rdzv-endpoint={ADDRESSES[0]}:29400', '--rdzv-id=two']
+    command = [
+        TESTS.parent / 'launch.py',
+        *('train_policy', 'test', 'run', f'--save_dir={tmp_path}', '--ppo.total_episodes=128'),
+    ]
+    options = [
+        [f'--local-addr={address}', f'--rdzv-conf=is_host={int(address == ADDRESSES[0])}']
+        for address in ADDRESSES
+    ]
+    processes = [
+        subprocess.Popen(
+            ['ip', 'netns', 'exec', host, *torchrun, *its_options, *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for host, its_options in zip(hosts, options, strict=True)
+    ]
+    outputs = [process.communicate(timeout=200)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], '\n'.join(outputs)
+    assert '2 ranks, averaging by torch (gloo)' in ''.join(outputs)
     last = checkpoints.latest(str(tmp_path / 'run' / 'policy' / 'checkpoints'))
     assert last.endswith('model.ckpt-2')

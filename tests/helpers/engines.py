@@ -50,7 +50,8 @@ def skip_reason():
     return f'the others passed; {"; ".join(missing)}' if missing else None
 
 
-def on_mpi_command(tests):
-    """The Python command that every rank runs to do `tests` on all available engines."""
+def on_mpi_command(tests, *engines):
+    """The Python command that every rank runs to do `tests` on `engines`, or all available ones."""
     paths = [str(TESTS / test) for test in tests]
-    return [sys.executable, str(TESTS / 'helpers/on_mpi.py'), ','.join(available_engines()), *paths]
+    names = ','.join(engines or available_engines())
+    return [sys.executable, str(TESTS / 'helpers/on_mpi.py'), names, *paths]

@@ -36,6 +36,8 @@ TORCHRUN = (
     '--no-python',
     '--nproc-per-node=2',
 )
+# By which launchers tell a process which rank it is.
+RANK_VARIABLES = ('PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'RANK')
 needs_mpi = pytest.mark.skipif(
     not MPIEXEC.exists(), reason='this environment has no mpiexec of its own'
 )
@@ -165,10 +167,10 @@ class Launch:
 
     def ranks(self):
         """The processes of the ranks, in their order."""
-        numbered = {
-            env.get('PMI_RANK', env.get('OMPI_COMM_WORLD_RANK', env.get('RANK'))): process
-            for process, env in self.processes().items()
-        }
+        numbered = {}
+        for process, env in self.processes().items():
+            rank = next((env[name] for name in RANK_VARIABLES if name in env), None)
+            numbered[rank] = process
         return [numbered[rank] for rank in sorted(numbered.keys() - {None})]
 
     def assert_shared_memory_is_nameless(self):

@@ -1,4 +1,8 @@
-"""pytest on the ranks of MPI: `mpiexec -n 2 python tests/helpers/on_mpi.py ENGINE,... TEST...`.
+"""pytest on real ranks: `mpiexec -n 2 python tests/helpers/on_mpi.py ENGINE,... TEST...`.
+
+torchrun may take the place of mpiexec, with the engine torch.
+
+Other engines may have other tests: `ENGINE,... TEST... -- ENGINE,... TEST...`.
 
 The tests are those that use ranks.on_ranks. All engines are tested in one start of the ranks,
 because starting them takes longer than most of these tests.
@@ -12,6 +16,7 @@ import collections
 import contextlib
 import hashlib
 import io
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -52,10 +57,13 @@ def compare_parameters_after_updates():
     Adam.update = update_and_compare
 
 
-def main(engines, *tests):
+def main(*words):
     compare_parameters_after_updates()
-    for engine in engines.split(','):
-        run_tests(engine, tests)
+    for is_separator, group in itertools.groupby(words, '--'.__eq__):
+        if not is_separator:
+            engines, *tests = group
+            for engine in engines.split(','):
+                run_tests(engine, tests)
 
 
 def run_tests(engine, tests):
@@ -73,6 +81,7 @@ def run_tests(engine, tests):
     counts_of_ranks = ranks.WORLD.all_gather_object(dict(sorted(passed.counts.items())))
     if ranks.WORLD.rank == 0:
         print(*counts_of_ranks, sep='\n', flush=True)
+    ranks.WORLD.close()
 
 
 if __name__ == '__main__':

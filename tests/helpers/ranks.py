@@ -4,6 +4,7 @@ Under `mpiexec`, tests/helpers/on_mpi.py sets WORLD, and the same tests run on t
 """
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,9 +101,9 @@ def ranks_here(size):
     return [WORLD.rank] if WORLD else range(size)
 
 
-def same_for_all(value):
-    """Rank 0's `value`."""
-    return WORLD.all_gather_object(value)[0] if WORLD else value
+def same_for_all(path):
+    """Rank 0's `path`."""
+    return Path(WORLD.all_gather_object(str(path))[0]) if WORLD else path
 
 
 def give_each_thread_its_own_numpy_random(monkeypatch):

@@ -376,6 +376,17 @@ def test_queries_of_labels_stand_in_for_books(empty_store, tmp_path, encoder, ca
     )[0] == [0, dot, padding]
 
 
+def test_prompts_of_preferences_stand_in_for_books(empty_store, tmp_path, encoder):
+    """As texts, which begin after a full stop and end with one like those of any data set."""
+    path = tmp_path / 'pairs.jsonl'
+    prompts = ['a.bc.d', 'xyz', 'a.bc.d']
+    path.write_text('\n'.join(json.dumps({'prompt': prompt}) for prompt in prompts))
+    dot = encoder.encode('.')[0]
+    options = dict(mode='train', encoder=encoder, start_token=dot, end_token=dot, repeat_count=1)
+    dataset = datasets.get_dataset('books', labels=str(path))
+    assert list(dataset.sequences(3, **options)) == [encoder.encode('bc.')]
+
+
 def test_books_themselves_come_first(recorded_files, tmp_path, capsys):
     path = label_file(tmp_path, [[1]])
     assert isinstance(next(datasets.get_dataset('books', labels=path).generator('train')), str)

@@ -52,6 +52,8 @@ ONLY = {
     'horovod': 'distributed',
     'torch.distributed': 'distributed',
     'blobfile': 'storage',
+    'starlette': 'labels',
+    'uvicorn': 'labels',
     f'{PACKAGE}.checkpointing.tf_table': 'checkpointing',
 }
 # Faults that are still there: {line that is found: why}. None may be added.

@@ -183,6 +183,13 @@ def test_errors_are_for_the_source_mock_alone(tmp_path):
     assert '--labels.error 0.1: --labels.source test is not' in error
 
 
+def test_a_dry_run_notices_that_too_few_labels_are_left(tmp_path):
+    words = f'train_reward test x --dry_run --save_dir {tmp_path} --labels.num_train 32'
+    result = invoke(f'{words} --labels.held_out 0.9')
+    assert result.exit_code == 2 and '--labels.held_out 0.9 leaves' in result.stderr
+    assert invoke(words).exit_code == 0
+
+
 def test_a_policy_can_hold_labels_out_too(tmp_path):
     result = invoke(
         f'train_policy test x --dry_run --save_dir {tmp_path}'

@@ -1,15 +1,22 @@
 """Labels as texts: the formats that are read, what does not fit, and the way back to texts."""
 
+import contextlib
+import copy
 import json
 import random
 
 import pytest
 from golden_data import bpe_directory
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from lm_human_preferences.commands.texts import score
 from lm_human_preferences.datasets.reviews import WORDS
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
 from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.labels.answers import sample_names
+from lm_human_preferences.labels.folder import LABELLER
 from lm_human_preferences.labels.texts import records, tokenise
 from lm_human_preferences.labels.texts.export import TextExport
 from lm_human_preferences.labels.texts.records import TextLabel
@@ -330,3 +337,62 @@ def test_preferences_are_the_best_with_each_of_the_others():
     ] == ['b', 'c']
     with pytest.raises(UserError, match='ratings of one response prefer none'):
         list(TextExport('scalar_rating', encoder).preferences([]))
+
+
+# ---------------------------------------------------------------- hostile records
+
+VALUES = st.one_of(
+    st.sampled_from([None, True, 0, 2, -1, 0.5, float('nan'), '', 'a', 'left', [], {}, [[]], [{}]]),
+    st.sampled_from([[USER], [USER, GOOD], {'selected': 'left'}, {'id': 'x/y'}, 'a,b', 10**30]),
+)
+
+
+def places(value):
+    """Yield (container, key) of everything in a JSON value."""
+    keys = value if isinstance(value, dict) else range(len(value))
+    for key in list(keys):
+        yield value, key
+        if isinstance(value[key], (dict, list)):
+            yield from places(value[key])
+
+
+@st.composite
+def damaged(draw):
+    """A record of any format in which a value or two are something else, or missing."""
+    record = copy.deepcopy(
+        draw(
+            st.sampled_from(
+                [
+                    task_of_label_studio(),
+                    {'prompt': [USER], 'chosen': [GOOD], 'rejected': [BAD]},
+                    {'chosen': f'{DIALOGUE} a', 'rejected': f'{DIALOGUE} b'},
+                    {'query': 'a', 'sample0': 'b', 'sample1': 'c', 'sample': 'd', 'best': 1},
+                    {'query': 'a', 'sample': 'b', 'score': 1.5, 'response': 'c'},
+                ]
+            )
+        )
+    )
+    for _ in range(draw(st.integers(1, 2))):
+        container, key = draw(st.sampled_from(list(places(record)) or [(record, 'x')]))
+        if draw(st.booleans()):
+            container[key] = copy.deepcopy(draw(VALUES))
+        else:
+            container.pop(key, None) if isinstance(container, dict) else container.pop(key)
+    return record
+
+
+@given(
+    record=damaged(), label_type=st.sampled_from(['best_of_2', 'scalar_rating', 'scalar_compare'])
+)
+@settings(max_examples=500)
+def test_any_record_is_read_or_refused(record, label_type):
+    """A refusal is the one line of a user's mistake, and labels have texts for all samples."""
+    with contextlib.suppress(UserError):
+        for label in records.parse(record, 'here', label_type):
+            assert isinstance(label.query, str) and label.answer is not None
+            assert len(label.samples) == len(sample_names(label_type))
+            assert all(isinstance(sample, str) for sample in label.samples)
+            assert label.labeller is None or LABELLER.fullmatch(label.labeller)
+    with contextlib.suppress(UserError):
+        query, responses = score.texts_of(record, 'here')
+        assert isinstance(query, str) and responses

@@ -103,6 +103,7 @@ class _Routes:
         self._page = Page()
 
     async def page(self, request: Request) -> Response:
+        """The page itself, which is the same for everybody."""
         headers = {'Content-Security-Policy': self._page.policy}
         return HTMLResponse(self._page.html, headers=headers)
 
@@ -124,17 +125,20 @@ class _Routes:
         return reply
 
     async def task(self, request: Request) -> Response:
+        """What does not change from question to question."""
         labeller = self._labeller(request)
         task = await run_in_threadpool(self.service.task, labeller)
         return Json({'folder': self.access.folder, **task})
 
     async def questions(self, request: Request) -> Response:
+        """More questions for the labeller who asks."""
         labeller, fields = await self._request(request)
         held = fields.ids('held')
         count = fields.number('count', 0, MOST_QUESTIONS)
         return await _reply(self.service.questions, labeller, held, count)
 
     async def answer(self, request: Request) -> Response:
+        """Record an answer."""
         labeller, fields = await self._request(request)
         return await _reply(
             self.service.answer,
@@ -146,6 +150,7 @@ class _Routes:
         )
 
     async def skip(self, request: Request) -> Response:
+        """Record that a question is skipped."""
         labeller, fields = await self._request(request)
         return await _reply(
             self.service.skip,
@@ -157,6 +162,7 @@ class _Routes:
         )
 
     async def undo(self, request: Request) -> Response:
+        """Take an answer back."""
         labeller, fields = await self._request(request)
         # The answer may have been given elsewhere, under a uuid of another form.
         return await _reply(self.service.undo, labeller, fields.text('answer'))
@@ -193,24 +199,28 @@ class _Fields:
             raise Refused(400, 'The request is no object.')
 
     def text(self, name: str, pattern: re.Pattern[str] | None = None) -> str:
+        """The text of a field, which matches `pattern` as a whole."""
         value = self._values.get(name)
         if not isinstance(value, str) or (pattern and not pattern.fullmatch(value)):
             raise Refused(400, f'The request has no valid {name}.')
         return value
 
     def number(self, name: str, low: int, high: int) -> int:
+        """The whole number of a field, from `low` to `high`."""
         value = self._values.get(name)
         if type(value) is not int or not low <= value <= high:
             raise Refused(400, f'The request has no valid {name}.')
         return value
 
     def seconds(self) -> float:
+        """The seconds that the labeller took."""
         value = self._values.get('seconds')
         if type(value) not in (int, float) or not 0 <= value <= LONGEST_SECONDS:
             raise Refused(400, 'The request has no valid seconds.')
         return float(value)
 
     def ids(self, name: str) -> list[str]:
+        """The ids of questions in a field, MOST_HELD at most."""
         values = self._values.get(name)
         if not isinstance(values, list) or len(values) > MOST_HELD:
             raise Refused(400, f'The request has no valid {name}.')

@@ -50,6 +50,7 @@ class Guard:
             return
 
         async def send_guarded(message: Message) -> None:
+            """Send a reply with HEADERS."""
             if message['type'] == 'http.response.start':
                 headers = MutableHeaders(raw=message['headers'])
                 for name, value in HEADERS.items():

@@ -1,10 +1,11 @@
 """The formats in which other tools keep labels as texts; each record is turned into TextLabels.
 
     {"query", "sample0", "sample1", .., "best"}   the fields of a label, as strings
-    {"prompt", "chosen", "rejected"}              preferences: strings, or lists of chat messages
-                                                  {"role", "content"}
-    {"data", "annotations"}                       a task of Label Studio's pairwise template, as its
-                                                  JSON export has them
+    {"prompt", "chosen", "rejected"}              preferences
+    {"data", "annotations"}                       a task in Label Studio's JSON export
+
+Preferences are strings, or lists of chat messages {"role", "content"}; the task is one of Label
+Studio's pairwise template.
 
 A file is a JSON array of records, or has one a line if its name ends in .jsonl.
 """
@@ -233,7 +234,8 @@ def _of_label_studio(record: dict[str, Any], where: str) -> Iterator[TextLabel]:
         if not isinstance(annotation, dict) or annotation.get('was_cancelled'):
             continue
         for result in _pairwise_results(annotation):
-            selected = (result.get('value') or {}).get('selected')
+            value = result.get('value')
+            selected = value.get('selected') if isinstance(value, dict) else None
             if selected not in ('left', 'right'):
                 raise UserError(
                     f'{where}: a pairwise result selects {selected!r:.80}, not left or right'

@@ -74,7 +74,7 @@ def _lengths(run: str, query_length: int | None, response_length: int | None) ->
 
 
 def _tokens(record: Any, where: str, tokeniser: Tokeniser) -> Scored:
-    query, responses = _texts(record, where)
+    query, responses = texts_of(record, where)
     try:
         tokens = (
             tokeniser.query(query, where),
@@ -85,7 +85,7 @@ def _tokens(record: Any, where: str, tokeniser: Tokeniser) -> Scored:
     return Scored(list(responses), tokens)
 
 
-def _texts(record: Any, where: str) -> tuple[str, dict[str, str]]:
+def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
     """The query of a record and its responses, by the names that their scores get."""
     if isinstance(record, dict) and 'chosen' in record:
         (label,) = records.parse(record, where, 'best_of_2')

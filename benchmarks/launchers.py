@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""Trainings under each launcher and engine that are killed, stopped and started at once: a table.
+
+    pipenv run python benchmarks/launchers.py [--kills 10] [--terms 5] [--only NAME,...]
+
+Each row is an engine under a launcher, with two ranks of the embedded experiment:
+
+    recordings  tests of two ranks against recordings, and one rank against two
+    kills       a rank, chosen at random, is killed at a random step: all processes end, with an
+                error; the last checkpoint is whole
+    terms       the launcher gets SIGTERM at a random step: the same, and a step is saved
+    at once     two runs started together end with the same parameters, to the bit
+
+It prints how many of them went as they should, and the longest time until all processes had ended.
+A process left after END_SECONDS is a failure, and is killed. The launchers are those of LAUNCHERS
+that this machine has.
+"""
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'tests/helpers'))
+
+from engines import RECORDED, WHAT_RANKS_COMPUTE, on_mpi_command
+from launched import FOREVER, MPIEXEC, ROOT_MAY, TORCHRUN, Launch, end_what_was_started
+
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+
+END_SECONDS = 60
+RANDOM_STEPS = range(1, 30)
+SMALL = (
+    '--rewards.train_new_model.labels.num_train=64',
+    '--rewards.train_new_model.normalize_samples=16',
+)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """started_by: the words before `python launch.py`. words: options of launch.py. is_there:
+    whether this machine has it."""
+
+    started_by: tuple[str, ...]
+    engines: tuple[str, ...]
+    is_there: Callable[[], bool]
+    words: tuple[str, ...] = ()
+
+
+def has_own_mpiexec() -> bool:
+    return MPIEXEC.exists()
+
+
+def by_srun(mpi: str, *engines: str) -> Launcher:
+    """srun, where this shell is in reach of a cluster of Slurm that has two processors."""
+
+    def is_there() -> bool:
+        if shutil.which('srun') is None:
+            return False
+        listed = subprocess.run(['srun', '--mpi=list'], capture_output=True, text=True)
+        return mpi in (listed.stdout + listed.stderr).split()
+
+    return Launcher(
+        ('srun', '--quiet', '--kill-on-bad-exit', f'--mpi={mpi}', '--ntasks=2'), engines, is_there
+    )
+
+
+# A further launcher is one entry here.
+LAUNCHERS = {
+    'ours': Launcher((), ('horovod', 'torch', 'mpi'), has_own_mpiexec, ('--mpi=2',)),
+    'mpiexec': Launcher((str(MPIEXEC), '-n', '2'), ('horovod', 'torch', 'mpi'), has_own_mpiexec),
+    'openmpi': Launcher(
+        ('mpiexec.openmpi', '--oversubscribe', '-n', '2'),
+        ('torch', 'mpi'),
+        lambda: shutil.which('mpiexec.openmpi') is not None,
+    ),
+    'pmi2': by_srun('pmi2', 'horovod', 'torch', 'mpi'),
+    'pmix': by_srun('pmix', 'torch', 'mpi'),
+    'torchrun': Launcher(TORCHRUN, ('torch',), lambda: True),
+}
+
+
+def start(launcher: Launcher, engine: str, directory: Path, *words: str) -> Launch:
+    directory.mkdir(parents=True)
+    words = (*launcher.words, f'--run.allreduce={engine}', *SMALL, *words)
+    return Launch(directory, *words, started_by=launcher.started_by)
+
+
+def recordings_pass(launcher: Launcher, engine: str, directory: Path) -> bool:
+    """On two ranks; our own launcher's are started by its mpiexec."""
+    started_by = launcher.started_by or (str(MPIEXEC), '-n', '2')
+    command = on_mpi_command([*WHAT_RANKS_COMPUTE, *RECORDED], engine)
+    directory.mkdir(parents=True)
+    run = subprocess.run(
+        [*started_by, *command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **ROOT_MAY, 'OMP_NUM_THREADS': '1', 'TMPDIR': str(directory)},
+    )
+    if run.returncode:
+        print(run.stdout[-3000:], run.stderr[-3000:], file=sys.stderr)
+    return run.returncode == 0
+
+
+def seconds_until_ended(launch: Launch) -> float:
+    """Until no process of it is left; AssertionError after END_SECONDS."""
+    since = time.monotonic()
+    status = launch.wait(END_SECONDS)
+    launch.assert_nothing_left(END_SECONDS)
+    assert status != 0, 'ended with status 0'
+    return time.monotonic() - since
+
+
+def interrupt(launcher: Launcher, engine: str, directory: Path, *, kill: bool) -> float:
+    """Kill a rank, or end the launcher by SIGTERM; seconds until all have ended."""
+    launch = start(launcher, engine, directory, *FOREVER)
+    launch.reach(random.choice(RANDOM_STEPS))
+    time.sleep(random.random() / 10)
+    if kill:
+        os.kill(random.choice(launch.ranks()), signal.SIGKILL)
+    elif launcher.started_by[:1] == ('srun',):
+        # As Slurm does it; SIGTERM to srun itself kills the ranks.
+        jobs = {env.get('SLURM_JOB_ID') for env in launch.processes().values()} - {None}
+        subprocess.run(['scancel', '--signal=TERM', *jobs], check=True)
+    else:
+        launch.process.terminate()
+    seconds = seconds_until_ended(launch)
+    assert 'Traceback (most recent call last)' not in own_errors(launch), launch.errors()
+    bundle = Bundle(checkpoints.latest(str(launch.run / 'policy/checkpoints')))
+    assert all(bundle[name] is not None for name in bundle)
+    if not kill and launcher.started_by != LAUNCHERS['mpiexec'].started_by:
+        # mpiexec ends its ranks at once; a launcher that passes SIGTERM on lets the step be saved.
+        assert re.search(launch.saved_step(), launch.errors()), launch.errors()
+    return seconds
+
+
+def own_errors(launch: Launch) -> str:
+    """What the ranks printed before torchrun's own traceback."""
+    return launch.errors().partition('torch/distributed/elastic')[0]
+
+
+def same_at_once(launcher: Launcher, engine: str, directory: Path) -> bool:
+    """Whether two runs that start together end with the same parameters."""
+    short = '--ppo.total_episodes=256'
+    runs = [start(launcher, engine, directory / str(i), short) for i in range(2)]
+    found = []
+    for launch in runs:
+        assert launch.wait(600) == 0, launch.errors()
+        launch.assert_nothing_left(END_SECONDS)
+        bundle = Bundle(str(launch.run / 'policy/checkpoints/model.ckpt-4'))
+        found.append({name: bundle[name].tobytes() for name in bundle if 'policy/' in name})
+    return found[0] == found[1]
+
+
+def count(times: int, attempt: Callable[[Path], float], directory: Path) -> str:
+    """How many attempts went well, of how many, and the longest time that one took."""
+    seconds = []
+    for i in range(times):
+        try:
+            seconds.append(attempt(directory / str(i)))
+        except AssertionError as error:
+            print(f'{directory.name} {i}: {error}', file=sys.stderr)
+        except subprocess.TimeoutExpired as error:
+            print(f'{directory.name} {i}: a hang: {error}', file=sys.stderr)
+        end_what_was_started()
+        shutil.rmtree(directory / str(i), ignore_errors=True)
+    return f'{len(seconds)}/{times} {max(seconds, default=0):5.1f} s'
+
+
+def measure(name: str, engine: str, args: argparse.Namespace, directory: Path) -> None:
+    """Print the row of an engine under a launcher."""
+    launcher = LAUNCHERS[name]
+    recorded = 'yes' if recordings_pass(launcher, engine, directory / 'recordings') else 'NO'
+    kills = count(
+        args.kills,
+        lambda path: interrupt(launcher, engine, path, kill=True),
+        directory / 'kills',
+    )
+    terms = count(
+        args.terms,
+        lambda path: interrupt(launcher, engine, path, kill=False),
+        directory / 'terms',
+    )
+    at_once = 'yes' if same_at_once(launcher, engine, directory / 'once') else 'NO'
+    print(f'{name:10} {engine:8} {recorded:10} {kills:13} {terms:13} {at_once}', flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--kills', type=int, default=10)
+    parser.add_argument('--terms', type=int, default=5)
+    parser.add_argument('--only', default=','.join(LAUNCHERS), help='launchers, by name')
+    parser.add_argument('--engines', default='horovod,torch,mpi')
+    parser.add_argument('--seed', type=int, default=random.randrange(10**6))
+    args = parser.parse_args()
+    random.seed(args.seed)
+    print(f'seed {args.seed}')
+    print('launcher   engine   recordings kills         terms         at once', flush=True)
+    for name in args.only.split(','):
+        if not LAUNCHERS[name].is_there():
+            print(f'{name:10} is not on this machine')
+            continue
+        for engine in LAUNCHERS[name].engines:
+            if engine in args.engines.split(','):
+                with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+                    measure(name, engine, args, Path(directory))
+
+
+if __name__ == '__main__':
+    sys.exit(main())

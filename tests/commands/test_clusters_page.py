@@ -1,0 +1,115 @@
+"""docs/clusters.md: its batch script runs on a cluster of Slurm that is this machine, its manifest
+is one, and its messages are what the program says."""
+
+import itertools
+import re
+import shlex
+import sys
+
+import pytest
+from command_line import caught_jobs, invoke
+from launched import REPOSITORY, eventually
+
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.runs import run_dir
+
+PAGE = (REPOSITORY / 'docs/clusters.md').read_text(encoding='utf-8')
+SECONDS = 180  # for each part of the batch job, on a machine that has much else to do
+
+
+def fenced(language):
+    (block,) = re.findall(rf'^```{language}\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
+    return block
+
+
+def test_messages_are_those_of_the_program():
+    table = PAGE.partition('### When something is missing')[2].partition('\n### ')[0]
+    messages = re.findall(r'^\| `(.*?)` \|', table, re.MULTILINE)
+    assert len(messages) > 5
+    source = ''
+    for path in (REPOSITORY / 'lm_human_preferences').rglob('*.py'):
+        # Sentences go on in the next line.
+        source += re.sub(r"'\s+f?'", '', path.read_text(encoding='utf-8'))
+    for message in messages:
+        assert re.sub(r'libmpi\.so\.\d+', '{soname}', message) in source, message
+
+
+# ---------------------------------------------------------------- Kubernetes
+
+
+def test_manifest(monkeypatch):
+    yaml = pytest.importorskip('yaml')
+    service, job = yaml.safe_load_all(fenced('yaml'))
+    assert [each['kind'] for each in (service, job)] == ['Service', 'Job']
+    spec = job['spec']
+    pod = spec['template']['spec']
+    name = job['metadata']['name']
+    assert service['spec']['selector'] == {'job-name': name}
+    assert pod['subdomain'] == service['metadata']['name']
+    (container,) = pod['containers']
+    shell, option, script = container['command']
+    assert (shell, option) == ('sh', '-c')
+    words = shlex.split(script)
+    settings = dict(itertools.pairwise(words))
+    assert int(settings['--nnodes']) == spec['completions'] == spec['parallelism']
+    assert settings['--master-addr'] == f'{name}-0.{pod["subdomain"]}'
+    assert int(settings['--nproc-per-node']) == container['resources']['limits']['nvidia.com/gpu']
+    mounted = {each['name']: each['mountPath'] for each in container['volumeMounts']}
+    assert mounted.keys() == {each['name'] for each in pod['volumes']}
+    assert settings['--save_dir'] == mounted['runs']
+    monkeypatch.setattr(run_dir, 'prepare_run_dir', lambda *args, **settings: None)
+    started = caught_jobs(monkeypatch)
+    result = invoke(words[words.index('./launch.py') + 1 :])
+    assert result.exit_code == 0, result.output
+    assert len(started) == 1
+
+
+# ---------------------------------------------------------------- Slurm
+
+
+def on_this_machine(script, directory):
+    """The batch script for two ranks without GPUs, which train the experiment `test`."""
+    changes = {
+        '#SBATCH --ntasks=8\n': '#SBATCH --ntasks=2\n',
+        '#SBATCH --gpus-per-task=1\n': '',
+        '.venv/bin/python ./launch.py': f'{sys.executable} {REPOSITORY}/launch.py',
+        'descriptiveness': 'test',
+        '/shared/runs': str(directory),
+        '--run.resume on': '--run.resume on --run.console original --ppo.total_episodes 640_000'
+        ' --rewards.train_new_model off --rewards.trained_model test',
+    }
+    for old, new in changes.items():
+        assert script.count(old) == 1, old
+        script = script.replace(old, new)
+    return script
+
+
+@pytest.mark.slow
+def test_batch_job_goes_on_after_its_time_limit(slurm, tmp_path):
+    """The signal is sent by `scancel --batch`, as Slurm itself sends it only after half a minute.
+
+    The job saves a checkpoint, goes back into the queue, and goes on from there.
+    """
+    script = tmp_path / 'job.sh'
+    script.write_text(on_this_machine(fenced('bash'), tmp_path))
+    output = tmp_path / 'output'
+    submitted = slurm.run('sbatch', '--parsable', f'--output={output}', str(script), cwd=REPOSITORY)
+    assert submitted.returncode == 0, submitted.stderr
+    job = submitted.stdout.strip()
+
+    def said(pattern):
+        text = output.read_text() if output.exists() else ''
+        return re.search(pattern, text)
+
+    try:
+        eventually(lambda: said(r'\[ppo_step 3\]'), SECONDS)
+        assert slurm.run('scancel', '--signal=TERM', '--batch', job).returncode == 0
+        saved = eventually(lambda: said(r'Step (\d+) of the policy is saved'), SECONDS)
+        latest = checkpoints.latest(tmp_path / 'slurm' / 'policy' / 'checkpoints')
+        assert latest.endswith(f'model.ckpt-{saved[1]}')
+        following = int(saved[1]) + 1
+        eventually(lambda: said(rf'{saved[0]}[^~]*\[ppo_step {following}\]'), SECONDS)
+    finally:
+        slurm.run('scancel', '--signal=KILL', '--full', job)
+        slurm.run('scancel', job)
+    assert f'[ppo_step {following}]' not in output.read_text().partition(saved[0])[0]

@@ -1,0 +1,163 @@
+"""Real launchers: Open MPI's mpiexec, and srun of a cluster of Slurm that is this machine.
+
+Our own launcher and MPICH's mpiexec: test_ranks.py, test_engines.py. torchrun: test_torchrun.py.
+What happens when ranks die: tests/faults/test_launcher_kill.py.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import launchers
+import pytest
+from engines import TESTS, available_engines
+from launched import CONSOLE, REPOSITORY
+
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.distributed import mpi_library
+
+pytestmark = pytest.mark.slow
+TIMEOUT_SECONDS = 600  # an idle machine needs a tenth of it
+EVERY_ENGINE = ['unit/test_comm.py']
+# What takes longer is tested with one engine.
+ONE_ENGINE = [
+    'unit/test_one_against_many.py::test_policy_training',
+    'recorded/test_ppo.py::test_updates_without_shuffling',
+    'recorded/test_reward_training.py::test_reward_training',
+]
+SHORT = (
+    '--ppo.total_episodes=128',
+    '--rewards.train_new_model=off',
+    '--rewards.trained_model=test',
+)
+by_launcher = pytest.mark.parametrize('name', launchers.OTHERS)
+
+
+def paths(tests):
+    return [str(TESTS / test) for test in tests]
+
+
+@by_launcher
+def test_engines(name, request):
+    """Recordings of two ranks, and one rank against two."""
+    launcher = launchers.find(name, request)
+    engines = [each for each in launchers.ENGINES[name] if each in available_engines()]
+    words = [','.join(engines), *paths(EVERY_ENGINE), '--', engines[0], *paths(ONE_ENGINE)]
+    run = launchers.run(launcher, [TESTS / 'helpers/on_mpi.py', *words], timeout=TIMEOUT_SECONDS)
+    assert run.returncode == 0, run.stdout + run.stderr
+    lines = run.stdout.splitlines()
+    announced = [line for line in lines if line.startswith('2 ranks, averaging by ')]
+    assert [line.split()[4].rstrip(';') for line in announced] == engines
+    speaks_open_mpi = 'Open MPI' in name or 'PMIx' in name
+    for line in announced:
+        assert ('; MPI: Open MPI ' in line) == speaks_open_mpi, line
+    passed = [line for line in lines if line.startswith('{')]
+    assert len(passed) == 2 * (len(engines) + 1)
+    for line in passed[-2:]:
+        assert all(Path(test).name.replace('.py', '') in line for test in ONE_ENGINE), line
+
+
+def train(launcher, directory, *words):
+    """A training of two steps."""
+    command = [REPOSITORY / 'launch.py', 'train_policy', 'test', 'run', f'--save_dir={directory}']
+    run = launchers.run(
+        launcher, [*command, *CONSOLE, *SHORT, *words], cwd=directory, timeout=TIMEOUT_SECONDS
+    )
+    print(run.stdout, run.stderr)
+    return run
+
+
+def parameters_of(directory):
+    """{name: bytes} of the policy at the end of `train`."""
+    bundle = Bundle(str(directory / 'run/policy/checkpoints/model.ckpt-2'))
+    return {name: bundle[name].tobytes() for name in bundle if name.startswith('policy/')}
+
+
+@pytest.fixture(scope='module')
+def parameters(request, tmp_path_factory):
+    """What two ranks of MPICH's mpiexec learn with the engine `torch`."""
+    directory = tmp_path_factory.mktemp('mpich')
+    run = train(launchers.find('mpiexec of MPICH', request), directory, '--run.allreduce=torch')
+    assert run.returncode == 0
+    return parameters_of(directory)
+
+
+@by_launcher
+def test_the_same_seed_gives_the_same_parameters(name, request, tmp_path, parameters):
+    """To the bit, under every launcher with the same engine."""
+    run = train(launchers.find(name, request), tmp_path, '--run.allreduce=torch')
+    assert run.returncode == 0
+    assert parameters and parameters_of(tmp_path) == parameters
+
+
+@pytest.mark.parametrize('name', ['mpiexec of Open MPI', 'srun by PMIx'])
+def test_horovod_for_another_mpi_is_refused(name, request, tmp_path):
+    """Before it is loaded, which would crash."""
+    if 'horovod' not in available_engines():
+        pytest.skip('Horovod is not installed')
+    launcher = launchers.find(name, request)
+    run = train(launcher, tmp_path, '--run.allreduce=horovod')
+    assert run.returncode == 2
+    assert (
+        'error: --run.allreduce horovod: Horovod was built against MPICH (libmpi.so.12), and the'
+        ' ranks speak Open MPI: compile it by `MPI=openmpi sh tools/horovod.sh`, or take auto'
+    ) in run.stderr.splitlines()
+    assert 'Traceback' not in run.stderr
+
+
+def hidden(path):
+    """A command in front of another, which then finds an empty file at `path`.
+
+    It has a namespace of mounts of its own, where an empty file lies over the library.
+    """
+    script = f'mount --bind /dev/null {path} && exec "$@"'
+    return ['unshare', '--mount', '--propagation=private', 'sh', '-c', script, 'sh']
+
+
+def can_hide():
+    run = subprocess.run([*hidden(__file__), 'true'], capture_output=True)
+    return run.returncode == 0
+
+
+@pytest.mark.parametrize('name', launchers.ENGINES)
+def test_no_library_for_the_launcher(name, request, tmp_path):
+    """One line with the fix, status 2, within 10 seconds, and nothing of what MPI would say."""
+    if not can_hide():
+        pytest.skip('this process cannot hide a file from ranks: no mount namespaces')
+    launcher = launchers.find(name, request)
+    speaks_open_mpi = 'Open MPI' in name or 'PMIx' in name
+    if speaks_open_mpi:
+        library = loaded_by(launcher)
+    else:
+        library = Path(sys.prefix, 'lib', mpi_library.MPICH.soname).resolve()
+    python = [*hidden(library), sys.executable]
+    command = [REPOSITORY / 'launch.py', 'train_policy', 'test', 'run', f'--save_dir={tmp_path}']
+    # Else srun ends the second rank where the first has ended a moment before.
+    started_by = [word for word in launcher.command if word != '--kill-on-bad-exit']
+    run = subprocess.run(
+        [*started_by, *python, *command],
+        env={**os.environ, **launcher.variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 2, run.stderr
+    (error,) = [line for line in run.stderr.splitlines() if line.startswith('error: ')]
+    sruns = {'srun by PMI2': 'srun --mpi=pmi2', 'srun by PMIx': 'srun --mpi=pmix'}
+    default = f"{'Open MPI' if speaks_open_mpi else 'MPICH'}'s mpiexec"
+    assert error.startswith(f'error: {sruns.get(name, default)} started these ranks, but ')
+    assert 'unsupported PMI' not in run.stderr
+    assert not (tmp_path / 'run').exists()
+
+
+def loaded_by(launcher):
+    """The library of MPI that ranks of a launcher load."""
+    code = (
+        'from lm_human_preferences.distributed import mpi_library as library;'
+        'library.load_mpi(); print(library.announcement())'
+    )
+    run = launchers.run(launcher, ['-c', code], timeout=60, cwd=REPOSITORY)
+    # Both ranks print it, maybe into one line.
+    return re.search(r'/\S*libmpi\.so[.\d]*', run.stdout)[0]

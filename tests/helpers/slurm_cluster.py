@@ -1,0 +1,163 @@
+"""A Slurm cluster of this machine alone, which lives as long as the tests of this process.
+
+Everything that it writes is in one folder, and its ports, its munge and the key of that are its
+own: what else runs on the machine is left alone. It takes root, and Debian's slurm-wlm and munge;
+`srun --mpi=pmix` also takes libpmix-dev, without which Slurm's plugin does not find its library.
+"""
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from launched import eventually
+
+PROGRAMS = ('slurmctld', 'slurmd', 'srun', 'sbatch', 'scancel', 'sinfo', 'munged', 'setpriv')
+# Programs of the system are not on everybody's PATH.
+PATH = f'{os.environ["PATH"]}:/usr/sbin:/sbin'
+SECONDS_TO_START = 60
+# More than the machine has: what has just ended holds its processors for a moment.
+PROCESSORS = 16
+CONFIGURATION = """
+ClusterName=one
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+MpiDefault=none
+ReturnToService=2
+KillWait=5
+JobRequeue=1
+SchedulerParameters=sched_interval=1,batch_sched_delay=0
+NodeName={host} NodeAddr=127.0.0.1 CPUs={processors} RealMemory=1000 State=UNKNOWN
+PartitionName=p Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def why_not():
+    """Why there can be no cluster on this machine; None if there can."""
+    missing = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
+    if missing:
+        return f'a cluster of Slurm needs {", ".join(missing)}: apt install slurm-wlm munge'
+    return 'a cluster of Slurm is started as root' if os.geteuid() else None
+
+
+class Cluster:
+    """The daemons. `variables` are for commands that are to find them."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.variables = {'SLURM_CONF': str(self.folder / 'slurm.conf'), 'PATH': PATH}
+        self.daemons = []
+
+    def start(self):
+        for name in ('state', 'spool', 'munge'):
+            (self.folder / name).mkdir()
+        munge = self.folder / 'munge'
+        (munge / 'key').write_bytes(os.urandom(1024))
+        (munge / 'key').chmod(0o600)
+        host = socket.gethostname().partition('.')[0]
+        text = CONFIGURATION.format(
+            host=host, folder=self.folder, ports=free_ports(2), processors=PROCESSORS
+        )
+        (self.folder / 'slurm.conf').write_text(text)
+        files = {'socket': 'socket', 'key-file': 'key', 'log-file': 'log', 'seed-file': 'seed'}
+        options = [f'--{option}={munge / name}' for option, name in files.items()]
+        self._start_daemon(
+            'munged', '--foreground', '--force', f'--pid-file={munge / "pid"}', *options
+        )
+        eventually((munge / 'socket').exists, SECONDS_TO_START)
+        self._start_daemon('slurmctld', '-D')
+        self._start_daemon('slurmd', '-D')
+        eventually(lambda: 'idle' in self.run('sinfo', '-h', '-o', '%t').stdout, SECONDS_TO_START)
+
+    def _start_daemon(self, program, *options):
+        with (self.folder / f'{program}.log').open('wb') as log:
+            # It ends when the process of the tests does, however that comes about.
+            self.daemons.append(
+                subprocess.Popen(
+                    ['setpriv', '--pdeathsig', 'TERM', program, *options],
+                    env={**os.environ, **self.variables},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
+
+    def run(self, *command, **settings):
+        """A command of Slurm, and what it has printed."""
+        return subprocess.run(
+            command,
+            env={**os.environ, **self.variables},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_TO_START,
+            **settings,
+        )
+
+    def stop(self):
+        """End all jobs, then the daemons."""
+        if len(self.daemons) == 3:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.run('scancel', '--user=root')
+            until = time.monotonic() + 10
+            while self.run('squeue', '-h').stdout and time.monotonic() < until:
+                time.sleep(0.1)
+        for daemon in reversed(self.daemons):
+            daemon.send_signal(signal.SIGTERM)
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+    @functools.cached_property
+    def speaks_pmix(self):
+        """Whether Slurm finds the library for `srun --mpi=pmix`."""
+        lines = self.run('srun', '--mpi=list').stdout.splitlines()
+        return 'pmix' in [line.strip() for line in lines]
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_server(('127.0.0.1', 0))) for _ in range(count)
+        ]
+        return [each.getsockname()[1] for each in sockets]
+
+
+@pytest.fixture(scope='session')
+def slurm():
+    """The cluster of this process of pytest; each has its own."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    # A short path, as those of sockets are limited to 108 characters.
+    with tempfile.TemporaryDirectory(prefix='lmhp-slurm-', ignore_cleanup_errors=True) as folder:
+        cluster = Cluster(folder)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
