@@ -234,12 +234,13 @@ def recorded_settings(save_dir: str) -> tuple[str, str]:
 
 
 def figures(settings: dict[str, Any]) -> None:
-    """Draw both figures from runs of mock_sentiment, the experiment whose reward is known."""
+    """Draw figures from runs of mock_sentiment, the experiment whose reward is known."""
     options = launch.validated(figure_options.HParams(**settings)).to_nested_dict()
     binds, _ = launch.read_trial(*policy_experiments['mock_sentiment'])
     hparams = train_policy.HParams()
     hparams.override_from_dict(binds)
-    job = 'lm_human_preferences.reproduction.figures:figures'
+    module = 'online' if options.pop('online') else 'figures'
+    job = f'lm_human_preferences.reproduction.{module}:figures'
     launch.start_job(job, {'hparams': hparams, **options}, mpi=1)
 
 

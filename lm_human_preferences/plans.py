@@ -5,6 +5,8 @@ checkpoints copy, what ranks broadcast and what the memory estimate counts is de
 network that learns from a loss of its own also needs an optimizer and a step of its own.
 """
 
+import dataclasses
+
 from lm_human_preferences import label_types
 from lm_human_preferences.evaluation import measure
 from lm_human_preferences.hparams import train_policy, train_reward
@@ -19,6 +21,8 @@ REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
 
 def policy_networks(hparams: train_policy.HParams) -> Networks:
     """The networks that train a policy. The known reward, 'mock', is none."""
+    if hparams.rewards.online is not None:
+        return Networks(learning=('policy',), frozen=('ref_policy',), retrained=('reward_model',))
     has_network = hparams.rewards.trained_model != 'mock'
     frozen = ('ref_policy', 'reward_model') if has_network else ('ref_policy',)
     return Networks(learning=('policy',), frozen=frozen)
@@ -38,7 +42,7 @@ def policy_memory(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -> Me
     return MemoryEstimate(
         sizes,
         networks=len(networks.scopes),
-        learning=len(networks.learning),
+        learning=len(networks.learning) + len(networks.retrained),
         rows=rows // hparams.ppo.nminibatches,
         tokens=tokens,
         predicted=task.response_length,
@@ -80,6 +84,18 @@ def reward_memory(
     )
 
 
+def retraining_memory(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
+    """What takes memory where one of `ranks` trains a reward model anew while the policy waits."""
+    new_model = hparams.rewards.train_new_model
+    assert new_model is not None
+    networks = policy_networks(hparams)
+    return dataclasses.replace(
+        reward_memory(new_model, sizes, ranks, '--rewards.train_new_model.'),
+        networks=len(networks.scopes),
+        learning=len(networks.learning) + len(networks.retrained),
+    )
+
+
 def work_left(hparams: train_policy.HParams, n_vocab: int) -> dict[str, float]:
     """How much each phase of the command computes: tokens that pass forward through a network.
 
@@ -89,7 +105,7 @@ def work_left(hparams: train_policy.HParams, n_vocab: int) -> dict[str, float]:
     new_model = hparams.rewards.train_new_model
     tokens = task.query_length + task.response_length
     phases: dict[str, float] = {}
-    if new_model is not None:
+    if new_model is not None and hparams.rewards.online is None:
         responses = len(label_types.get(new_model.labels.type).samples)
         row = task.query_length + responses * task.response_length
         phases['reward model'] = 3 * row * (new_model.labels.num_train or UNKNOWN_LABELS)

@@ -27,6 +27,8 @@ ScoreFn = Callable[
     tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
 ]
 
+REWARD_HEAD = ('model/heads/reward/w', 'model/heads/reward/b')  # TensorFlow's names
+
 
 class _Scorer(nn.Module):
     """Scores a query with its response: gain * the reward head at the last token + bias.
@@ -70,6 +72,11 @@ class _Scorer(nn.Module):
         """As get_rewards_op, without gradients."""
         return self.get_rewards_op(queries, responses)
 
+    def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+        """Rewards (batch,) of `responses (batch, response_length)` to `queries (batch,
+        query_length)`."""
+        return self.get_rewards(queries, responses)
+
 
 class RewardModel(_Scorer):
     """A reward model that learns (the original's rewards.RewardModelTrainer).
@@ -94,6 +101,18 @@ class RewardModel(_Scorer):
     def _set_norm(self, gain: float, bias: float) -> None:
         self.reward_gain.fill_(gain)
         self.reward_bias.fill_(bias)
+
+    @torch.no_grad()
+    def restart(self, language_model: Model) -> None:
+        """Begin anew as `language_model`, of the same sizes, with a random head and no scale.
+
+        All values are replaced in place, so that an optimizer's parameters stay what they are.
+        """
+        own = dict(self.model.transformer.named_parameters())
+        for name, parameter in language_model.transformer.named_parameters():
+            own[name].copy_(parameter)
+        self.model.initialize(REWARD_HEAD)
+        self.reset_reward_scale()
 
     def reset_reward_scale(self) -> None:
         """Set gain 1 and bias 0."""
@@ -168,13 +187,9 @@ class TrainedRewardModel(_Scorer):
         for name in sorted(parameters):
             log_as_original(f'setting {name}')
 
-    def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-        """Rewards (batch,) of `responses (batch, response_length)` to `queries (batch,
-        query_length)`."""
-        return self.get_rewards(queries, responses)
 
-
-FrozenRewardModel = KnownReward | TrainedRewardModel  # what a policy learns from
+FrozenRewardModel = KnownReward | TrainedRewardModel
+ScoringModel = FrozenRewardModel | RewardModel  # what a policy learns from
 
 
 def load_reward_model(name: str, encoding: Encoding) -> FrozenRewardModel:
@@ -184,12 +199,22 @@ def load_reward_model(name: str, encoding: Encoding) -> FrozenRewardModel:
     return TrainedRewardModel(name, encoding)
 
 
+def scoring_model(hparams: HParams, initial_model: trained_models.TrainedModel) -> ScoringModel:
+    """What a training of a policy learns from: a saved reward model or the known reward, or one
+    that is yet to learn. hparams: train_policy's."""
+    if hparams.rewards.online is not None:
+        return RewardModel(initial_model)
+    return load_reward_model(local_reward_model(hparams), initial_model.encoding)
+
+
 def reward_model_of(save_dir: str, hparams: HParams) -> str:
     """The directory of the reward model that the run in `save_dir` learned from, or 'mock'.
 
-    If the directory is gone, the policy's, whose checkpoint has a copy of the weights. hparams:
-    train_policy's.
+    If the directory is gone, the policy's, whose checkpoint has a copy of the weights. So it is for
+    a reward model that was trained anew with the policy: the last one. hparams: train_policy's.
     """
+    if hparams.rewards.online is not None:
+        return storage.join(save_dir, 'policy')
     if hparams.rewards.train_new_model is not None:
         return storage.join(save_dir, run_files.REWARD.network)
     name = hparams.rewards.trained_model
@@ -216,7 +241,7 @@ def local_reward_model(hparams: HParams) -> str:
 
 def make_score_fn(
     hparams: TaskHParams,
-    reward_model: FrozenRewardModel,
+    reward_model: ScoringModel,
 ) -> ScoreFn:
     """The function that scores responses: see ScoreFn.
 

@@ -20,16 +20,16 @@ from lm_human_preferences.hparams.train_policy import (
 )
 from lm_human_preferences.language.parameters import in_tf_shapes
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.online import collection
 from lm_human_preferences.plans import nupdates
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import Rollout
 from lm_human_preferences.rewards import (
-    FrozenRewardModel,
     ScoreFn,
+    ScoringModel,
     label_source,
-    load_reward_model,
-    local_reward_model,
     make_score_fn,
+    scoring_model,
 )
 from lm_human_preferences.runs import run_dir, run_files, run_settings
 from lm_human_preferences.training import console, memory
@@ -86,7 +86,7 @@ class PPOTrainer:
         score_fn: ScoreFn,
         hparams: HParams,
         comm: Comm,
-        reward_model: FrozenRewardModel | None = None,
+        reward_model: ScoringModel | None = None,
     ) -> None:
         self.policy = policy
         self.ref_policy = ref_policy
@@ -97,6 +97,7 @@ class PPOTrainer:
         self.global_step = 0
         self.rollout: Rollout | None = None  # of the last step
         self.step_seconds = 0.0  # that it took
+        self.reward_version = 0  # how often the reward model was trained anew in this process
         self.start_time = self.last_time = time.time()
         self.kl_ctl = make_kl_controller(hparams.rewards)
         self.networks = dict(policy=policy, ref_policy=ref_policy, reward_model=reward_model)
@@ -290,7 +291,7 @@ def build_trainer(hparams: HParams, initial_model: TrainedModel, comm: Comm) -> 
     ref_policy = Policy(initial_model, scope='ref_policy', **settings)
     policy = Policy(initial_model, scope='policy', **settings)
     policy.model.gradient_checkpointing = hparams.run.gradient_checkpointing
-    reward_model = load_reward_model(local_reward_model(hparams), encoding)
+    reward_model = scoring_model(hparams, initial_model)
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,
         encoder=encoder,
@@ -363,11 +364,12 @@ def _train_both(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> Non
     sizes = session.check(
         hparams, comm, lambda sizes: plans.policy_memory(hparams, sizes, comm.size)
     )
+    collection.check(hparams, comm, sizes)
     if comm.rank == 0:
         console.show_start('train_policy', hparams, comm)
     clock = TimeLeft(plans.work_left(hparams, sizes.n_vocab))
     with tempfile.TemporaryDirectory() as scratch:
-        if hparams.rewards.train_new_model is not None:
+        if run_files.REWARD.command in hparams.writes():
             # A run that is not saved has its reward model in rank 0's scratch directory.
             directory = hparams.run.save_dir or comm.all_gather_object(scratch)[0]
             train_reward_model(hparams, comm, directory, clock)
@@ -391,4 +393,5 @@ def start(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> PPOTraine
 def take_steps(trainer: PPOTrainer, checkpointer: Checkpointer, clock: TimeLeft) -> None:
     """Take the steps that are left. clock: of the whole command, which has a phase 'policy'."""
     is_valid = lm_tasks.filter_fn_from_hparams(trainer.hparams.task)
-    training_loop(trainer, policy_hooks(trainer, checkpointer, clock, is_valid))
+    hooks = policy_hooks(trainer, checkpointer, clock, is_valid)
+    training_loop(trainer, [*collection.hooks(trainer, checkpointer), *hooks])

@@ -55,7 +55,8 @@ class RewardModelTrainer:
 
     policy: the initial policy, whose samples set the scale. query_sampler: see
     lm_tasks.make_query_sampler. labels: {field: tensor (num_train, ...)}, the same on every rank.
-    held_out: labels to measure the reward model by, see labels.held_out; None for none.
+    held_out: labels to measure the reward model by, see labels.held_out; None for none. optimizer:
+    of the reward model, which begins anew; None: one is made.
     label_notes: lines that tell the user about them.
     """
 
@@ -69,6 +70,7 @@ class RewardModelTrainer:
         hparams: HParams,
         comm: Comm,
         held_out: dict[str, torch.Tensor] | None = None,
+        optimizer: Adam | None = None,
         label_notes: Sequence[str] = (),
     ) -> None:
         self.reward_model = reward_model
@@ -86,7 +88,8 @@ class RewardModelTrainer:
         # How far the rewards of the last batch agreed with its labels before it was learned.
         self.agreement: float | None = None
         self.networks = {'reward_model': reward_model, 'ref_policy': policy}
-        self.optimizer = Adam(plans.REWARD_NETWORKS.learning_parameters(self.networks), comm=comm)
+        learning = plans.REWARD_NETWORKS.learning_parameters(self.networks)
+        self.optimizer = optimizer or Adam(learning, comm=comm)
         self.logger = Logger(
             hparams.run.directory,
             'reward_model',

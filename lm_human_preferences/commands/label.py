@@ -68,7 +68,7 @@ def label(
 def _judge(folder: LabelFolder) -> simulated_labeller.Judge:
     """The judge of the simulated labeller."""
     # It loads torch, which people need not wait for.
-    from lm_human_preferences.commands.known_judge import known_judge
+    from lm_human_preferences.synthetic.known_judge import known_judge
 
     return known_judge(encodings.by_name(folder.task['encoding']))
 

@@ -9,7 +9,7 @@ import click
 
 from lm_human_preferences.commands.program import note
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels.page.server import LabelServer, is_local
+from lm_human_preferences.labels.page.server import LabelServer, missing_tls
 
 
 def serve(
@@ -31,12 +31,8 @@ def serve(
     )
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if certificate is None and not is_local(host):
-            note(
-                f'warning: there is no TLS: whoever is between you and {host} can read the links,'
-                ' and answer as anybody; give --web.certificate and --web.key, or leave --web.host'
-                ' out and use ssh -L'
-            )
+        if warning := missing_tls(host, certificate, '--web.'):
+            note(warning)
         width = max(map(len, names))
         for name, link in server.links.items():
             click.echo(f'{name:{width}}  {link}')

@@ -13,5 +13,9 @@ class HParams(hyperparams.HParams):
         'folder for pictures, tables and finished runs; a finished run is not repeated',
     )
     quick: bool = option(False, 'a smaller set: fewer KL targets, episodes and seeds')
+    online: bool = option(
+        False,
+        'in their place, labels collected while the policy trains against as many collected before',
+    )
     seeds: int | None = option(None, 'runs of each kind; None: 5, or 2 with --quick', at_least=1)
     processes: int | None = option(None, 'runs at a time; None: one per CPU', at_least=1)

@@ -7,6 +7,7 @@ from typing import Any
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.hparams.online import OnlineHParams, ServeHParams
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
@@ -46,10 +47,21 @@ class RewardHParams(hyperparams.HParams):
 
     train_new_model: train_reward.HParams | None = option(None, 'train a reward model first')
 
+    online: OnlineHParams | None = option(
+        None,
+        'collect labels while the policy trains, and train the reward model anew as they come',
+        ours=True,
+    )
+
     def validate(self, *, prefix: str = '') -> None:
-        """Also AssertionError unless there is exactly one reward model."""
+        """Also AssertionError unless there is exactly one reward model, and a new one where labels
+        are collected."""
         super().validate(prefix=prefix)
         trained, new = f'--{prefix}trained_model', f'--{prefix}train_new_model'
+        if self.online is not None and self.train_new_model is None:
+            raise AssertionError(
+                f'--{prefix}online trains a reward model of its own: it needs {new} on'
+            )
         if self.trained_model is None and self.train_new_model is None:
             raise AssertionError(f'no reward model: give {trained} DIRECTORY, or {new} on')
         if (
@@ -99,8 +111,18 @@ class PpoHParams(hyperparams.HParams):
 
 
 @dataclass
+class RunHParams(train_reward.RunHParams):
+    serve: ServeHParams | None = option(
+        None,
+        'while labels are collected, serve the page on which people answer (./launch.py label'
+        ' --web)',
+        ours=True,
+    )
+
+
+@dataclass
 class HParams(hyperparams.HParams):
-    run: train_reward.RunHParams = field(default_factory=train_reward.RunHParams)
+    run: RunHParams = field(default_factory=RunHParams)
 
     task: TaskHParams = field(default_factory=TaskHParams)
     rewards: RewardHParams = field(default_factory=RewardHParams)
@@ -120,14 +142,43 @@ class HParams(hyperparams.HParams):
             name, f'{self.ppo.nminibatches} minibatches', self.ppo.nminibatches
         ):
             raise AssertionError(f'{problem}, or --{prefix}ppo.whiten_rewards false')
+        self._validate_online(prefix)
+
+    def _validate_online(self, prefix: str) -> None:
+        """ValueError for labels that cannot be collected as the options say."""
+        online, new_model = self.rewards.online, self.rewards.train_new_model
+        if self.run.serve is not None and (online is None or online.source != 'people'):
+            raise ValueError(
+                f'--{prefix}run.serve shows people what to answer: it needs'
+                f' --{prefix}rewards.online with the source people'
+            )
+        if online is None or new_model is None:
+            return
+        group = f'--{prefix}rewards.online'
+        steps = -(-self.ppo.total_episodes // self.ppo.batch_size)
+        online.check_schedule(steps, new_model.batch_size, prefix=f'{prefix}rewards.online.')
+        samples = _samples_of(new_model.labels.type)
+        if online.validation and samples % 2:
+            raise ValueError(
+                f'{group}.validation {online.validation}: --{prefix}{_NEW}.labels.type'
+                f' {new_model.labels.type} shows {samples} sample(s), which two policies cannot'
+                ' share equally; take 0'
+            )
+        if new_model.labels.without is not None:
+            raise ValueError(
+                f'--{prefix}{_NEW}.labels.without has no effect with {group}, whose labels are not'
+                f' those of --{prefix}{_NEW}.labels.source'
+            )
+        if online.source == 'people' and self.run.save_dir is None:
+            raise ValueError(
+                f'{group}.source people: a run with --save_dir None has no folder in which they'
+                ' could answer'
+            )
 
     def writes(self) -> list[str]:
         """The commands whose files the run writes, its own last."""
-        return (
-            ['train_reward', 'train_policy']
-            if self.rewards.train_new_model is not None
-            else ['train_policy']
-        )
+        is_two_runs = self.rewards.train_new_model is not None and self.rewards.online is None
+        return ['train_reward', 'train_policy'] if is_two_runs else ['train_policy']
 
     def check_ranks(self, ranks: int) -> None:
         """UserError unless so many ranks can share the batches equally and whiten their parts."""
@@ -152,6 +203,13 @@ class HParams(hyperparams.HParams):
                 f'{_LEAST_TO_WHITEN * parts} or more'
             )
         return None
+
+
+def _samples_of(label_type: str) -> int:
+    """How many responses a label of this type is about."""
+    if label_type.startswith('best_of_'):
+        return int(label_type.removeprefix('best_of_'))
+    return 2 if label_type == 'scalar_compare' else 1
 
 
 def load_run_hparams(save_dir: str) -> HParams:

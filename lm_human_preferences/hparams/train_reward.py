@@ -30,7 +30,7 @@ class LabelHParams(hyperparams.HParams):
     )
     source: str = option(
         None,
-        "path or URL of a file of labels, token ids or texts; folder of labels; 'test': made-up"
+        "path or URL of a label file, token ids or texts; folder of labels; 'test': made-up"
         " labels; 'mock': the known reward's",
     )
     without: str | None = option(

@@ -111,19 +111,19 @@ class Answer:
 class AnswerLog:
     """What a labeller has answered, as far as the file has been read.
 
-    by_question: {question: answers that were not taken back, the last one last}. uuids: of all
-    answers ever given. line_of: {uuid: number of its line, from 1}. undone: number of answers that
-    were taken back.
+    most_lines: how much of the file counts; None: all. by_question: {question: answers that were
+    not taken back, the last one last}. uuids: of all answers ever given. line_of: {uuid: number of
+    its line, from 1}. undone: number of answers that were taken back.
     """
 
-    def __init__(self, path: str, label_type: str) -> None:
+    def __init__(self, path: str, label_type: str, most_lines: int | None = None) -> None:
         self.label_type = label_type
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
-        self.reader = json_lines.Reader(path)
+        self.reader = json_lines.Reader(path, most_lines)
         self._forget()
 
     def _forget(self) -> None:
-        self.reader = json_lines.Reader(self.reader.path)
+        self.reader = json_lines.Reader(self.reader.path, self.reader.most_lines)
         self.uuids: dict[str, Answer] = {}
         self.line_of: dict[str, int] = {}
         self.by_question: dict[str, list[Answer]] = {}

@@ -28,7 +28,7 @@ def load_labels(
     the user how many labels there are and how many are left out). Raises UserError naming file,
     index and field.
     """
-    schemas = label_types.schemas_of(hparams)
+    label_types.schemas_of(hparams)  # refuses a type without responses
     if hparams.labels.source == 'test':
         return simulated.generate_labels(hparams, encoding), []
     source = f'--labels.source {hparams.labels.source}'
@@ -38,16 +38,25 @@ def load_labels(
             f'{source} must hold a JSON array of labels, not a {type(objects).__name__}'
         )
     num_train, notes = _num_train(source, len(objects), hparams)
-    objects = objects[:num_train]
+    return as_tensors(source, objects[:num_train], hparams, encoding), notes
+
+
+def as_tensors(
+    source: str, objects: list[Any], hparams: HParams, encoding: Encoding
+) -> dict[str, torch.Tensor]:
+    """Labels as objects of JSON, as tensors {field: (labels, *schema.shape)}, all checked.
+
+    hparams: train_reward's. UserError naming source, index and field.
+    """
     label_type = label_types.get(hparams.labels.type)
     labels = {}
-    for field, schema in schemas.items():
+    for field, schema in label_types.schemas_of(hparams).items():
         unit = 'values' if field in label_type.label_schemas() else 'tokens'
         labels[field] = _column(source, objects, field, schema, unit)
     _check_tokens(source, labels, label_type, encoding)
     _check_answers(source, labels, label_type)
     _check_queries(source, labels, encoding)
-    return labels, [*notes, *text_notes]
+    return labels
 
 
 def _objects(hparams: HParams, encoding: Encoding) -> tuple[Any, list[str]]:

@@ -46,7 +46,8 @@ class Question:
 
     labellers: how many people are to answer it. policies: which one each sample is of. part: of the
     data set, that the query is from. texts_read: how many texts of the part had been read then.
-    span: (offset, length) of its line in the file. gold: the answer where it is known.
+    episode: how many the policy had trained on then, None where it was not in training. span:
+    (offset, length) of its line in the file. gold: the answer where it is known.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Question:
     policies: tuple[str, ...]
     part: str
     texts_read: int
+    episode: int | None
     span: tuple[int, int]
     gold: float | None = None
 
@@ -79,13 +81,15 @@ def is_folder(path: str) -> bool:
 class LabelFolder:
     """A folder of labels, read as far as it has grown; UserError where there is none.
 
-    task: what task.json holds. questions: {id: Question} in the order of the file. logs: {labeller:
-    AnswerLog}. lock: is held while the folder is read further; threads that share the folder hold
-    it while they look at several of these.
+    lines: {labeller: how many lines of the answers count}, for a folder as it was; None: all that
+    there are. task: what task.json holds. questions: {id: Question} in the order of the file. logs:
+    {labeller: AnswerLog}. lock: is held while the folder is read further; threads that share the
+    folder hold it while they look at several of these.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, lines: Mapping[str, int] | None = None) -> None:
         self.path = path
+        self.lines = lines
         if not is_folder(path):
             raise UserError(
                 f'{path} is no folder of labels: it has no {TASK}; ./launch.py ask EXPERIMENT'
@@ -117,9 +121,12 @@ class LabelFolder:
         # Answers first: then each question that they are about has been written before.
         answered: dict[str, str] = {}  # question: file
         for name in _labellers(os.path.join(self.path, ANSWERS)):
+            if self.lines is not None and name not in self.lines:
+                continue
             if name not in self.logs:
                 path = os.path.join(self.path, ANSWERS, f'{name}.jsonl')
-                self.logs[name] = AnswerLog(path, self.label_type)
+                most_lines = None if self.lines is None else self.lines[name]
+                self.logs[name] = AnswerLog(path, self.label_type, most_lines)
             answered |= dict.fromkeys(self.logs[name].refresh(), self.logs[name].reader.path)
         for begin, line in self._reader.new_lines():
             question = _parse_question(line, begin, self._reader.where())
@@ -254,6 +261,7 @@ def _parse_question(line: bytes, begin: int, where: str) -> Question:
             policies=tuple(map(str, record['policies'])),
             part=str(record['part']),
             texts_read=int(record['texts_read']),
+            episode=int(record['episode']) if 'episode' in record else None,
             span=(begin, len(line)),
             gold=record.get('gold'),
         )

@@ -47,12 +47,13 @@ def labels_of(source: str, hparams: HParams, encoding: Encoding) -> list[dict[st
             raise UserError(f'{where} --task.{name} is {there}, not {here}')
     try:
         labels = training_labels(folder, parse_names(hparams.labels.without))
-        return [_as_arrays(label) for label in labels]
+        return [as_arrays(label) for label in labels]
     except OverflowError as e:  # of numbers that are no token ids
         raise UserError(f'--labels.source {source} holds numbers out of range') from e
 
 
-def _as_arrays(label: dict[str, Any]) -> dict[str, Any]:
+def as_arrays(label: dict[str, Any]) -> dict[str, Any]:
+    """A label with its token ids as arrays; OverflowError for numbers that are no token ids."""
     return {
         field: np.array(value) if isinstance(value, list) else value
         for field, value in label.items()

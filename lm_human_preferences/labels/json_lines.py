@@ -20,11 +20,13 @@ from lm_human_preferences.errors import UserError
 class Reader:
     """Follows a file as it grows; a file that is not there is empty.
 
-    offset, lines: how much has been read. torn: bytes after that, of a line that has no end yet.
+    most_lines: where to stop, as if the file had no more; None: at its end. offset, lines: how much
+    has been read. torn: bytes after that, of a line that has no end yet.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, most_lines: int | None = None) -> None:
         self.path = path
+        self.most_lines = most_lines
         self.offset = self.lines = self.torn = 0
 
     def was_cut(self) -> bool:
@@ -43,6 +45,8 @@ class Reader:
         with file:
             file.seek(self.offset)
             for line in file:
+                if self.lines == self.most_lines:
+                    return
                 if not line.endswith(b'\n'):
                     self.torn = len(line)
                     return

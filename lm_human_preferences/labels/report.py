@@ -171,9 +171,9 @@ def _comparisons(folder: LabelFolder, without: Collection[str]) -> list[dict[str
     for answer in folder.counted(VALIDATION, without):
         policies = folder.questions[answer.question].policies
         pair = policies[0], policies[-1]
-        preferred = _preferred(folder, answer, policies)
-        if preferred is not None:
-            wins.setdefault(pair, []).append(preferred == pair[1])
+        better = preferred(folder, answer, policies)
+        if better is not None:
+            wins.setdefault(pair, []).append(better == pair[1])
     found = []
     for (first, second), won in wins.items():
         low, high = wilson_interval(sum(won), len(won))
@@ -191,7 +191,7 @@ def _comparisons(folder: LabelFolder, without: Collection[str]) -> list[dict[str
     return found
 
 
-def _preferred(folder: LabelFolder, answer: Answer, policies: tuple[str, ...]) -> str | None:
+def preferred(folder: LabelFolder, answer: Answer, policies: tuple[str, ...]) -> str | None:
     """The policy whose sample is the better one by an answer; None where they are equal."""
     assert answer.value is not None
     if is_choice(folder):

@@ -15,6 +15,14 @@ BATCH = 256  # questions that are judged at a time
 Judge = Callable[[Sequence[dict[str, list[int]]]], Sequence[Sequence[float]]]
 
 
+def small_tokens(questions: Sequence[dict[str, list[int]]]) -> list[list[float]]:
+    """A judge who prefers small token ids, as --labels.source test does, and needs no model."""
+    return [
+        [-sum(ids) / len(ids) for field, ids in tokens.items() if field != 'query']
+        for tokens in questions
+    ]
+
+
 def simulated_choice(
     rewards: Sequence[float],
     order: Sequence[int],

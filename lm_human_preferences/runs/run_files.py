@@ -12,6 +12,8 @@ from lm_human_preferences.checkpointing import names
 LOCK = 'lock'  # names the process that writes the run now
 UNFINISHED = 'unfinished'  # in reward_model/: checkpoints of one that is being trained
 EVALUATION = r'evaluation\.(json|png)'  # of `evaluate`: uploaded, but not deleted with a run
+LABELS = 'labels'  # that are collected while a policy trains
+_LABEL_FILES = r'(task\.json|(questions|used|answers/[A-Za-z0-9_-]{1,32})\.jsonl)'
 _EVENTS = r'events\.out\.tfevents\..*'
 
 
@@ -21,7 +23,7 @@ class CommandFiles:
 
     network: of the network that it trains. events: of TensorBoard's files. finished: of the
     checkpoints that other commands read. unfinished: of those to resume from; the same directory
-    for a policy.
+    for a policy. more: a regular expression for other files, if there are any.
     """
 
     command: str
@@ -29,6 +31,7 @@ class CommandFiles:
     events: str
     finished: str
     unfinished: str
+    more: str = ''
 
     @property
     def settings(self) -> str:
@@ -41,7 +44,7 @@ class CommandFiles:
         files.append(f'{self.events}/{_EVENTS}')
         for directory in dict.fromkeys((self.finished, self.unfinished)):  # each once
             files.append(f'{directory}/{names.ANY_FILE}')
-        return '|'.join(files)
+        return '|'.join(filter(None, [*files, self.more]))
 
 
 REWARD = CommandFiles(
@@ -57,6 +60,7 @@ POLICY = CommandFiles(
     events='tb/ppo',
     finished='policy/checkpoints',
     unfinished='policy/checkpoints',
+    more=f'{LABELS}/{_LABEL_FILES}',
 )
 COMMANDS = {files.command: files for files in (REWARD, POLICY)}
 

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     Training = train_policy.HParams | train_reward.HParams
 
 # The outcome of these is in the checkpoint: another value would have no effect on a resumed run.
-FIXED_ONCE_BEGUN = {'task.policy.initial_model', 'rewards.trained_model', 'rewards.train_new_model'}
+FIXED_ONCE_BEGUN = {
+    'task.policy.initial_model',
+    'rewards.trained_model',
+    'rewards.train_new_model',
+    'rewards.online',
+}
 
 
 def to_record(hparams: Training) -> dict[str, Any]:
@@ -55,8 +60,8 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
 
 def _changes(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, str]:
     """{dotted name: how it has changed, for the user}."""
-    before = dict(_leaves(recorded))
-    now = dict(_leaves(current))
+    before = _switches(dict(_leaves(recorded)))
+    now = _switches(dict(_leaves(current)))
     changes = {}
     for key in {**before, **now}:
         if before.get(key) == now.get(key) or key.endswith('run.save_dir'):
@@ -65,6 +70,12 @@ def _changes(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> dict[st
             continue  # recorded is the reward model that the run has trained itself
         changes[key] = f'--{key} {now.get(key, "off")} (before: {before.get(key, "off")})'
     return changes
+
+
+def _switches(leaves: dict[str, Any]) -> dict[str, Any]:
+    """`leaves` with an entry for the group that is left out of records while it is off."""
+    is_on = any(key.startswith('rewards.online.') for key in leaves)
+    return {**leaves, 'rewards.online': 'on' if is_on else 'off'}
 
 
 def _covers(explicitly_set: Collection[str], key: str) -> bool:

@@ -25,6 +25,7 @@ from pathlib import Path
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.runs.run_files import LABELS
 from lm_human_preferences.storage import local_files
 from lm_human_preferences.utils.logging import log_line
 
@@ -186,10 +187,11 @@ class DirectoryUploader:
                     seen = now
 
     def _modification_times(self) -> list[int]:
-        """When the files changed last, but for checkpoints, whose list tells, and TensorBoard's."""
+        """When the files changed last, but for checkpoints, whose list tells, and those that grow
+        all the time: TensorBoard's, and labels."""
         times = []
         for path in local_files(self.directory, self.pattern):
-            if _stem(path) is None and not path.startswith('tb/'):
+            if _stem(path) is None and not path.startswith(('tb/', f'{LABELS}/')):
                 times.append(os.stat(os.path.join(self.directory, path)).st_mtime_ns)
         return times
 

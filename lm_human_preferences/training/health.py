@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.distributed.comm import Comm
+    from lm_human_preferences.labels.held_out import Prediction
     from lm_human_preferences.train_policy import PPOTrainer
     from lm_human_preferences.train_reward import RewardModelTrainer
     from lm_human_preferences.training.loop import Trainer
@@ -33,6 +34,7 @@ SIGNIFICANT = 2  # standard deviations of chance
 FAR_ABOVE_GUESSING = (
     1.5  # the limit of a reward model's last loss, in multiples of that of guessing
 )
+LEAST_LABELS = 20  # from which an accuracy can be told from chance
 REPEAT_AFTER = 100  # steps until an alarm is reported again
 
 NOT_FINITE = 'the loss is NaN or infinite: lower the learning rate'
@@ -50,6 +52,12 @@ COLLAPSED = (
 WORSE_THAN_CHANCE = (
     'the reward model is worse than chance on labels that it has not seen: is their sign the wrong'
     ' way round, or the learning rate too high?'
+)
+
+
+NOT_ABOVE_CHANCE = (
+    'the reward model predicts labels that it has not seen no better than chance: look at the'
+    ' agreement of labellers (./launch.py labels), or collect more labels before the first episode'
 )
 
 
@@ -138,6 +146,23 @@ def reward_alarms(
     return alarms
 
 
+def retraining_alarms(model: int, prediction: Prediction) -> list[Alarm]:
+    """The alarm of a reward model that was trained anew, the `model`-th, if there is one.
+
+    prediction: of labels that it has not learned from.
+    """
+    value, chance, name = prediction.accuracy, prediction.chance, 'accuracy'
+    if value is None or chance is None:
+        value, chance, name = prediction.agreement, 0.0, 'agreement'
+    if prediction.labels < LEAST_LABELS:
+        return []
+    deviation = math.sqrt((chance * (1 - chance) if name == 'accuracy' else 1) / prediction.labels)
+    limit = chance + SIGNIFICANT * deviation
+    if value >= limit:
+        return []
+    return [Alarm(f'{name} of reward model {model}', value, limit, NOT_ABOVE_CHANCE)]
+
+
 class HealthMonitor(Hook):
     """Warns of alarms, or stops the training, as --run.on_anomaly says.
 
@@ -160,7 +185,10 @@ class HealthMonitor(Hook):
 
         Or, if the mode is 'stop', save and raise UserError.
         """
-        alarms = self.alarms(step, stats)
+        self.raise_alarms(step, self.alarms(step, stats))
+
+    def raise_alarms(self, step: int, alarms: Sequence[Alarm]) -> None:
+        """Do what the mode asks for; see after_step."""
         if not alarms or self.mode == 'off':
             return
         if self.mode == 'stop':
@@ -189,10 +217,15 @@ class PolicyHealth(HealthMonitor):
         """is_valid: tells of responses (batch, response_length) which score without penalty."""
         super().__init__(mode, trainer, checkpointer, comm)
         self.is_valid = is_valid
-        self.first: Mapping[str, float] | None = None  # statistics of the first step
+        # Statistics of the first step with the present reward model: scores of others compare with
+        # nothing.
+        self.first: Mapping[str, float] | None = None
+        self.reward_version = trainer.reward_version
 
     def alarms(self, step: int, stats: Mapping[str, float]) -> list[Alarm]:
         """Compare the last step with the limits, and with the first step of this process."""
+        if self.reward_version != self.trainer.reward_version:
+            self.reward_version, self.first = self.trainer.reward_version, None
         self.first = self.first or stats
         everything = {**stats, PENALIZED: self._penalized_share()}
         return policy_alarms(everything, self.first, self.trainer.hparams)
@@ -237,3 +270,17 @@ class RewardHealth(HealthMonitor):
             batch_size=self.trainer.hparams.batch_size,
             guessing_loss=self.guessing_loss,
         )
+
+
+class RetrainingHealth(HealthMonitor):
+    """Watches the reward models that are trained anew while a policy trains; see
+    retraining_alarms."""
+
+    def alarms(self, step: int, stats: Mapping[str, float]) -> list[Alarm]:
+        """None: a step of the policy tells nothing of its reward model."""
+        return []
+
+    def check(self, step: int, model: int, prediction: Prediction | None) -> None:
+        """Judge the `model`-th reward model, trained before `step`, by how it predicts labels."""
+        if prediction is not None:
+            self.raise_alarms(step, retraining_alarms(model, prediction))

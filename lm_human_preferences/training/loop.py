@@ -30,6 +30,9 @@ class Hook(contextlib.AbstractContextManager):
     """What happens besides the steps: entered before the first and left after the last, or at an
     error."""
 
+    def before_step(self, step: int) -> None:
+        """step: how many steps are done, and so the number of the next one, from 0."""
+
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """step: how many steps are done; stats: of the last one."""
 
@@ -43,12 +46,15 @@ class Hook(contextlib.AbstractContextManager):
 
 
 def training_loop(trainer: Trainer, hooks: Sequence[Hook]) -> None:
-    """Take the steps that are left, and call each hook after every step, in the order given."""
+    """Take the steps that are left, and call each hook before and after every step, in the order
+    given."""
     with contextlib.ExitStack() as stack:
         stack.callback(trainer.logger.close)
         for hook in hooks:
             stack.enter_context(hook)
         while trainer.steps_done < trainer.total_steps:
+            for hook in hooks:
+                hook.before_step(trainer.steps_done)
             stats = trainer.step()
             for hook in hooks:
                 hook.after_step(trainer.steps_done, stats)

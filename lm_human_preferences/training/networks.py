@@ -25,7 +25,8 @@ class Networks:
     """The networks of a training, by the scopes that their variables have in checkpoints.
 
     learning: those that the optimizer updates. frozen: those that stay as they are loaded, of which
-    a checkpoint need not copy anything before it is written.
+    a checkpoint need not copy anything before it is written. retrained: those that are trained anew
+    between two steps, by an optimizer of their own of which nothing is left when the step begins.
 
     What depends on it is derived: the optimizer's parameters, the checkpointer's frozen scopes, the
     memory estimate, what rank 0 broadcasts, the variables of a checkpoint.
@@ -33,11 +34,12 @@ class Networks:
 
     learning: tuple[str, ...]
     frozen: tuple[str, ...]
+    retrained: tuple[str, ...] = ()
 
     @property
     def scopes(self) -> tuple[str, ...]:
         """Of all networks."""
-        return self.frozen + self.learning
+        return self.frozen + self.retrained + self.learning
 
     def parameters(self, networks: Mapping[str, Network | None]) -> dict[str, nn.Parameter]:
         """The parameters of all of `networks`, {scope: network}, by variable name."""

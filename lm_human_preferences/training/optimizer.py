@@ -87,6 +87,12 @@ class Adam:
             )
         return self.state[parameter]
 
+    def reset(self) -> None:
+        """Begin anew, and free what the updates have left."""
+        self.steps = 0
+        self.state.clear()
+        self.gradients.zero_grad()
+
     def start_at(self, steps: int) -> None:
         """Prepare to resume after `steps` updates.
 

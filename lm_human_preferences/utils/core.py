@@ -1,6 +1,7 @@
 """Functions of numbers and tensors, without models or files (the original's utils/core.py)."""
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,23 @@ def set_seed(seed: int | None, rank: int = 0) -> None:
     seed = None if seed is None else seed + rank * RANK_SEED_STRIDE
     np.random.seed(seed and seed % 2**32)  # it takes no others
     torch.seed() if seed is None else torch.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def random_stream(*key: object) -> Iterator[None]:
+    """Within the block, random numbers are those of `key` alone; after it, those from before go on.
+
+    key: numbers and texts.
+    """
+    seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:4], 'big')
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    before = np.random.get_state()
+    with torch.random.fork_rng(devices=devices):
+        set_seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(before)
 
 
 def whiten(values: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:

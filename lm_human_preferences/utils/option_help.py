@@ -11,12 +11,14 @@ LAUNCHING = ('mpi', 'mode', 'dry_run', 'save_dir', 'overwrite')
 NEW_REWARD_MODEL = 'rewards.train_new_model'
 HEADINGS = {  # of the options in a group, in the order of help pages; '' holds train_reward's own
     'run': 'Run',
+    'run.serve': 'Page for labellers',
     'task': 'Task',
     'task.policy': 'Policy',
     'labels': 'Labels',
     '': 'Reward training',
     'rewards': 'Rewards',
     'rewards.adaptive_kl': 'Adaptive KL',
+    'rewards.online': 'Online labels',
     'ppo': 'PPO',
 }
 FOLDED = 'New reward model'  # the options of `train_reward` once more

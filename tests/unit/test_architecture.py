@@ -37,6 +37,7 @@ ROOMS = (
     'plans',
     'session',
     'train_reward',
+    'online',
     'train_policy',
     'reproduction',
     'commands',

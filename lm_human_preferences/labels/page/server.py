@@ -132,6 +132,20 @@ def is_local(host: str) -> bool:
         return False
 
 
+def missing_tls(host: str, certificate: str | None, prefix: str) -> str | None:
+    """A warning where others can reach a host and what is sent is not encrypted.
+
+    prefix: what the names of the options begin with.
+    """
+    if certificate is not None or is_local(host):
+        return None
+    return (
+        f'warning: there is no TLS: whoever is between you and {host} can read the links, and'
+        f' answer as anybody; give {prefix}certificate and {prefix}key, or leave {prefix}host out'
+        ' and use ssh -L'
+    )
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """A socket that listens there; UserError if that cannot be."""
     try:

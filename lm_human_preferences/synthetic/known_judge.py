@@ -1,12 +1,17 @@
 """The known reward as the judge of a simulated labeller."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from lm_human_preferences.labels.simulated_labeller import Judge
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.synthetic.known_reward import KnownReward
+
+if TYPE_CHECKING:
+    from lm_human_preferences.labels.simulated_labeller import Judge
 
 
 def known_judge(encoding: Encoding) -> Judge:

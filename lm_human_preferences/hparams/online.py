@@ -1,0 +1,178 @@
+"""Options of labels that are collected while a policy trains, and the schedule that they set."""
+
+from dataclasses import dataclass
+
+from lm_human_preferences.hparams.labelling import WebHParams
+from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils.hyperparams import option
+
+SOURCES = ('people', 'mock', 'test')
+ASKED_AT_ONCE = 16  # training questions, so that few steps are held up by sampling them
+INITIAL_SHARE, AHEAD_SHARE = 4, 50  # labels are divided by these where the options do not say
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When an online run wants labels and trains its reward model anew (paper, section 2.3).
+
+    Before `step` of `steps`, from 0, it needs l(n) = initial + (labels - initial) * (1 - (1 -
+    step / steps)^2) labels. The reward model is trained before the first step, and again
+    `retrainings` times at evenly spaced l(n). ahead: questions asked beyond l(n). validation:
+    comparisons of the policy with the initial model, at a constant rate. All in integers: a step
+    is the same on every machine.
+    """
+
+    initial: int
+    labels: int
+    retrainings: int
+    steps: int
+    ahead: int = 0
+    validation: int = 0
+
+    def _progress(self, step: int) -> int:
+        """1 - (1 - step / steps)^2, times steps^2."""
+        return self.steps**2 - (self.steps - step) ** 2
+
+    def labels_at(self, step: int) -> int:
+        """l(n): how many labels there have to be before `step`, rounded up."""
+        more = (self.labels - self.initial) * self._progress(step)
+        return self.initial + _ceil_div(more, self.steps**2)
+
+    def questions_at(self, step: int) -> int:
+        """How many training questions are asked by `step`: l(n), those ahead, and what fills a
+        batch of questions."""
+        wanted = self.labels_at(step) + self.ahead
+        return min(self.labels, _ceil_div(wanted, ASKED_AT_ONCE) * ASKED_AT_ONCE)
+
+    def validation_at(self, step: int) -> int:
+        """How many comparisons with the initial model are asked by `step`."""
+        return self.validation * step // self.steps
+
+    def models_at(self, step: int) -> int:
+        """How many times the reward model has been trained when `step` begins: 1 at the first."""
+        done = self._progress(step) * (self.retrainings + 1) // self.steps**2
+        return 1 + min(done, self.retrainings)
+
+    def is_trained_at(self, step: int) -> bool:
+        """Whether the reward model is trained before `step`."""
+        return step == 0 or self.models_at(step) > self.models_at(step - 1)
+
+    def training_steps(self) -> list[int]:
+        """The steps before which the reward model is trained, the first of which is 0."""
+        return [step for step in range(self.steps) if self.is_trained_at(step)]
+
+    def next_training(self, step: int) -> int | None:
+        """The first step after `step` before which the reward model is trained; None for none."""
+        later = range(step + 1, self.steps)
+        return next((other for other in later if self.is_trained_at(other)), None)
+
+
+@dataclass
+class ServeHParams(WebHParams):
+    labellers: str = option(
+        'me', 'who answers on the page: NAME, or NAME,NAME, each of whom gets a link'
+    )
+
+
+@dataclass
+class OnlineHParams(hyperparams.HParams):
+    labels: int = option(None, 'labels that the reward model learns from by the end', at_least=1)
+    initial: int | None = option(
+        None, 'of these, before the first episode; None: a quarter', at_least=1
+    )
+    retrainings: int = option(
+        19,
+        'how often the reward model is trained anew after the first time, at evenly spaced numbers'
+        ' of labels',
+        at_least=0,
+        at_most=1000,
+    )
+    ahead: int | None = option(
+        None,
+        'questions asked beyond the labels that are wanted, so that people need not wait; None: one'
+        ' for 50 labels',
+        at_least=0,
+    )
+    repeated: float = option(
+        0.0, 'share of the questions that several labellers answer', at_least=0, at_most=1
+    )
+    labellers: int = option(5, 'how many labellers answer such a question', at_least=2)
+    validation: float = option(
+        0.05,
+        'comparisons of the policy with the initial model, in addition to labels, as a share of'
+        ' their number',
+        at_least=0,
+        at_most=1,
+    )
+    source: str = option(
+        'people',
+        "who answers: 'people', by ./launch.py label; 'mock', the known reward of reviews; 'test',"
+        ' who prefers small token ids',
+        one_of=SOURCES,
+    )
+    error: float = option(
+        0.0,
+        'where it is not people who answer, the probability of a random answer instead of the best',
+        at_least=0,
+        at_most=1,
+    )
+    instructions: str | None = option(
+        None, 'text file of what labellers are told; None: a sentence about what keys to press'
+    )
+    patience: float | None = option(
+        None,
+        'hours to wait for labels before the run is saved and ends; None: as long as it takes',
+        at_least=0,
+    )
+
+    def validate(self, *, prefix: str = '') -> None:
+        """Also ValueError for more labels at first than in all, and errors of people."""
+        super().validate(prefix=prefix)
+        if self.initial is not None and self.initial > self.labels:
+            raise ValueError(
+                f'--{prefix}initial {self.initial} is more than --{prefix}labels {self.labels}'
+            )
+        if self.error and self.source == 'people':
+            raise ValueError(
+                f'--{prefix}error {self.error}: --{prefix}source is people, who make errors of'
+                f' their own: give --{prefix}source mock, or no error'
+            )
+
+    def schedule(self, steps: int) -> Schedule:
+        """The schedule for a policy that trains for so many steps."""
+        initial, ahead = self.initial, self.ahead
+        if initial is None:
+            initial = _ceil_div(self.labels, INITIAL_SHARE)
+        if ahead is None:
+            ahead = _ceil_div(self.labels, AHEAD_SHARE)
+        return Schedule(
+            initial=initial,
+            labels=self.labels,
+            retrainings=self.retrainings,
+            steps=steps,
+            ahead=ahead,
+            validation=round(self.validation * self.labels),
+        )
+
+    def check_schedule(self, steps: int, batch_size: int, *, prefix: str) -> None:
+        """Raise ValueError unless each retraining has a step of its own among `steps`, and the
+        first labels fill a batch.
+
+        batch_size: of the reward model. prefix: of this group's options.
+        """
+        schedule = self.schedule(steps)
+        found = len(schedule.training_steps()) - 1
+        if found < self.retrainings:
+            raise ValueError(
+                f'--{prefix}retrainings {self.retrainings}: two of them would be at one of the'
+                f' {steps} steps of --ppo.total_episodes; take fewer'
+            )
+        if schedule.initial < batch_size:
+            raise ValueError(
+                f'--{prefix}initial {schedule.initial} does not fill a batch of the reward model,'
+                f' --rewards.train_new_model.batch_size {batch_size}'
+            )

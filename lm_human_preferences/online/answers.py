@@ -1,0 +1,131 @@
+"""Answers as labels to learn from, and what they tell of the policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.labels.answers import Answer, answer_field
+from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder
+from lm_human_preferences.labels.folder_labels import as_arrays
+from lm_human_preferences.labels.report import preferred
+from lm_human_preferences.language.encodings import Encoding
+
+INITIAL, POLICY = 'initial', 'policy'  # whose samples a question has
+ACTIVE_SECONDS = 600  # after an answer, in which its labeller counts as active
+
+
+def answered(folder: LabelFolder) -> int:
+    """How many training questions have a label: what l(n) is compared with."""
+    return sum(
+        question.kind == TRAIN and any(a.value is not None for a in folder.answers_to(question))
+        for question in folder.questions.values()
+    )
+
+
+def retired(folder: LabelFolder) -> int:
+    """How many training questions nobody will be asked any more, though they have no label."""
+    return sum(
+        question.kind == TRAIN
+        and folder.is_retired(question)
+        and all(answer.value is None for answer in folder.answers_to(question))
+        for question in folder.questions.values()
+    )
+
+
+def active_labellers(folder: LabelFolder) -> list[str]:
+    """Who has answered in the last ten minutes."""
+    since = time.time() - ACTIVE_SECONDS
+    names = []
+    for name, log in folder.logs.items():
+        last = log.last()
+        if last is not None and last.time > since:
+            names.append(name)
+    return names
+
+
+def collected(folder: LabelFolder) -> list[Answer]:
+    """The answers to learn from, in the order of the questions, so that it does not matter who
+    answered when: of a question for one labeller the first, else all."""
+    found: list[Answer] = []
+    for question in folder.questions.values():
+        if question.kind not in (TRAIN, VALIDATION):
+            continue
+        answers = [answer for answer in folder.answers_to(question) if answer.value is not None]
+        answers.sort(key=lambda answer: (answer.time, answer.labeller))
+        found += answers if question.labellers > 1 else answers[:1]
+    return found
+
+
+def digest(answers: Iterable[Answer]) -> str:
+    """SHA-256 of who answered what."""
+    said = [(answer.question, answer.labeller, answer.value) for answer in answers]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
+def lines_read(folder: LabelFolder) -> dict[str, int]:
+    """{labeller: how many lines of the answers were read}."""
+    return {name: log.reader.lines for name, log in folder.logs.items()}
+
+
+def newer(folder: LabelFolder, answers: Iterable[Answer], lines: dict[str, int]) -> list[Answer]:
+    """Those of `answers` that are not in the first `lines` of their files."""
+    return [
+        answer
+        for answer in answers
+        if folder.logs[answer.labeller].line_of[answer.uuid] > lines.get(answer.labeller, 0)
+    ]
+
+
+def of_kind(folder: LabelFolder, answers: Iterable[Answer], kind: str) -> list[Answer]:
+    """Those of `answers` whose questions are of a kind."""
+    return [answer for answer in answers if folder.questions[answer.question].kind == kind]
+
+
+def as_labels(
+    folder: LabelFolder,
+    answers: Sequence[Answer],
+    hparams: train_reward.HParams,
+    encoding: Encoding,
+) -> dict[str, torch.Tensor]:
+    """`answers` as labels, {field: (answers, ...)}; UserError where the folder is damaged."""
+    field = answer_field(folder.label_type)
+    objects: list[dict[str, Any]] = []
+    try:
+        for answer in answers:
+            tokens = folder.tokens(folder.questions[answer.question])
+            objects.append(as_arrays({**tokens, field: answer.value}))
+    except OverflowError as e:
+        raise UserError(f'{folder.path} holds numbers out of range') from e
+    return label_files.as_tensors(folder.path, objects, hparams, encoding)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wins:
+    """How often the policy was preferred to the initial model in `comparisons`."""
+
+    wins: int
+    comparisons: int
+
+    @property
+    def rate(self) -> float | None:
+        """The share, None where nothing was compared."""
+        return self.wins / self.comparisons if self.comparisons else None
+
+
+def policy_wins(folder: LabelFolder, answers: Collection[Answer]) -> Wins:
+    """What those of `answers` tell that compare the policy with the initial model."""
+    names = [
+        preferred(folder, answer, folder.questions[answer.question].policies)
+        for answer in of_kind(folder, answers, VALIDATION)
+    ]
+    return Wins(names.count(POLICY), len(names) - names.count(None))

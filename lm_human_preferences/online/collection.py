@@ -1,0 +1,352 @@
+"""Labels while a policy trains: before each step of it, ask, wait for answers, and when it is time,
+train the reward model anew (paper, section 2.3).
+
+Rank 0 writes questions, reads answers and decides; it tells the others often, so that nobody sits
+in a collective for hours while people sleep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from lm_human_preferences import plans, session, storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels import simulated_labeller
+from lm_human_preferences.labels.answers import INSTRUCTIONS, answer_field
+from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder, QuestionWriter
+from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.online import answers as given
+from lm_human_preferences.online import progress
+from lm_human_preferences.online.decisions import Batch, Decisions
+from lm_human_preferences.online.questions import QuestionSource
+from lm_human_preferences.online.retraining import Labels, Retrainer
+from lm_human_preferences.rewards import RewardModel, label_source
+from lm_human_preferences.runs.run_files import LABELS
+from lm_human_preferences.synthetic.known_judge import known_judge
+from lm_human_preferences.training import memory
+from lm_human_preferences.training.health import RetrainingHealth
+from lm_human_preferences.training.loop import Hook
+from lm_human_preferences.utils.core import default_device
+from lm_human_preferences.utils.logging import announce, log_line
+
+if TYPE_CHECKING:
+    from lm_human_preferences.checkpointing.checkpointer import Checkpointer
+    from lm_human_preferences.distributed.comm import Comm
+    from lm_human_preferences.hparams.model import HParams as Sizes
+    from lm_human_preferences.hparams.online import ServeHParams
+    from lm_human_preferences.hparams.train_policy import HParams
+    from lm_human_preferences.train_policy import PPOTrainer
+
+POLL_SECONDS = 1.0  # between two looks for answers
+REPORT_SECONDS = 60.0  # between two lines about them
+HOUR = 3600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """What rank 0 knows before a training of the reward model; every rank gets it.
+
+    labels: to learn from. new: those since the last training, on the policy's samples.
+    """
+
+    batch: Batch
+    labels: Labels
+    new: Labels | None
+    wins: given.Wins
+
+
+def check(hparams: HParams, comm: Comm, sizes: Sizes) -> None:
+    """UserError if reward models of `sizes` are to be trained anew and that cannot be done here;
+    warns if memory may be insufficient."""
+    new_model = hparams.rewards.train_new_model
+    if hparams.rewards.online is None:
+        return
+    assert new_model is not None
+    session.check_same_task(hparams.task, new_model.task)
+    memory.check(plans.retraining_memory(hparams, sizes, comm.size), comm, default_device())
+
+
+def hooks(trainer: PPOTrainer, checkpointer: Checkpointer) -> list[Hook]:
+    """What collects labels while `trainer` trains a policy; nothing where they are there before."""
+    hparams = trainer.hparams
+    if hparams.rewards.online is None:
+        return []
+    reward_model = trainer.networks['reward_model']
+    assert isinstance(reward_model, RewardModel)
+    return [Collection(trainer, reward_model, checkpointer, label_source(hparams))]
+
+
+@contextlib.contextmanager
+def serve(folder: str, options: ServeHParams) -> Iterator[None]:
+    """Within the block, people answer the questions of a folder on a page; prints their links."""
+    # Its libraries are for those who want a page.
+    from lm_human_preferences.labels.page.server import LabelServer, missing_tls
+
+    where = options.to_nested_dict()
+    names = [name.strip() for name in where.pop('labellers').split(',')]
+    try:
+        server = LabelServer(folder, names, note=log_line, **where)
+    except UserError as e:
+        text = str(e).replace('--web.', '--run.serve.')
+        raise UserError(text.replace('--labeller ', '--run.serve.labellers ')) from e
+    with server:
+        if warning := missing_tls(options.host, options.certificate, '--run.serve.'):
+            announce(warning)
+        announce(*(f'answer as {name}: {link}' for name, link in server.links.items()))
+        yield
+
+
+class Collection(Hook):
+    """Collects labels while `trainer` trains a policy; entered on every rank.
+
+    reward_model: what the policy learns from. checkpointer: saves where nobody answers in time; its
+    seed is the run's. labels: source of queries that may stand in, see lm_tasks.make_query_sampler.
+    """
+
+    def __init__(
+        self,
+        trainer: PPOTrainer,
+        reward_model: RewardModel,
+        checkpointer: Checkpointer,
+        labels: str | None,
+    ) -> None:
+        hparams = trainer.hparams
+        online, new_model = hparams.rewards.online, hparams.rewards.train_new_model
+        assert online is not None and new_model is not None and checkpointer.seed is not None
+        self.trainer, self.checkpointer, self.comm = trainer, checkpointer, trainer.comm
+        self.online, self.new_model, self.source_of_queries = online, new_model, labels
+        self.schedule = online.schedule(trainer.total_steps)
+        self.retrainer = Retrainer(
+            reward_model=reward_model,
+            ref_policy=trainer.ref_policy,
+            hparams=new_model,
+            comm=trainer.comm,
+            seed=checkpointer.seed,
+        )
+        self.health = RetrainingHealth(hparams.run.on_anomaly, trainer, checkpointer, trainer.comm)
+        self.desk: Desk | None = None  # of rank 0
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Collection:
+        if self.comm.rank == 0:
+            with contextlib.ExitStack() as stack:
+                self.desk = self._open(stack)
+                self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def _open(self, stack: contextlib.ExitStack) -> Desk:
+        """The folder of labels, which is made if need be, and what reads and writes it."""
+        trainer, hparams = self.trainer, self.trainer.hparams
+        directory = hparams.run.directory or stack.enter_context(tempfile.TemporaryDirectory())
+        writer = stack.enter_context(QuestionWriter(os.path.join(directory, LABELS), self._task()))
+        decisions = stack.enter_context(contextlib.closing(Decisions(writer.folder.path)))
+        assert self.checkpointer.seed is not None
+        source = QuestionSource(
+            policy=trainer.policy,
+            ref_policy=trainer.ref_policy,
+            writer=writer,
+            hparams=hparams,
+            seed=self.checkpointer.seed,
+            labels=self.source_of_queries,
+        )
+        simulated = []
+        if self.online.source != 'people':
+            count = self.online.labellers if self.online.repeated else 1
+            for number in range(1, count + 1):
+                labeller = Labeller(writer.folder, f'{self.online.source}{number}')
+                simulated.append(stack.enter_context(labeller))
+        if hparams.run.serve is not None:
+            stack.enter_context(serve(writer.folder.path, hparams.run.serve))
+        return Desk(self, writer.folder, source, decisions, simulated)
+
+    def _task(self) -> dict[str, Any]:
+        """What the folder's task.json has to hold."""
+        label_type, instructions = self.new_model.labels.type, self.online.instructions
+        text = INSTRUCTIONS[answer_field(label_type)]
+        if instructions is not None:
+            text = storage.read_text(instructions).strip()
+        return {
+            'label_type': label_type,
+            'task': self.trainer.hparams.task.to_nested_dict(),
+            'instructions': text,
+            'encoding': self.trainer.policy.trained_model.encoding.name,
+        }
+
+    def before_step(self, step: int) -> None:
+        """Ask and wait until `step` has its labels, and train the reward model if it is time to.
+
+        UserError, with everything saved, where nobody answers in time.
+        """
+        if self.desk is not None:
+            self.desk.ask(step)
+        self._wait(step)
+        if self.schedule.is_trained_at(step):
+            self._train(step)
+
+    def _wait(self, step: int) -> None:
+        """Return when l(n) labels are there; all ranks look at the same time."""
+        begin = time.monotonic()
+        while True:
+            missing = self.desk.missing(step) if self.desk is not None else 0
+            waited = time.monotonic() - begin
+            stop_requested = self.checkpointer.stop_requested
+            states = self.comm.all_gather_object((missing, waited, stop_requested))
+            missing, waited, _ = states[0]
+            if missing <= 0:
+                return
+            if any(stop for _, _, stop in states):
+                self.checkpointer.after_step(self.trainer)  # saves, and raises KeyboardInterrupt
+            if self.online.patience is not None and waited >= self.online.patience * HOUR:
+                self._give_up(missing, step)
+            if self.desk is not None:
+                self.desk.report_waiting(step, missing)
+            time.sleep(POLL_SECONDS)
+
+    def _give_up(self, missing: int, step: int) -> None:
+        """Save, and raise the UserError that says how to go on."""
+        self.checkpointer.save(self.trainer)
+        self.checkpointer.wait()
+        self.comm.barrier()
+        run = self.trainer.hparams.run
+        how = 'nothing is saved, because --save_dir is None'
+        if run.directory is not None:
+            folder = os.path.join(run.directory, LABELS)
+            how = (
+                f'step {step} is saved: {progress.label_command(folder)} answers, then'
+                f' ./launch.py resume {run.save_dir} goes on'
+            )
+        raise UserError(
+            f'--rewards.online.patience {self.online.patience:g}: {missing} of'
+            f' {self.schedule.labels_at(step)} labels are still missing; {how}'
+        )
+
+    def _train(self, step: int) -> None:
+        """Train the reward model anew, and tell how it went."""
+        known: _Known | None = self.desk.known(step) if self.desk is not None else None
+        known = self.comm.all_gather_object(known)[0]
+        assert known is not None
+        own = self.retrainer.predict(known.new) if known.new is not None else None
+        outcome = self.retrainer.train(known.labels, step)
+        self.trainer.reward_version += 1
+        report = progress.Report(
+            batch=known.batch,
+            loss=outcome.loss,
+            held_out=outcome.held_out,
+            own=own,
+            wins=known.wins,
+            kl_coef=self.trainer.kl_ctl.value,
+        )
+        statistics = report.statistics()
+        self.trainer.logger.log(statistics, step, tag_prefix=progress.TAG)
+        if self.desk is not None:
+            self.desk.decisions.record_outcome(known.batch, statistics)
+            log_line(report.line(self.schedule))
+        if outcome.held_out is not None:
+            self.health.check(step, known.batch.model, outcome.held_out)
+        else:  # labels that came since tell of the model before
+            self.health.check(step, known.batch.model - 1, own)
+
+
+class Desk:
+    """Where rank 0 writes questions, reads answers and decides.
+
+    simulated: labellers who answer at once, where nobody else does.
+    """
+
+    def __init__(
+        self,
+        collection: Collection,
+        folder: LabelFolder,
+        source: QuestionSource,
+        decisions: Decisions,
+        simulated: list[Labeller],
+    ) -> None:
+        self.schedule, self.online = collection.schedule, collection.online
+        self.new_model = collection.new_model
+        self.encoding = collection.trainer.policy.trained_model.encoding
+        self.folder, self.source, self.decisions = folder, source, decisions
+        self.simulated = simulated
+        self.judge = simulated_labeller.small_tokens
+        if self.online.source == 'mock':
+            self.judge = known_judge(self.encoding)
+        self.answered = 0  # questions, when they were last counted
+        self.reported = -REPORT_SECONDS  # when a line was last printed
+
+    def ask(self, step: int) -> None:
+        """Ask what is due before `step`, and have simulated labellers answer."""
+        counts = {
+            TRAIN: self.schedule.questions_at(step) + self.decisions.asked_again(step),
+            VALIDATION: self.schedule.validation_at(step),
+        }
+        added = self.source.ask(step, counts)
+        is_first = self.answered == 0  # a kill may have left questions without an answer
+        for labeller in self.simulated if added or is_first else ():
+            simulated_labeller.simulate(labeller, self.judge, error=self.online.error)
+
+    def missing(self, step: int) -> int:
+        """How many labels `step` lacks; questions that were skipped are asked anew, as others."""
+        wanted = self.schedule.labels_at(step)
+        if self.answered < wanted:
+            self.folder.refresh()
+            self.answered = given.answered(self.folder)
+        if self.answered < wanted:
+            skipped = given.retired(self.folder) - self.decisions.asked_again(step)
+            if skipped > 0:
+                self.decisions.ask_again(step, skipped)
+                self.ask(step)
+        return wanted - self.answered
+
+    def report_waiting(self, step: int, missing: int) -> None:
+        """Print a line now and then."""
+        if time.monotonic() - self.reported < REPORT_SECONDS:
+            return
+        self.reported = time.monotonic()
+        wanted = self.schedule.labels_at(step)
+        active = given.active_labellers(self.folder)
+        log_line(progress.waiting_line(missing, wanted, active, self.folder.path))
+
+    def known(self, step: int) -> _Known:
+        """What the reward model learns from before `step`: as it was decided before an
+        interruption, else all that is there."""
+        decided = self.decisions.batches.get(step)
+        lines = decided.answers if decided else given.lines_read(self.folder)
+        folder = LabelFolder(self.folder.path, lines)
+        answers = given.collected(folder)
+        batch = Batch(
+            model=self.schedule.models_at(step),
+            step=step,
+            wanted=self.schedule.labels_at(step),
+            labels=len(answers),
+            answers=lines,
+            digest=given.digest(answers),
+        )
+        if decided is None:
+            self.decisions.learn_from(batch)
+        elif decided.digest != batch.digest:
+            raise UserError(
+                f'{folder.path}: answers from which a reward model has learned were changed;'
+                ' restore the files, or begin again with --overwrite'
+            )
+        before = self.decisions.last_batch_before(step)
+        new, wins = None, given.Wins(0, 0)
+        if before is not None:
+            newer = given.newer(folder, answers, before.answers)
+            wins = given.policy_wins(folder, newer)
+            new = self._as_labels(folder, given.of_kind(folder, newer, TRAIN))
+        labels = self._as_labels(folder, answers)
+        assert labels is not None  # the schedule has some before the first step
+        return _Known(batch, labels, new, wins)
+
+    def _as_labels(self, folder: LabelFolder, answers: list[Any]) -> Labels | None:
+        if not answers:
+            return None
+        return given.as_labels(folder, answers, self.new_model, self.encoding)

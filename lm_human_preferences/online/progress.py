@@ -1,0 +1,94 @@
+"""What people see of an online run: lines on the console, and numbers in TensorBoard."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+
+from lm_human_preferences.hparams.online import Schedule
+from lm_human_preferences.labels.held_out import Prediction
+from lm_human_preferences.online.answers import Wins
+from lm_human_preferences.online.decisions import Batch
+
+TAG = 'online/'  # of the names in TensorBoard
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What is known when a reward model has been trained.
+
+    loss, held_out: see retraining.Outcome. own: how the model before it predicts the labels that
+    came since, most of them on the policy's own samples. wins: of the policy in the comparisons
+    since then. kl_coef: the coefficient of the KL penalty at that moment.
+    """
+
+    batch: Batch
+    loss: float
+    held_out: Prediction | None
+    own: Prediction | None
+    wins: Wins
+    kl_coef: float
+
+    def statistics(self) -> dict[str, float]:
+        """As TensorBoard has them, without TAG."""
+        numbers: dict[str, float | None] = {
+            'model': self.batch.model,
+            'wanted': self.batch.wanted,
+            'labels': self.batch.labels,
+            'loss': self.loss,
+            'held_out_accuracy': _accuracy(self.held_out),
+            'own_accuracy': _accuracy(self.own),
+            'policy_wins': self.wins.rate,
+            'comparisons': self.wins.comparisons,
+            'kl_coef': self.kl_coef,
+        }
+        return {name: value for name, value in numbers.items() if value is not None}
+
+    def line(self, schedule: Schedule) -> str:
+        """The same for the console, and when the next training is."""
+        batch = self.batch
+        parts = [f'{batch.labels} labels ({batch.wanted} wanted)', f'loss {self.loss:.3f}']
+        if self.held_out is not None:
+            parts.append(f'held out: {_short(self.held_out)}')
+        if self.own is not None:
+            parts.append(f'the model before on the {self.own.labels} new: {_short(self.own)}')
+        if self.wins.rate is not None:
+            parts.append(
+                f'the policy beats the initial model in {self.wins.wins} of {self.wins.comparisons}'
+            )
+        parts.append(f'KL coef {self.kl_coef:.4g}')
+        later = schedule.next_training(batch.step)
+        parts.append(
+            'the last one'
+            if later is None
+            else f'next before step {later + 1}, from {schedule.labels_at(later)} labels'
+        )
+        return (
+            f'reward model {batch.model} of {schedule.retrainings + 1}, before step'
+            f' {batch.step + 1}: {"; ".join(parts)}'
+        )
+
+
+def _accuracy(prediction: Prediction | None) -> float | None:
+    return None if prediction is None else prediction.accuracy
+
+
+def _short(prediction: Prediction) -> str:
+    if prediction.accuracy is None:
+        return f'correlation {prediction.agreement:.2f}'
+    return f'{100 * prediction.accuracy:.0f} % right'
+
+
+def waiting_line(missing: int, wanted: int, active: Sequence[str], folder: str) -> str:
+    """That the run waits, for how many labels, and who is labelling."""
+    who = ', '.join(active) if active else 'nobody'
+    return (
+        f'waiting for {missing} of {wanted} labels; active: {who}; to answer:'
+        f' {label_command(folder)}'
+    )
+
+
+def label_command(folder: str) -> str:
+    """The command by which people answer."""
+    return f'./launch.py label {shlex.quote(folder)} --labeller NAME'

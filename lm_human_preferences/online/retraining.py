@@ -1,0 +1,105 @@
+"""Training a reward model anew while a policy trains."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from lm_human_preferences import label_types, lm_tasks
+from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.labels.held_out import Prediction, predict, split
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import RewardModel
+from lm_human_preferences.train_reward import RewardModelTrainer
+from lm_human_preferences.training import memory
+from lm_human_preferences.training.optimizer import Adam
+from lm_human_preferences.utils.core import exact_div, random_stream
+
+LAST_PART = 4  # of a training, over which its loss is averaged
+
+Labels = dict[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How the training of a reward model went.
+
+    loss: the mean over the last quarter of the batches, each before it was learned. held_out: how
+    it predicts the labels held out; None where there are none.
+    """
+
+    loss: float
+    held_out: Prediction | None
+
+
+class Retrainer:
+    """Trains a reward model anew on all labels so far, as the first time (paper, section 2.3).
+
+    It begins as the initial model with a random head, goes through the labels once, and is
+    normalised on the initial model's samples. hparams: train_reward's. seed: of the run. The
+    random numbers of everything else go on as if nothing had happened.
+    """
+
+    def __init__(
+        self,
+        *,
+        reward_model: RewardModel,
+        ref_policy: Policy,
+        hparams: train_reward.HParams,
+        comm: Comm,
+        seed: int,
+    ) -> None:
+        self.reward_model, self.ref_policy = reward_model, ref_policy
+        self.hparams, self.comm, self.seed = hparams, comm, seed
+        self.optimizer = Adam(reward_model.tf_parameters(), comm=comm)
+        reward_model.model.gradient_checkpointing = hparams.run.gradient_checkpointing
+
+    def train(self, labels: Labels, step: int) -> Outcome:
+        """Train anew on `labels` {field: (labels, ...)}, the same on all ranks, before a step of
+        the policy."""
+        with (
+            memory.explain_oom('--rewards.train_new_model.micro_batch_size'),
+            random_stream(self.seed, 'reward model', step, self.comm.rank),
+        ):
+            return self._train(labels)
+
+    def _train(self, labels: Labels) -> Outcome:
+        self.reward_model.restart(self.ref_policy.model)
+        self.comm.broadcast_(self.reward_model.get_params())  # the head, which each rank has drawn
+        self.optimizer.reset()
+        learned, held_out, _ = split(labels, self.hparams)
+        query_sampler = lm_tasks.make_query_sampler(
+            hparams=self.hparams.task,
+            encoder=self.ref_policy.encoder,
+            comm=self.comm,
+            labels=self.hparams.labels.source,
+            batch_size=exact_div(self.hparams.rollout_batch_size, self.comm.size),
+        )
+        trainer = RewardModelTrainer(
+            reward_model=self.reward_model,
+            policy=self.ref_policy,
+            query_sampler=query_sampler,
+            labels=learned,
+            held_out=held_out,
+            hparams=self.hparams,
+            comm=self.comm,
+            optimizer=self.optimizer,
+        )
+        trainer.prepare()
+        losses = [trainer.step()['loss'] for _ in range(trainer.total_steps)]
+        trainer.finish()
+        self.optimizer.reset()
+        last = losses[-max(1, len(losses) // LAST_PART) :]
+        return Outcome(sum(last) / len(last), trainer.predict_held_out())
+
+    def predict(self, labels: Labels) -> Prediction | None:
+        """How the reward model as it is predicts `labels`; None where there are none."""
+        return predict(
+            self.reward_model.get_rewards,
+            labels,
+            label_types.get(self.hparams.labels.type),
+            self.hparams.micro_batch_size or self.hparams.batch_size,
+            self.comm,
+        )

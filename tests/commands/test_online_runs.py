@@ -1,0 +1,489 @@
+"""A policy's training that collects labels: what it asks, when it trains its reward model, and that
+it is repeated exactly."""
+
+import contextlib
+import csv
+import http.client
+import re
+import shlex
+import shutil
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from command_line import caught_jobs, error_of, hparams_of, invoke
+from events import events_of
+from experiments import resolved
+from interrupted import assert_same
+from launched import REPOSITORY, Launch, eventually, needs_mpi
+from online_runs import (
+    RETRAINED,
+    SETTINGS,
+    WORDS,
+    lines_of,
+    models_of,
+    online_hparams,
+    online_result,
+    train,
+)
+from page_client import Client
+
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.labels.answers import shown_order
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
+from lm_human_preferences.labels.simulated_labeller import simulate, small_tokens
+from lm_human_preferences.online import collection
+from lm_human_preferences.reproduction import online
+
+PEOPLE = {
+    'rewards__online__source': 'people',
+    'rewards__online__error': 0.0,
+    'rewards__online__patience': 0.02,
+}
+# Every question is answered before the next step, however many there are.
+ONE_BY_ONE = {'rewards__online__ahead': 0, 'rewards__online__validation': 0.0}
+
+
+@pytest.fixture(scope='module')
+def live(tmp_path_factory):
+    """The directory of a run whose simulated labellers have answered while it trained."""
+    directory = tmp_path_factory.mktemp('online') / 'live'
+    (directory.parent / 'said').write_text(train(directory))
+    return directory
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Looks for answers often."""
+    monkeypatch.setattr(collection, 'POLL_SECONDS', 0.01)
+
+
+# ---------------------------------------------------------------- what is asked and learned
+
+
+def test_reward_models_are_trained_at_the_computed_steps(live):
+    models = models_of(live)
+    schedule = online_hparams(live).rewards.online.schedule(10)
+    assert [line['step'] for line in models] == [0, *RETRAINED] == schedule.training_steps()
+    assert [line['model'] for line in models] == [1, 2, 3, 4, 5]
+    for line in models:
+        # l(n) = 24 + 72 (1 - (1 - n)^2); with what was asked ahead, and the comparisons
+        assert line['wanted'] == 24 + np.ceil(72 * (1 - (1 - line['step'] / 10) ** 2) - 1e-9)
+        assert line['labels'] >= line['wanted'] + 8
+
+
+def test_questions_are_of_the_policy_in_training(live):
+    questions = lines_of(live / 'labels/questions.jsonl')
+    assert Counter(question['kind'] for question in questions) == {'train': 96, 'validation': 9}
+    assert len({question['id'] for question in questions}) == 105
+    by_kind = {question['kind']: question['policies'] for question in questions}
+    assert by_kind == {
+        'train': ['policy'] * 4,
+        'validation': ['initial', 'initial', 'policy', 'policy'],
+    }
+    episodes = [question['episode'] for question in questions]
+    assert episodes == sorted(episodes)
+    assert sum(question['labellers'] == 2 for question in questions) == 9  # a tenth of 96
+    validation = [q['episode'] // 64 for q in questions if q['kind'] == 'validation']
+    # floor(10 * step / 10): one each step
+    assert validation == list(range(1, 10))
+
+
+def test_each_question_has_its_answers(live):
+    folder = LabelFolder(str(live / 'labels'))
+    for question in folder.questions.values():
+        assert len(folder.answers_to(question)) == question.labellers
+
+
+def test_tensorboard_and_console_tell_of_each_model(live):
+    events = events_of(live / 'tb/ppo')
+    models = models_of(live)
+    for name in ('wanted', 'labels', 'model'):
+        expected = [(line['step'], line[name]) for line in models]
+        assert events[f'online/{name}'] == expected
+    steps = [0, *RETRAINED]
+    assert [step for step, _ in events['online/loss']] == steps
+    assert [step for step, _ in events['online/kl_coef']] == steps
+    assert [step for step, _ in events['online/own_accuracy']] == [2, 3, 6]  # at 4 nobody was asked
+    assert all(0 <= value <= 1 for _, value in events['online/policy_wins'])
+    coefs = dict(events['objective/kl_coef'])
+    assert all(value == coefs[step] for step, value in events['online/kl_coef'])
+    said = (live.parent / 'said').read_text()
+    assert 'reward model 2 of 5, before step 3: ' in said and 'the last one' in said
+
+
+def test_the_last_reward_model_is_saved_with_the_policy(live):
+    """And it is not the first one: checkpoints copy it."""
+    values = [
+        np.array(
+            Bundle(str(live / f'policy/checkpoints/model.ckpt-{step}'))[
+                'reward_model/model/heads/reward/w'
+            ]
+        )
+        for step in (2, 4, 8, 10)
+    ]
+    assert not np.array_equal(values[0], values[1]) and not np.array_equal(values[1], values[2])
+    assert np.array_equal(values[2], values[3])  # the last training was before the seventh step
+    assert not (live / 'reward_model').exists()
+
+
+def test_it_is_a_folder_of_labels_for_other_commands(live):
+    result = invoke(['labels', str(live / 'labels')])
+    assert result.exit_code == 0 and '105 questions, 105 answered' in result.output
+    assert 'policy was preferred to initial in' in result.output
+
+
+# ---------------------------------------------------------------- exactly again
+
+
+def test_a_run_replayed_from_its_files_is_the_same(live, tmp_path):
+    """Nobody answers here: there is nothing to wait for."""
+    shutil.copytree(live / 'labels', tmp_path / 'run/labels')
+    train(tmp_path / 'run', **PEOPLE, run__resume=True)
+    assert_same(online_result(tmp_path / 'run'), online_result(live))
+
+
+def test_the_policy_is_not_disturbed_by_questions(live, tmp_path):
+    """More questions, which nobody answers in time, change nothing but themselves."""
+    shutil.copytree(live / 'labels', tmp_path / 'run/labels')
+    train(tmp_path / 'run', **PEOPLE, run__resume=True, rewards__online__validation=0.5)
+    ours, theirs = (
+        {key: value for key, value in online_result(directory).items() if 'labels/' not in str(key)}
+        for directory in (tmp_path / 'run', live)
+    )
+    assert len(lines_of(tmp_path / 'run/labels/questions.jsonl')) > 105
+    assert_same(ours, theirs)
+
+
+ALIKE = {**ONE_BY_ONE, 'rewards__online__repeated': 0.0, 'rewards__online__labels': 64}
+
+
+@pytest.fixture(scope='module')
+def one_by_one():
+    """Questions are asked as they are needed, not in batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('lm_human_preferences.hparams.online.ASKED_AT_ONCE', 1)
+        yield
+
+
+@pytest.fixture(scope='module')
+def simulated(tmp_path_factory, one_by_one):
+    """The directory of a run whose simulated labeller makes no errors."""
+    directory = tmp_path_factory.mktemp('simulated') / 'run'
+    train(directory, **ALIKE, rewards__online__error=0.0)
+    return directory
+
+
+@contextlib.contextmanager
+def meanwhile(work, directory):
+    """Within the block, work(directory, done) goes on in a thread, until the event `done`."""
+    done = threading.Event()
+    thread = threading.Thread(target=work, args=(directory, done))
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def alike(directory):
+    """The result of a run, but for who has answered and when."""
+    result = online_result(directory)
+    (result['answers'],) = result['answers'].values()
+    used = models_of(directory)
+    result['labels/used.jsonl'] = [(line['step'], line['labels']) for line in used]
+    return {key: value for key, value in result.items() if key != 'labels/page.key'}
+
+
+def folder_when_asked(directory, count=24):
+    """The folder of a run that has asked its first questions, and seen that nobody is there."""
+    eventually((directory / 'labels/task.json').exists, 60)
+    folder = LabelFolder(str(directory / 'labels'))
+    eventually(lambda: (folder.refresh(), len(folder.questions) >= count)[1], 60)
+    time.sleep(0.5)
+    return folder
+
+
+def answer_in_terminal(directory, done):
+    """Answer whatever is asked, as small_tokens would."""
+    with Labeller(folder_when_asked(directory), 'anna') as labeller:
+        while not done.is_set():
+            simulate(labeller, small_tokens)
+            time.sleep(0.01)
+
+
+def test_people_who_answer_alike_give_the_same_run(tmp_path, simulated, quick):
+    """A labeller who goes their own way, in a thread of their own, beside a run that waits."""
+    with meanwhile(answer_in_terminal, tmp_path / 'run'):
+        said = train(tmp_path / 'run', **{**ALIKE, **PEOPLE})
+    assert 'waiting for 24 of 24 labels; active: nobody; to answer: ./launch.py label' in said
+    assert_same(alike(tmp_path / 'run'), alike(simulated))
+
+
+def test_a_page_that_is_served_with_the_training(tmp_path, simulated, quick, monkeypatch):
+    """The same answers by way of the page give the same run."""
+    said = []
+    monkeypatch.setattr(collection, 'announce', lambda *lines: said.extend(lines))
+
+    def answer_on_page(directory, done):
+        folder = folder_when_asked(directory)
+        client = Client(said[0].partition(': ')[2])
+        with contextlib.suppress(OSError, http.client.HTTPException):  # when the run ends
+            while not done.is_set():
+                for question in client.questions():
+                    folder.refresh()
+                    tokens = folder.tokens(folder.questions[question['id']])
+                    (rewards,) = small_tokens([tokens])
+                    best = rewards.index(max(rewards))
+                    position = shown_order('anna', question['id'], 4).index(best)
+                    client.answer(question['id'], position + 1)
+                time.sleep(0.01)
+        client.close()
+
+    serve = {'run__serve': 'on', 'run__serve__labellers': 'anna', 'run__serve__port': 0}
+    with meanwhile(answer_on_page, tmp_path / 'run'):
+        train(tmp_path / 'run', **{**ALIKE, **PEOPLE, **serve})
+    assert said[0].startswith('answer as anna: http://127.0.0.1:')
+    assert_same(alike(tmp_path / 'run'), alike(simulated))
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_two_ranks_ask_and_learn_what_one_does(tmp_path):
+    """Before the first step: later the policy's own samples are those of more random streams."""
+    settings = {
+        'ppo.total_episodes': 128,
+        'rewards.online.retrainings': 0,
+        'rewards.train_new_model.normalize_samples': 0,
+    }
+    launch = Launch(tmp_path, '--mpi=2', *WORDS, *(f'--{k}={v}' for k, v in settings.items()))
+    train(tmp_path / 'one', **{name.replace('.', '__'): value for name, value in settings.items()})
+    assert launch.wait() == 0, launch.errors()
+    assert models_of(tmp_path / 'one') == models_of(launch.run)
+    one, two = (
+        Bundle(checkpoints.latest(str(directory / 'policy/checkpoints')))
+        for directory in (tmp_path / 'one', launch.run)
+    )
+    names = [name for name in one if name.startswith('reward_model/')]
+    assert len(names) > 20
+    for name in names:
+        np.testing.assert_allclose(np.array(two[name]), np.array(one[name]), rtol=0, atol=5e-6)
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def test_a_run_saves_and_ends_when_patience_runs_out(live, tmp_path, quick):
+    directory = tmp_path / 'run'
+    shutil.copytree(live / 'labels', directory / 'labels')
+    # As far as the first reward model; what was asked stays, but nobody has answered the rest.
+    used = (directory / 'labels/used.jsonl').read_text().splitlines(keepends=True)
+    (directory / 'labels/used.jsonl').write_text(''.join(used[:2]))
+    counts = models_of(directory)[0]['answers']
+    for name, count in counts.items():
+        path = directory / f'labels/answers/{name}.jsonl'
+        path.write_text(''.join(path.read_text().splitlines(keepends=True)[:count]))
+    with pytest.raises(UserError) as caught:
+        train(directory, **{**PEOPLE, 'rewards__online__patience': 0.00001}, run__resume=True)
+    message = str(caught.value)
+    assert message.startswith('--rewards.online.patience 1e-05: ')
+    step = int(message.partition('step ')[2].partition(' ')[0])
+    assert (
+        checkpoints.latest_resumable(str(directory / 'policy/checkpoints'))[1]['trainer']['step']
+        == step
+    )
+    assert f'./launch.py resume {directory} goes on' in message
+    for path in (live / 'labels/answers').iterdir():  # people come back
+        shutil.copy(path, directory / 'labels/answers')
+    (directory / 'labels/used.jsonl').write_text(''.join(used))
+    train(directory, **PEOPLE, run__resume=True)
+    result = online_result(directory)
+    listed = result.pop('policy/checkpoints/checkpoint')
+    assert f'"model.ckpt-{step}"'.encode() in listed
+    kept = {key: value for key, value in result.items() if f'model.ckpt-{step}.' not in str(key)}
+    expected = online_result(live)
+    del expected['policy/checkpoints/checkpoint']
+    assert_same(kept, expected)
+
+
+def test_skipped_questions_are_asked_anew_as_others(tmp_path, one_by_one, quick):
+    """Two labellers skip the first questions that they see."""
+    directory = tmp_path / 'run'
+
+    def skip_some(directory, done):
+        folder = folder_when_asked(directory)
+        with Labeller(folder, 'anna') as anna, Labeller(folder, 'ben') as ben:
+            for question in list(folder.questions.values())[:5]:
+                for labeller in (anna, ben):
+                    labeller.answer(question, None, 1.0, reason='other')
+            while not done.is_set():
+                simulate(anna, small_tokens)
+                time.sleep(0.01)
+
+    settings = {'rewards__online__retrainings': 0, 'ppo__total_episodes': 64}
+    with meanwhile(skip_some, directory):
+        train(directory, **{**ALIKE, **PEOPLE, **settings})
+    asked_again = [
+        (line['step'], line['asked_again'])
+        for line in lines_of(directory / 'labels/used.jsonl')
+        if 'asked_again' in line
+    ]
+    assert {step for step, _ in asked_again} == {0}
+    assert sum(count for _, count in asked_again) == 5
+    assert len(lines_of(directory / 'labels/questions.jsonl')) == 29
+    assert models_of(directory)[0]['wanted'] == 24
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+def test_answers_that_were_used_stay(live, tmp_path):
+    shutil.copytree(live / 'labels', tmp_path / 'labels')
+    with Labeller(LabelFolder(str(tmp_path / 'labels')), 'test1') as labeller:
+        with pytest.raises(AlreadyUsed, match='the reward model has learned from it'):
+            labeller.undo(next(iter(labeller.log.uuids)))
+        assert labeller.undo() is not None  # nobody has learned from the last one
+
+
+def test_changed_answers_are_noticed(live, tmp_path):
+    directory = tmp_path / 'run'
+    shutil.copytree(live / 'labels', directory / 'labels')
+    path = directory / 'labels/answers/test1.jsonl'
+    lines = path.read_text().splitlines(keepends=True)
+    best = '"best": 0' if '"best": 0' in lines[0] else '"best": 1'
+    path.write_text(''.join([lines[0].replace(best, '"best": 3'), *lines[1:]]))
+    if lines[0] == path.read_text().splitlines(keepends=True)[0]:
+        path.write_text(''.join([lines[0].replace('"best": 2', '"best": 3'), *lines[1:]]))
+    with pytest.raises(UserError, match='answers from which a reward model has learned were chang'):
+        train(directory, **PEOPLE, run__resume=True)
+
+
+MISTAKES = [
+    (
+        ['--rewards.online.labels=9', '--rewards.online.initial=10'],
+        '--rewards.online.initial 10 is more than --rewards.online.labels 9',
+    ),
+    (
+        ['--rewards.online=on'],
+        '--rewards.online.labels must be a whole number (int), got None',
+    ),
+    (
+        ['--rewards.online.labels=960', '--rewards.online.retrainings=99'],
+        '--rewards.online.retrainings 99: two of them would be at one of the 100 steps of'
+        ' --ppo.total_episodes; take fewer',
+    ),
+    (
+        ['--rewards.online.labels=96'],
+        '--rewards.online.initial 24 does not fill a batch of the reward model,'
+        ' --rewards.train_new_model.batch_size 32',
+    ),
+    (
+        ['--rewards.online.labels=960', '--rewards.train_new_model=off'],
+        '--rewards.online trains a reward model of its own: it needs --rewards.train_new_model on',
+    ),
+    (
+        ['--rewards.online.labels=960', '--rewards.online.error=0.1'],
+        '--rewards.online.error 0.1: --rewards.online.source is people, who make errors of their'
+        ' own: give --rewards.online.source mock, or no error',
+    ),
+    (
+        ['--rewards.online.labels=960', '--rewards.train_new_model.labels.type=scalar_rating'],
+        '--rewards.online.validation 0.05: --rewards.train_new_model.labels.type scalar_rating'
+        ' shows 1 sample(s), which two policies cannot share equally; take 0',
+    ),
+    (
+        ['--run.serve=on'],
+        '--run.serve shows people what to answer: it needs --rewards.online with the source people',
+    ),
+    (
+        ['--rewards.online.labels=960', '--save_dir=None'],
+        '--rewards.online.source people: a run with --save_dir None has no folder in which they'
+        ' could answer',
+    ),
+]
+
+
+@pytest.mark.parametrize('words, message', MISTAKES)
+def test_mistakes_are_told_before_anything_starts(tmp_path, words, message):
+    command = ['train_policy', 'test', 'run', f'--save_dir={tmp_path}', '--dry_run', *words]
+    assert error_of(invoke(command)) == message
+
+
+def test_online_cannot_be_switched_when_a_run_goes_on(live):
+    message = error_of(invoke(['resume', str(live), '--rewards.online=off']))
+    assert message.startswith('--rewards.online cannot change: a run that has begun goes on')
+
+
+def test_a_dry_run_counts_the_reward_model_that_learns(tmp_path):
+    words = ['train_policy', 'test', 'run', f'--save_dir={tmp_path}', '--dry_run', *WORDS]
+    result = invoke(words)
+    assert result.exit_code == 0 and 'memory expected' in result.stderr
+    assert SETTINGS['rewards.online.labels'] == 96
+
+
+# ---------------------------------------------------------------- docs/online.md
+
+
+def commands_of_the_page():
+    """The words after ./launch.py of each command in docs/online.md."""
+    text = (REPOSITORY / 'docs/online.md').read_text(encoding='utf-8')
+    lines = re.findall(r'^    pipenv run \./launch\.py (.*)$', text, re.MULTILINE)
+    return {line.split()[1]: shlex.split(line) for line in lines}
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_with_small_numbers(tmp_path, monkeypatch):
+    """The run without people, then a labeller in its folder, and the figures."""
+    commands = commands_of_the_page()
+    assert set(commands) == {'sentiment', 'mock_sentiment', './figures'} | {
+        '/tmp/save/train_policy/mine/labels'
+    }
+    words = [*commands['mock_sentiment'], f'--save_dir={tmp_path}', '--ppo.total_episodes=512']
+    words += ['--rewards.online.labels=64', '--rewards.online.retrainings=0']
+    result = invoke([*words, '--run.evaluate=false'])
+    assert result.exit_code == 0, result.output
+    assert 'reward model 1 of 1, before step 1: 32 labels' in result.output
+    _, _, *labeller = commands['/tmp/save/train_policy/mine/labels']
+    folder = str(tmp_path / 'online/labels')
+    result = invoke(['label', folder, *labeller, '--simulate', 'on'])
+    assert result.exit_code == 0 and 'anna (simulated) has given 0 answers' in result.output
+    started = caught_jobs(monkeypatch)
+    assert invoke([*commands['sentiment'], f'--save_dir={tmp_path}']).exit_code == 0
+    hparams = hparams_of(started)
+    assert (hparams.rewards.online.labels, hparams.run.serve.labellers) == (5000, 'me')
+
+
+@pytest.mark.slow
+def test_figures_of_labels_while_the_policy_trains(tmp_path, monkeypatch):
+    """Tiny runs: the rows are those of the plan, and the picture is there."""
+    tiny = online.Scale(
+        labels=64, initial=16, episodes=512, retrainings=(0, 1), errors=(0.3,), seeds=1
+    )
+    monkeypatch.setattr(online, 'QUICK', tiny)
+    online.figures(resolved('train_policy', 'mock_sentiment'), str(tmp_path), quick=True)
+    rows = list(csv.DictReader((tmp_path / 'online.csv').open()))
+    assert [(row['retrainings'], row['models']) for row in rows] == [('0', '1'), ('1', '2')]
+    for row in rows:
+        assert 0 < float(row['own_accuracy']) < 1 and float(row['kl']) > 0
+        gain = float(row['known_reward']) / float(row['optimal_reward'])
+        assert gain < 1
+    assert (tmp_path / 'online.png').read_bytes().startswith(b'\x89PNG')
+    assert len(list(tmp_path.glob('online1/*.json'))) == 2
+
+
+def test_online_figures_differ_in_what_they_say():
+    plan = online.plan(online.FULL)
+    assert len(plan) == len(set(plan)) == 3 * 2 * 5
+    for run in plan:
+        hparams = run.hparams(resolved('train_policy', 'mock_sentiment'), online.FULL)
+        options = hparams.rewards.online
+        assert (options.retrainings, options.error) == (run.retrainings, run.error)
+        assert options.initial == (256 if run.retrainings else 1024)
+        assert (hparams.run.seed, options.labels) == (run.seed, 1024)
+        assert len(options.schedule(50).training_steps()) == run.retrainings + 1

@@ -1,0 +1,82 @@
+"""Small runs that collect labels while they train, and what is left of them."""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+
+from experiments import resolved
+from interrupted import result_of
+
+from lm_human_preferences import train_policy
+from lm_human_preferences.distributed.comm import LocalComm
+
+# Ten steps; the reward model is trained before the first and before those of RETRAINED.
+SETTINGS = {
+    'ppo.total_episodes': 640,
+    'run.save_interval': 2,
+    'rewards.train_new_model.batch_size': 8,
+    'rewards.train_new_model.normalize_samples': 64,
+    'rewards.online': 'on',
+    'rewards.online.labels': 96,
+    'rewards.online.initial': 24,
+    'rewards.online.retrainings': 4,
+    'rewards.online.ahead': 8,
+    'rewards.online.repeated': 0.1,
+    'rewards.online.labellers': 2,
+    'rewards.online.validation': 0.1,
+    'rewards.online.source': 'test',
+    'rewards.online.error': 0.2,
+}
+RETRAINED = [2, 3, 4, 6]  # 10 (1 - sqrt(1 - k/5)), rounded up
+WORDS = [
+    f'--{name}={value}' for name, value in SETTINGS.items() if name != 'rewards.online'
+]  # the same as options
+
+
+def online_hparams(directory, **settings):
+    """The experiment `test` with SETTINGS, kept in `directory`; settings: with __ for dots."""
+    hparams = resolved('train_policy', 'test')
+    given = {name.replace('__', '.'): value for name, value in settings.items()}
+    hparams.override_from_dict({**SETTINGS, **given})
+    hparams.run.save_dir = None if directory is None else str(directory)
+    hparams.validate()
+    return hparams
+
+
+def train(directory, comm=None, **settings):
+    """Train such a policy in this process; returns what it has printed."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        train_policy.train(online_hparams(directory, **settings), comm or LocalComm())
+    return out.getvalue()
+
+
+def lines_of(path):
+    """The objects in a file of JSON lines."""
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def models_of(directory):
+    """What used.jsonl tells each reward model to have learned from."""
+    return [line for line in lines_of(directory / 'labels/used.jsonl') if 'digest' in line]
+
+
+def said_in(directory):
+    """{labeller: sorted (question, choice)} of a folder of labels."""
+    return {
+        path.stem: sorted((line['question'], line['best']) for line in lines_of(path))
+        for path in directory.glob('answers/*.jsonl')
+    }
+
+
+def online_result(directory):
+    """Everything that a finished run has left, see result_of, but for when people answered and how
+    the run was started."""
+    directory = Path(directory)
+    found = {
+        key: value
+        for key, value in result_of(directory).items()
+        if key != 'train_policy_hparams.json' and not str(key).startswith('labels/answers/')
+    }
+    return {**found, 'answers': said_in(directory / 'labels')}

@@ -1,0 +1,364 @@
+"""The parts of an online run: random streams, reward models trained anew, answers as labels."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from experiments import resolved
+from label_folders import make_folder
+
+from lm_human_preferences import plans
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.online import Schedule
+from lm_human_preferences.labels import simulated
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.held_out import Prediction
+from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.language import encodings, trained_models
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.online import answers as given
+from lm_human_preferences.online.decisions import Batch, Decisions
+from lm_human_preferences.online.progress import Report
+from lm_human_preferences.online.questions import Queries
+from lm_human_preferences.online.retraining import Retrainer
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import RewardModel, make_score_fn
+from lm_human_preferences.training import health
+from lm_human_preferences.utils.core import random_stream, set_seed
+
+
+def drawn():
+    return np.random.rand(), torch.rand(()).item()
+
+
+def test_a_random_stream_depends_on_its_key_alone_and_leaves_the_others():
+    set_seed(1)
+    expected = [drawn(), drawn()]
+    set_seed(1)
+    found = [drawn()]
+    with random_stream(3, 'questions', 64):
+        inside = drawn()
+    found.append(drawn())
+    assert found == expected
+    with random_stream(3, 'questions', 64):
+        assert drawn() == inside
+    for key in [(3, 'questions', 128), (4, 'questions', 64), (3, 'reward model', 64)]:
+        with random_stream(*key):
+            assert drawn() != inside
+
+
+def test_a_random_stream_ends_with_an_error():
+    set_seed(1)
+    expected = drawn()
+    set_seed(1)
+    with pytest.raises(KeyError), random_stream('any'):
+        drawn()
+        raise KeyError
+    assert drawn() == expected
+
+
+# ---------------------------------------------------------------- reward models
+
+
+def reward_hparams(**settings):
+    hparams = resolved('train_reward', 'test')
+    hparams.override_from_dict(
+        {'batch_size': 8, 'labels.num_train': 64, 'normalize_samples': 64, **settings}
+    )
+    return hparams
+
+
+@pytest.fixture
+def retrainer():
+    set_seed(0)
+    model = TrainedModel('test')
+    return Retrainer(
+        reward_model=RewardModel(model),
+        ref_policy=Policy(model, scope='ref_policy'),
+        hparams=reward_hparams(),
+        comm=LocalComm(),
+        seed=7,
+    )
+
+
+def parameters(retrainer):
+    named = retrainer.reward_model.tf_parameters().items()
+    return {name: parameter.detach().clone() for name, parameter in named}
+
+
+def assert_equal(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_each_training_begins_anew(retrainer):
+    """What a reward model was before leaves no trace, nor does its optimizer; random numbers of
+    others go on."""
+    labels = simulated.generate_labels(reward_hparams(), encodings.Test)
+    before = parameters(retrainer)
+    set_seed(5)
+    expected = drawn()
+    set_seed(5)
+    first = retrainer.train(labels, step=3)
+    assert drawn() == expected
+    once = parameters(retrainer)
+    retrainer.train({field: values[:32] for field, values in labels.items()}, step=4)
+    other = parameters(retrainer)
+    again = retrainer.train(labels, step=3)
+    assert_equal(parameters(retrainer), once)
+    assert again == first
+    head = 'reward_model/model/heads/reward/w'
+    assert not torch.equal(once[head], before[head]) and not torch.equal(once[head], other[head])
+
+
+def test_the_initial_model_with_a_new_head_is_the_start(retrainer):
+    with random_stream('a'):
+        retrainer.reward_model.restart(retrainer.ref_policy.model)
+    found = parameters(retrainer)
+    for name, parameter in retrainer.ref_policy.model.tf_parameters().items():
+        if 'heads' not in name:
+            assert torch.equal(found[f'reward_model/{name}'], parameter)
+    assert found['reward_model/reward_norm/gain'] == 1
+    with random_stream('b'):
+        retrainer.reward_model.restart(retrainer.ref_policy.model)
+    head = 'reward_model/model/heads/reward/w'
+    assert not torch.equal(parameters(retrainer)[head], found[head])
+
+
+def test_what_learned_scores(retrainer):
+    """Normalised on the initial model's samples, and learned enough to prefer small tokens."""
+    labels = simulated.generate_labels(reward_hparams(**{'labels.num_train': 1024}), encodings.Test)
+    retrainer.hparams.lr = 0.01
+    outcome = retrainer.train(labels, step=0)
+    queries = torch.randint(26, (512, 3))
+    responses = retrainer.ref_policy.respond(queries, length=4)['responses']
+    score_fn = make_score_fn(retrainer.hparams.task, retrainer.reward_model)
+    scores, _, _ = score_fn(queries, responses)
+    assert scores.mean().item() == pytest.approx(0, abs=0.3)
+    assert scores.std().item() == pytest.approx(1, abs=0.3)
+    assert outcome.loss < math.log(4) and outcome.held_out is None
+    assert not scores.requires_grad
+    prediction = retrainer.predict(labels)
+    assert prediction.labels == 1024 and prediction.accuracy > 0.4
+
+
+def test_labels_held_out_are_predicted(retrainer):
+    labels = simulated.generate_labels(reward_hparams(), encodings.Test)
+    retrainer.hparams.labels.held_out = 0.25
+    outcome = retrainer.train(labels, step=0)
+    assert 5 < outcome.held_out.labels < 30
+
+
+def test_plans_count_a_reward_model_that_learns():
+    hparams = resolved('train_policy', 'test')
+    offline = plans.policy_networks(hparams)
+    hparams.override_from_dict({'rewards.online': 'on', 'rewards.online.labels': 96})
+    online = plans.policy_networks(hparams)
+    assert (offline.frozen, online.frozen) == (('ref_policy', 'reward_model'), ('ref_policy',))
+    assert offline.learning == online.learning == ('policy',)
+    assert set(offline.scopes) == set(online.scopes)
+    for estimate in (plans.policy_memory, plans.retraining_memory):
+        plan = estimate(hparams, trained_models.test_hparams(), 1)
+        assert (plan.networks, plan.learning) == (3, 2)
+
+
+# ---------------------------------------------------------------- questions and answers
+
+
+class Sampler:
+    """Queries that are their own numbers; every third text has none."""
+
+    def __init__(self):
+        self.position = (0, 0)
+
+    def seek(self, position):
+        self.position = position
+
+    def __call__(self):
+        text = self.position[0] + 1
+        text += text % 3 == 0
+        self.position = (text, 0)
+        return {'tokens': torch.tensor([[text]])}
+
+
+def test_queries_go_on_after_the_last_that_was_asked():
+    alone, again = Queries(Sampler()), Queries(Sampler())
+
+    def texts(queries, count):
+        return [query.texts_read for query in queries.take(count)]
+
+    taken = alone.take(5)
+    assert [query.texts_read for query in taken] == [1, 2, 4, 5, 7]
+    alone.put_back(taken[3:], taken[2].texts_read)
+    alone.seek(4)  # nothing to do
+    again.seek(4)
+    assert texts(alone, 4) == texts(again, 4) == [5, 7, 8, 10]
+    alone.seek(2)
+    assert texts(alone, 2) == [4, 5]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three questions, the second for two people, answered and skipped in another order."""
+    path = tmp_path / 'f'
+    make_folder(path, 1, seed=1)
+    make_folder(path, 1, seed=2, labellers=2)
+    folder = make_folder(
+        path, 1, seed=3, kind='validation', policies=['initial'] * 2 + ['policy'] * 2
+    )
+    first, second, third = folder.questions.values()
+    with Labeller(LabelFolder(str(path)), 'anna') as anna:
+        anna.answer(third, 3, 1.0)
+        anna.answer(second, 1, 1.0)
+    with Labeller(LabelFolder(str(path)), 'ben') as ben:
+        ben.answer(second, 2, 1.0)
+        ben.answer(first, 0, 1.0)
+    return LabelFolder(str(path))
+
+
+def test_answers_in_the_order_of_questions(folder):
+    answers = given.collected(folder)
+    assert [(answer.labeller, answer.value) for answer in answers] == [
+        ('ben', 0),
+        ('anna', 1),
+        ('ben', 2),
+        ('anna', 3),
+    ]
+    assert given.answered(folder) == 2 and given.retired(folder) == 0
+    wins = given.policy_wins(folder, answers)
+    assert (wins.wins, wins.comparisons, wins.rate) == (1, 1, 1.0)
+    assert given.lines_read(folder) == {'anna': 2, 'ben': 2}
+
+
+def test_a_folder_as_it_was(folder):
+    earlier = LabelFolder(folder.path, {'anna': 1})
+    answers = given.collected(earlier)
+    assert [answer.value for answer in answers] == [3]
+    new = given.newer(folder, given.collected(folder), {'anna': 1})
+    assert [(answer.labeller, answer.value) for answer in new] == [
+        ('ben', 0),
+        ('anna', 1),
+        ('ben', 2),
+    ]
+    assert given.digest(answers) != given.digest(given.collected(folder))
+
+
+def test_all_fields_of_a_label_stay_together(folder):
+    answers = given.collected(folder)
+    labels = given.as_labels(folder, answers, reward_hparams(), encodings.Test)
+    for row, answer in enumerate(answers):
+        tokens = folder.tokens(folder.questions[answer.question])
+        for field, ids in tokens.items():
+            assert labels[field][row].tolist() == ids
+        assert labels['best'][row] == answer.value
+
+
+def test_questions_that_two_have_skipped_are_retired(tmp_path):
+    path = str(tmp_path / 'f')
+    first = next(iter(make_folder(path, 2).questions.values()))
+    for name in ('anna', 'ben'):
+        with Labeller(LabelFolder(path), name) as labeller:
+            labeller.answer(first, None, 1.0, reason='other')
+    folder = LabelFolder(path)
+    assert (given.retired(folder), given.answered(folder)) == (1, 0)
+    assert given.active_labellers(folder) == ['anna', 'ben']
+
+
+BATCH = Batch(model=2, step=5, wanted=8, labels=9, answers={'anna': 9}, digest='d')
+
+
+def test_decisions_are_read_again(tmp_path):
+    decisions = Decisions(str(tmp_path))
+    decisions.ask_again(2, 3)
+    decisions.ask_again(4, 1)
+    decisions.learn_from(BATCH)
+    decisions.record_outcome(BATCH, {'loss': 1.5, 'model': 2})
+    decisions.close()
+    size = (tmp_path / 'used.jsonl').stat().st_size
+    again = Decisions(str(tmp_path))
+    assert again.batches == {5: BATCH}
+    assert [again.asked_again(step) for step in (1, 2, 3, 4)] == [0, 3, 3, 4]
+    assert again.last_batch_before(5) is None and again.last_batch_before(6) == BATCH
+    again.record_outcome(BATCH, {'loss': 1.5})
+    assert (tmp_path / 'used.jsonl').stat().st_size == size
+    with pytest.raises(UserError, match='used.jsonl is in use: another training'):
+        Decisions(str(tmp_path))
+    again.close()
+
+
+@pytest.mark.parametrize(
+    'line',
+    [
+        '{}',
+        '{"model": 1, "step": 2, "wanted": 3, "labels": 4, "digest": "x"}',
+        '{"model": 1, "step": 2, "wanted": 3, "labels": 4, "digest": "x", "answers": {"../a": 1}}',
+        '{"model": 1, "step": -2, "wanted": 3, "labels": 4, "digest": "x", "answers": {}}',
+        '{"asked_again": true, "step": 1}',
+    ],
+)
+def test_damaged_decisions_are_named(tmp_path, line):
+    (tmp_path / 'used.jsonl').write_text(f'{line}\n')
+    with pytest.raises(UserError, match='used.jsonl, line 1 is no decision of an online run'):
+        Decisions(str(tmp_path))
+
+
+# ---------------------------------------------------------------- what people see
+
+
+def test_a_reward_model_no_better_than_chance_rings():
+    # 100 labels, four samples: 0.25 + 2 sqrt(0.25 * 0.75 / 100) = 0.3366
+    bad = Prediction(labels=100, accuracy=0.33, chance=0.25, agreement=0.1)
+    (alarm,) = health.retraining_alarms(3, bad)
+    assert alarm.limit == pytest.approx(0.3366, abs=1e-4)
+    assert str(alarm).startswith('the reward model predicts labels that it has not seen no better')
+    assert 'accuracy of reward model 3 is 0.33' in str(alarm)
+    for accuracy, labels in [(0.34, 100), (0.25, 19)]:
+        fine = Prediction(labels=labels, accuracy=accuracy, chance=0.25, agreement=0.1)
+        assert health.retraining_alarms(3, fine) == []
+    # Ratings have a correlation: 2 / sqrt(100) = 0.2
+    rated = Prediction(labels=100, accuracy=None, chance=None, agreement=0.19)
+    assert len(health.retraining_alarms(3, rated)) == 1
+
+
+def test_labels_shuffled_apart_ring(retrainer):
+    """Each field by an order of its own: nothing crashes, but the alarm does not stay silent."""
+    retrainer.hparams.lr = 0.01
+    retrainer.hparams.labels.held_out = 0.2
+    hparams = reward_hparams(**{'labels.num_train': 1024})
+    labels = simulated.generate_labels(hparams, encodings.Test)
+    assert health.retraining_alarms(1, retrainer.train(labels, 0).held_out) == []
+    generator = torch.Generator().manual_seed(0)
+    apart = {
+        field: values[torch.randperm(1024, generator=generator)] for field, values in labels.items()
+    }
+    assert len(health.retraining_alarms(1, retrainer.train(apart, 0).held_out)) == 1
+
+
+def test_the_line_of_a_training():
+    report = Report(
+        batch=BATCH,
+        loss=1.25,
+        held_out=Prediction(labels=10, accuracy=0.5, chance=0.25, agreement=0.3),
+        own=Prediction(labels=4, accuracy=0.75, chance=0.25, agreement=0.3),
+        wins=given.Wins(3, 4),
+        kl_coef=0.15,
+    )
+    schedule = Schedule(initial=4, labels=16, retrainings=2, steps=20)
+    assert report.line(schedule) == (
+        'reward model 2 of 3, before step 6: 9 labels (8 wanted); loss 1.250; held out: 50 % right;'
+        ' the model before on the 4 new: 75 % right; the policy beats the initial model in 3 of 4;'
+        ' KL coef 0.15; next before step 10, from 13 labels'
+    )
+    assert report.statistics() == {
+        'model': 2,
+        'wanted': 8,
+        'labels': 9,
+        'loss': 1.25,
+        'held_out_accuracy': 0.5,
+        'own_accuracy': 0.75,
+        'policy_wins': 0.75,
+        'comparisons': 4,
+        'kl_coef': 0.15,
+    }

@@ -1,0 +1,85 @@
+"""The schedule of an online run, against numbers computed by hand from the paper's formulas."""
+
+import math
+
+import pytest
+
+from lm_human_preferences.hparams.online import Schedule
+
+# 100 steps: l(n) = 256 + 768 (1 - (1 - n)^2)
+PAPER = Schedule(initial=256, labels=1024, retrainings=19, steps=100)
+
+
+@pytest.mark.parametrize(
+    'step, labels',
+    [
+        (0, 256),
+        (1, 256 + 16),  # 768 * 0.0199 = 15.28
+        (10, 256 + 146),  # 768 * 0.19 = 145.92
+        (50, 256 + 576),  # 768 * 3/4
+        (90, 256 + 761),  # 768 * 0.99 = 760.32
+        (99, 1024),  # 768 * 0.9999 = 767.92
+    ],
+)
+def test_labels_that_a_step_needs(step, labels):
+    assert PAPER.labels_at(step) == labels
+
+
+def test_retrainings_are_at_evenly_spaced_numbers_of_labels():
+    """The k-th of 19 is due at n = 1 - sqrt(1 - k/20): 2.5 %, ..., 77.6 % of the episodes."""
+    fine = Schedule(initial=0, labels=20_000, retrainings=19, steps=10_000)
+    steps = fine.training_steps()
+    shares = [100 * step / fine.steps for step in steps]
+    assert shares == pytest.approx([100 * (1 - math.sqrt(1 - k / 20)) for k in range(20)], abs=0.01)
+    assert [round(shares[k], 1) for k in (1, 5, 10, 15, 19)] == [2.5, 13.4, 29.3, 50.0, 77.6]
+    wanted = [fine.labels_at(step) for step in steps]
+    assert wanted == pytest.approx([1000 * k for k in range(20)], abs=4)  # 2 * 20_000 / 10_000
+
+
+def test_steps_of_the_measured_runs():
+    """12,800 episodes in batches of 256."""
+    steps = Schedule(initial=256, labels=1024, retrainings=19, steps=50).training_steps()
+    # ceil(50 (1 - sqrt(1 - k/20)))
+    assert steps == [0, 2, 3, 4, 6, 7, 9, 10, 12, 13, 15, 17, 19, 21, 23, 25, 28, 31, 35, 39]
+
+
+def test_an_exact_half_is_no_rounding_error():
+    """k = 15 of 19 is due at exactly half of the episodes."""
+    assert 25 in Schedule(initial=256, labels=1024, retrainings=19, steps=50).training_steps()
+    assert 5000 in Schedule(0, 10, 19, 10_000).training_steps()
+
+
+def test_models_and_what_comes_next():
+    schedule = Schedule(initial=10, labels=20, retrainings=1, steps=10)
+    assert schedule.training_steps() == [0, 3]  # 10 (1 - sqrt(1/2)) = 2.93
+    assert [schedule.models_at(step) for step in (0, 2, 3, 9)] == [1, 1, 2, 2]
+    assert [schedule.next_training(step) for step in (0, 2, 3)] == [3, 3, None]
+
+
+def test_without_retrainings_there_is_one_model():
+    offline = Schedule(initial=64, labels=64, retrainings=0, steps=7)
+    assert offline.training_steps() == [0]
+    assert {offline.labels_at(step) for step in range(7)} == {64}
+
+
+def test_questions_are_asked_ahead_in_whole_batches():
+    schedule = Schedule(initial=256, labels=1024, retrainings=19, steps=100, ahead=100)
+    assert schedule.questions_at(0) == 368  # 356 in batches of 16
+    assert schedule.questions_at(10) == 512  # 402 + 100
+    assert schedule.questions_at(99) == 1024
+    assert Schedule(9, 9, 0, 5).questions_at(0) == 9  # not more than there will be labels
+
+
+@pytest.mark.parametrize('ahead', [0, 30])
+def test_there_are_always_questions_for_the_labels_that_are_wanted(ahead):
+    schedule = Schedule(initial=7, labels=333, retrainings=5, steps=61, ahead=ahead)
+    counts = [schedule.questions_at(step) for step in range(61)]
+    assert counts == sorted(counts)
+    for step, count in enumerate(counts):
+        wanted = schedule.labels_at(step)
+        assert min(333, wanted + ahead) <= count <= min(333, wanted + ahead + 15)
+
+
+def test_validation_is_asked_at_a_constant_rate():
+    schedule = Schedule(initial=8, labels=64, retrainings=2, steps=10, validation=20)
+    assert [schedule.validation_at(step) for step in range(10)] == list(range(0, 20, 2))
