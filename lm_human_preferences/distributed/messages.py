@@ -31,7 +31,7 @@ def _to_json(value: Any) -> Any:
         return value
     if type(value) in (int, float):
         return value
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):  # but not named tuples, whose names would be lost
         return [type(value).__name__, [_to_json(item) for item in value]]
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):

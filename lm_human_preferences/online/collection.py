@@ -60,6 +60,25 @@ class _Known:
     new: Labels | None
     wins: given.Wins
 
+    def to_message(self) -> dict[str, Any]:
+        """This as what ranks can send each other, see distributed.messages."""
+        return {
+            'batch': dataclasses.asdict(self.batch),
+            'labels': self.labels,
+            'new': self.new,
+            'wins': dataclasses.asdict(self.wins),
+        }
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> _Known:
+        """What `to_message` was called on."""
+        return cls(
+            batch=Batch(**message['batch']),
+            labels=message['labels'],
+            new=message['new'],
+            wins=given.Wins(**message['wins']),
+        )
+
 
 def check(hparams: HParams, comm: Comm, sizes: Sizes) -> None:
     """UserError if reward models of `sizes` are to be trained anew and that cannot be done here;
@@ -231,9 +250,10 @@ class Collection(Hook):
 
     def _train(self, step: int) -> None:
         """Train the reward model anew, and tell how it went."""
-        known: _Known | None = self.desk.known(step) if self.desk is not None else None
-        known = self.comm.all_gather_object(known)[0]
-        assert known is not None
+        message = self.desk.known(step).to_message() if self.desk is not None else None
+        message = self.comm.all_gather_object(message)[0]
+        assert message is not None
+        known = _Known.from_message(message)
         own = self.retrainer.predict(known.new) if known.new is not None else None
         outcome = self.retrainer.train(known.labels, step)
         self.trainer.reward_version += 1

@@ -110,6 +110,8 @@ def test_batch_job_goes_on_after_its_time_limit(slurm, tmp_path):
         following = int(saved[1]) + 1
         eventually(lambda: said(rf'{saved[0]}[^~]*\[ppo_step {following}\]'), SECONDS)
     finally:
-        slurm.run('scancel', '--signal=KILL', '--full', job)
+        # Else the script takes the end for that of its time, and goes back into the queue.
+        slurm.run('scontrol', 'update', f'JobId={job}', 'Requeue=0')
         slurm.run('scancel', job)
+        eventually(lambda: not slurm.run('squeue', '-h').stdout, SECONDS)
     assert f'[ppo_step {following}]' not in output.read_text().partition(saved[0])[0]

@@ -9,6 +9,7 @@ from experiments import resolved
 from label_folders import make_folder
 
 from lm_human_preferences import plans
+from lm_human_preferences.distributed import messages
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.online import Schedule
@@ -19,6 +20,7 @@ from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language import encodings, trained_models
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.online import answers as given
+from lm_human_preferences.online import collection
 from lm_human_preferences.online.decisions import Batch, Decisions
 from lm_human_preferences.online.progress import Report
 from lm_human_preferences.online.questions import Queries
@@ -305,6 +307,20 @@ def test_damaged_decisions_are_named(tmp_path, line):
 
 
 # ---------------------------------------------------------------- what people see
+
+
+def test_ranks_can_send_each_other_what_is_known():
+    """Without MPI that is JSON; see distributed.messages."""
+    known = collection._Known(
+        batch=Batch(model=2, step=3, wanted=8, labels=9, answers={'anna': 9}, digest='d'),
+        labels={'query': torch.arange(6).reshape(2, 3)},
+        new=None,
+        wins=given.Wins(1, 2),
+    )
+    received = messages.decode(messages.encode(known.to_message()))
+    received = collection._Known.from_message(received)
+    assert (received.batch, received.new, received.wins) == (known.batch, None, known.wins)
+    assert received.labels['query'].equal(known.labels['query'])
 
 
 def test_a_reward_model_no_better_than_chance_rings():

@@ -1,6 +1,7 @@
 """Ranks without MPI: where they meet, what they send each other, and how long they wait."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -152,7 +153,11 @@ def test_messages_of_numbers(value):
         assert received.tobytes() == value.tobytes()
 
 
-@pytest.mark.parametrize('value', [{1: 2}, {1, 2}, object(), np.array([None])])
+class LauncherName(NamedTuple):
+    name: str
+
+
+@pytest.mark.parametrize('value', [{1: 2}, {1, 2}, object(), np.array([None]), LauncherName('a')])
 def test_what_ranks_do_not_send(value):
     with pytest.raises(TypeError):
         messages.encode(value)
