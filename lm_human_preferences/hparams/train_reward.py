@@ -40,8 +40,8 @@ class LabelHParams(hyperparams.HParams):
     )
     too_long: str = option(
         'refuse',
-        "of labels as texts, what becomes of those longer than the task's: refuse, cut (the end),"
-        ' cut_start (the beginning of a query, the end of a response) or skip (the label)',
+        "labels that are texts longer than the task's: refuse, skip, cut, or cut_start (of queries;"
+        ' docs/labelling.md)',
         one_of=TOO_LONG,
         ours=True,
     )
