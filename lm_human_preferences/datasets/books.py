@@ -54,7 +54,7 @@ def _queries(labels: str) -> list[str | list[int]]:
     """The distinct queries of a label file, each a list of token ids or a text."""
     try:
         queries = dict.fromkeys(_query(label) for label in _read(labels))
-    except (KeyError, TypeError, json.JSONDecodeError) as e:
+    except (KeyError, TypeError, ValueError, RecursionError) as e:
         raise UserError(f'{labels} is not a list of labels that each have a query') from e
     found = []
     for query in queries:

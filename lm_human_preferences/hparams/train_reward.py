@@ -47,8 +47,8 @@ class LabelHParams(hyperparams.HParams):
     )
     held_out: float = option(
         0.0,
-        'share of the questions to keep out of training and to measure accuracy on; num_train counts'
-        ' them, too',
+        'share of the questions to keep out of training and to measure accuracy on; num_train'
+        ' counts them, too',
         at_least=0,
         at_most=0.9,
         ours=True,

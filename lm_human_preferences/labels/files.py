@@ -38,7 +38,8 @@ def load_labels(
             f'{source} must hold a JSON array of labels, not a {type(objects).__name__}'
         )
     num_train, notes = _num_train(source, len(objects), hparams)
-    return as_tensors(source, objects[:num_train], hparams, encoding), notes
+    labels = as_tensors(source, objects[:num_train], hparams, encoding)
+    return labels, [*notes, *text_notes]
 
 
 def as_tensors(

@@ -4,10 +4,13 @@ People answer when they please, so a run that goes on after an interruption woul
 than it found before. It looks here first: each decision is on the disk before anything follows from
 it, and stays what it was. used.jsonl has one JSON object a line, of three kinds:
 
-    {"asked_again": 2, "step": 12}    questions in the place of those that labellers have skipped
-    {"model": 5, "step": 130, "wanted": 512, "labels": 530, "answers": {"anna": 312, ...},
-     "digest": ...}                   what a reward model learns from: the first lines of each file
-    {"trained": 5, "step": 130, "loss": ..., ...}    and how well it did, for people to read
+    {"asked_again": 2, "step": 12}
+    {"model": 5, "step": 130, "wanted": 512, "labels": 530, "answers": {"anna": 3}, "digest": ""}
+    {"trained": 5, "step": 130, "loss": 1.2}
+
+The first says how many questions were asked in the place of those that labellers have skipped, the
+second what a reward model learns from: so many of the first lines of each file of answers. The
+third says how well it did; it has more statistics, for people to read.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ LAUNCHING = ('mpi', 'mode', 'dry_run', 'save_dir', 'overwrite')
 NEW_REWARD_MODEL = 'rewards.train_new_model'
 HEADINGS = {  # of the options in a group, in the order of help pages; '' holds train_reward's own
     'run': 'Run',
-    'run.serve': 'Page for labellers',
     'task': 'Task',
     'task.policy': 'Policy',
     'labels': 'Labels',
@@ -19,6 +18,7 @@ HEADINGS = {  # of the options in a group, in the order of help pages; '' holds 
     'rewards': 'Rewards',
     'rewards.adaptive_kl': 'Adaptive KL',
     'rewards.online': 'Online labels',
+    'run.serve': 'Page for labellers',
     'ppo': 'PPO',
 }
 FOLDED = 'New reward model'  # the options of `train_reward` once more

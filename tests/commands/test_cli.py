@@ -630,6 +630,8 @@ def help_sections(text):
                 'Policy',
                 'Rewards',
                 'Adaptive KL',
+                'Online labels',
+                'Page for labellers',
                 'PPO',
                 'New reward model',
                 'Help',
@@ -650,6 +652,8 @@ def help_sections(text):
                 'Reward training',
                 'Rewards',
                 'Adaptive KL',
+                'Online labels',
+                'Page for labellers',
                 'PPO',
                 'New reward model',
                 'Help',
@@ -672,6 +676,7 @@ def test_help_groups_options_by_what_they_are_of():
         'rewards.adaptive_kl',
         'rewards.trained_model',
         NEW,
+        'rewards.online',
     ]
     assert found['Adaptive KL'] == ['rewards.adaptive_kl.target', 'rewards.adaptive_kl.horizon']
     assert {key.partition('.')[0] for key in found['PPO']} == {'ppo'}

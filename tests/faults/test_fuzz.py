@@ -579,7 +579,7 @@ def test_a_long_text_among_the_labels_does_not_fill_the_memory(tmp_path):
     'query, words',
     [
         (['a'], 'has a query that is not a list of token ids'),
-        ('abc', 'is not a list of token ids'),
+        ({'a': 1}, 'has a query that is not a list of token ids'),
         ([True], 'is not a list of token ids'),
         ([28], 'token ids that are not in 0 to 26'),
         ([-1], 'not in 0 to 26'),
