@@ -8,6 +8,7 @@ own: what else runs on the machine is left alone. It takes root, and Debian's sl
 import contextlib
 import functools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -27,6 +28,7 @@ SECONDS_TO_START = 60
 PROCESSORS = 16
 CONFIGURATION = """
 ClusterName=one
+FirstJobId={first_job}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmdPort={ports[1]}
@@ -78,7 +80,12 @@ class Cluster:
         (munge / 'key').chmod(0o600)
         host = socket.gethostname().partition('.')[0]
         text = CONFIGURATION.format(
-            host=host, folder=self.folder, ports=free_ports(2), processors=PROCESSORS
+            host=host,
+            folder=self.folder,
+            ports=free_ports(2),
+            processors=PROCESSORS,
+            # MPICH names its shared memory by the job: clusters side by side must not share them.
+            first_job=random.randrange(1, 60_000_000),
         )
         (self.folder / 'slurm.conf').write_text(text)
         files = {'socket': 'socket', 'key-file': 'key', 'log-file': 'log', 'seed-file': 'seed'}
@@ -131,6 +138,15 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+        self._kill_what_is_left()
+
+    def _kill_what_is_left(self):
+        """A batch script that puts itself back into the queue outlives the end of its job."""
+        mark = f'SLURM_CONF={self.variables["SLURM_CONF"]}'.encode()
+        for path in Path('/proc').glob('[0-9]*/environ'):
+            with contextlib.suppress(OSError):
+                if mark in path.read_bytes().split(b'\0'):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
 
     @functools.cached_property
     def speaks_pmix(self):
