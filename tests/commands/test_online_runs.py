@@ -466,7 +466,9 @@ def test_figures_of_labels_while_the_policy_trains(tmp_path, monkeypatch):
         labels=64, initial=16, episodes=512, retrainings=(0, 1), errors=(0.3,), seeds=1
     )
     monkeypatch.setattr(online, 'QUICK', tiny)
-    online.figures(resolved('train_policy', 'mock_sentiment'), str(tmp_path), quick=True)
+    online.figures(
+        resolved('train_policy', 'mock_sentiment'), str(tmp_path), quick=True, processes=1
+    )
     rows = list(csv.DictReader((tmp_path / 'online.csv').open()))
     assert [(row['retrainings'], row['models']) for row in rows] == [('0', '1'), ('1', '2')]
     for row in rows:

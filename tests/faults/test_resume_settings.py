@@ -49,6 +49,7 @@ REFUSED = {
     'task.policy.initial_model': '/somewhere',
     'rewards.trained_model': 'mock',
     NEW: 'off',
+    'rewards.online': 'on --rewards.online.labels 960 --rewards.online.retrainings 0',
     f'{NEW}.lr': 1e-4,
     f'{NEW}.labels.num_train': 96,
 }
@@ -139,11 +140,11 @@ def test_a_run_that_recorded_the_former_name_goes_on(words, mode, begun, tmp_pat
 
 
 def test_every_option_is_looked_at():
-    """Here, or in commands/test_online_runs.py."""
     options = {
         key
         for key, field in hyperparams.fields(train_policy.HParams).items()
-        if not key.startswith((f'{NEW}.', 'rewards.online', 'run.serve'))
+        # Labels while the policy trains: tests/commands/test_online_runs.py
+        if not key.startswith((f'{NEW}.', 'rewards.online.', 'run.serve'))
         and (not hyperparams.group_class(field.type) or field.default is None)
     }
     refused = {key for key in REFUSED if not key.startswith(f'{NEW}.')}

@@ -27,6 +27,7 @@ from lm_human_preferences.online.questions import Queries
 from lm_human_preferences.online.retraining import Retrainer
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel, make_score_fn
+from lm_human_preferences.runs import run_files
 from lm_human_preferences.training import health
 from lm_human_preferences.utils.core import random_stream, set_seed
 
@@ -378,3 +379,13 @@ def test_the_line_of_a_training():
         'comparisons': 4,
         'kl_coef': 0.15,
     }
+
+
+def test_a_run_owns_its_labels_but_not_the_key_of_the_page():
+    """What --overwrite deletes, and what is uploaded."""
+    pattern = run_files.written_by(['train_policy'])
+    for name in ('task.json', 'questions.jsonl', 'used.jsonl', 'answers/anna.jsonl'):
+        assert pattern.fullmatch(f'labels/{name}')
+    for name in ('page.key', 'answers/a b.jsonl', 'answers/anna.json', 'notes.txt'):
+        assert not pattern.fullmatch(f'labels/{name}')
+    assert not run_files.written_by(['train_reward']).fullmatch('labels/task.json')
