@@ -54,7 +54,7 @@ def _queries(labels: str) -> list[str | list[int]]:
     """The distinct queries of a label file, each a list of token ids or a text."""
     try:
         queries = dict.fromkeys(_query(label) for label in _read(labels))
-    except (KeyError, TypeError, ValueError, RecursionError) as e:
+    except (KeyError, TypeError) as e:
         raise UserError(f'{labels} is not a list of labels that each have a query') from e
     found = []
     for query in queries:
@@ -68,7 +68,11 @@ def _queries(labels: str) -> list[str | list[int]]:
 def _read(labels: str) -> Any:
     if not labels.endswith('.jsonl'):
         return storage.read_json(labels)
-    return [json.loads(line) for line in storage.read_text(labels).rstrip().split('\n')]
+    lines = storage.read_text(labels).rstrip().split('\n')
+    try:
+        return [json.loads(line) for line in lines]
+    except (ValueError, RecursionError) as e:
+        raise UserError(f'{labels} is not a list of labels that each have a query') from e
 
 
 def _query(label: dict[str, Any]) -> str | tuple[int, ...]:
