@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from command_line import error_of, invoke
-from label_folders import TASK, make_folder
+from label_folders import HEADER, TASK, make_folder
 
 import launch
 from lm_human_preferences.commands import label as label_command
@@ -167,14 +167,7 @@ def test_long_texts_fit_in_80_columns_and_show_line_ends(tmp_path, bpe_encodings
             'query': query,
             **{f'sample{i}': encoder.encode(f' end{i}\x1b') for i in range(4)},
         }
-        header = {
-            'kind': 'train',
-            'labellers': 1,
-            'policies': ['initial'] * 4,
-            'part': 'train',
-            'texts_read': 1,
-        }
-        writer.add([tokens], [header])
+        writer.add([tokens], [HEADER])
     printed = press(path, '1')
     assert 'A first line.⏎\n⏎\nA third one' in printed
     assert '\x1b' not in printed and r'end0\x1b' in printed
