@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 BEAT_SECONDS = 2
-# How long a rank waits for the store when it wants to know whether another one has failed first.
-CLAIM_SECONDS = 5
+LAST_WORD_SECONDS = 5  # how long a rank that is about to end waits for the store
 
 
 class RankLost(Exception):
@@ -55,17 +54,25 @@ class Lifeline:
         self.next_sign = ''
         self.is_failure_of_another = False
         # Two threads, as one that asks the store waits for as long as that does not answer.
-        for work in (self._beat_on, self._watch):
-            threading.Thread(target=work, daemon=True).start()
+        self.threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._beat_on, self._watch)
+        ]
+        for thread in self.threads:
+            thread.start()
 
     def close(self) -> None:
-        """Give no more signs, and expect none."""
+        """Give no more signs, and expect none.
+
+        Waits for the threads: Python aborts (SIGABRT) when it ends while one is inside the store.
+        """
         self.closed.set()
+        for thread in self.threads:
+            thread.join(LAST_WORD_SECONDS)
 
     def claim_failure(self) -> bool:
         """Whether this rank is the first that has failed, so that the error is its to report.
 
-        The others end. True where the store does not answer within CLAIM_SECONDS.
+        The others end. True where the store does not answer within LAST_WORD_SECONDS.
         """
         claimed = []
 
@@ -76,7 +83,7 @@ class Lifeline:
 
         thread = threading.Thread(target=claim, daemon=True)
         thread.start()
-        thread.join(CLAIM_SECONDS)
+        thread.join(LAST_WORD_SECONDS)
         return all(claimed)
 
     def _beat_on(self) -> None:

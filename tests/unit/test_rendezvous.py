@@ -1,6 +1,7 @@
 """Ranks without MPI: where they meet, what they send each other, and how long they wait."""
 
 import math
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -167,3 +168,21 @@ def test_silence_is_counted_in_seconds_awake():
     signs = iter([1, 1, 1, 2, 2])
     silence = lifeline._Silence(lambda: next(signs))
     assert [silence.seconds() for _ in range(4)] == [1, 2, 0, 1]
+
+
+class SlowStore:
+    """A store that takes its time over every question."""
+
+    def set(self, key, value):
+        time.sleep(0.5)
+
+    def check(self, keys):
+        time.sleep(0.5)
+        return False
+
+
+def test_a_closed_lifeline_asks_nothing_more():
+    """Python aborts when it ends while a thread is inside the store, which is written in C++."""
+    line = lifeline.Lifeline(SlowStore(), rank=0, size=2, timeout=600)
+    line.close()
+    assert not any(thread.is_alive() for thread in line.threads)
