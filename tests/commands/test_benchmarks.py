@@ -58,7 +58,7 @@ BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
         ),
         (
             'online_step --size test --batch 1 --steps 1 --threads 1',
-            r'a look that finds nothing .*\n5,000 labels in .*\n60,000 labels in .*% of a step more',
+            r'a look that finds nothing .*\n5,000 labels in .*\n60,000 labels in .*% of a step',
         ),
     ],
     ids=[
