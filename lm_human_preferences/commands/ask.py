@@ -207,7 +207,7 @@ def check_folder(folder: str) -> None:
 
 def _check_options(hparams: HParams, policy: str, against: str | None) -> None:
     """UserError for what cannot work, before a model is loaded."""
-    if against == policy:
+    if against is not None and against.rstrip('/') == policy.rstrip('/'):
         raise UserError(f'--against {against} is --policy {policy}: name another policy')
     samples = len(sample_names(hparams.labels.type))
     if against is not None and samples % 2:

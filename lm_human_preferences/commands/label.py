@@ -152,7 +152,12 @@ class Session:
 
     def _ask(self, question: Question) -> None:
         """Show a question until it is answered, skipped, or left for the one before."""
-        tokens = self.folder.tokens(question)
+        try:
+            tokens = self.folder.tokens(question)
+        except UserError as e:
+            click.echo(f'note: {e}; it is left out', err=True)
+            self.labeller.leave_out(question)
+            return
         order = self.labeller.order(question)
         self._show(tokens, order)
         begin = time.monotonic()
