@@ -75,8 +75,10 @@ def _judge(folder: LabelFolder) -> simulated_labeller.Judge:
 
 @contextlib.contextmanager
 def keys_at_once() -> Iterator[None]:
-    """Within the block, what is typed on a terminal needs no Enter and is not shown, also while
-    nobody waits for it."""
+    """Within the block, what is typed on a terminal needs no Enter and is not shown.
+
+    This holds also while nobody waits for a key.
+    """
     if not sys.stdin.isatty():
         yield
         return
@@ -273,8 +275,10 @@ class _Leave(Exception):
 
 
 def printable(text: str) -> str:
-    """`text` with characters that are not to be printed, such as those that move the cursor or
-    turn the direction of writing, as escapes."""
+    """`text` with escapes for characters that are not to be printed.
+
+    Such as those that move the cursor or turn the direction of writing.
+    """
     return ''.join(
         character if character.isprintable() else character.encode('unicode_escape').decode()
         for character in text

@@ -42,8 +42,10 @@ def answer_field(label_type: str) -> str:
 
 
 def question_id(tokens: Mapping[str, Sequence[int]]) -> str:
-    """SHA-256 of the query and the samples, in hexadecimal; tokens: {field: token ids}, in the
-    order of the fields of a label."""
+    """SHA-256 of the query and the samples, in hexadecimal.
+
+    tokens: {field: token ids}, in the order of the fields of a label.
+    """
     text = json.dumps(list(tokens.values()), separators=(',', ':'))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -58,8 +60,11 @@ def shown_order(labeller: str, question: str, count: int) -> tuple[int, ...]:
 
 
 def asking_rank(labeller: str, question: str) -> bytes:
-    """What questions are sorted by for a labeller: each goes through them in an order of their own,
-    so that two who work at the same time seldom meet."""
+    """What questions are sorted by for a labeller.
+
+    Each goes through them in an order of their own, so that two who work at the same time seldom
+    meet.
+    """
     return hashlib.sha256(f'{labeller}/{question}'.encode()).digest()
 
 

@@ -152,8 +152,10 @@ class LabelFolder:
         return changed | answered.keys()
 
     def notes(self) -> list[str]:
-        """What the user should know of the files: the lines that a kill, or a write that goes on,
-        has left unfinished."""
+        """What the user should know of the files.
+
+        These are the lines that a kill, or a write that goes on, has left unfinished.
+        """
         readers = [self._reader, *(log.reader for log in self.logs.values())]
         return [
             f'note: {reader.path} ends in an unfinished line of {reader.torn} bytes, which is left'
@@ -196,9 +198,9 @@ class LabelFolder:
         return question.needs(answers)
 
     def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
-        """The answers to questions of a kind that count, the oldest first: of a question that one
-        labeller was to answer the first one, else all.
+        """The answers to questions of a kind that count, the oldest first.
 
+        Of a question that one labeller was to answer it is the first one, else all.
         without: labellers whose answers do not; UserError for one that there is not.
         """
         self.check_labellers(without)

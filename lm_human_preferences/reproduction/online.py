@@ -57,8 +57,10 @@ QUICK = Scale(labels=256, initial=64, episodes=2560, retrainings=(0, 3), errors=
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The training of one policy. retrainings: 0 where all labels come first. error: of the
-    labeller."""
+    """The training of one policy.
+
+    retrainings: 0 where all labels come first. error: of the labeller.
+    """
 
     retrainings: int
     error: float
@@ -168,8 +170,10 @@ def run_online(path: str, hparams: train_policy.HParams, task: str) -> None:
 
 
 def own_accuracy(trainer: train_policy.PPOTrainer) -> float:
-    """How often the reward model chooses as the known reward does among four responses of the
-    policy that are not all equal; chance is 0.25."""
+    """How often the reward model chooses as the known reward does; chance is 0.25.
+
+    They choose among four responses of the policy that are not all equal.
+    """
     policy, task = trainer.policy, trainer.hparams.task
     reward_model = trainer.networks['reward_model']
     assert isinstance(reward_model, RewardModel)

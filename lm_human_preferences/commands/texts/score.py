@@ -33,11 +33,10 @@ def score(
     query_length: int | None = None,
     response_length: int | None = None,
 ) -> None:
-    """Print the scores of the texts in `file`, a JSON object for each record; the whole of
-    `./launch.py score`.
+    """Print the scores of the texts in `file`: the whole of `./launch.py score`.
 
-    run: a run with a reward model, or the reward model's directory, local or remote. The other
-    arguments: see hparams.labelling.ScoreHParams.
+    A JSON object is printed for each record. run: a run with a reward model, or the reward model's
+    directory, local or remote. The other arguments: see hparams.labelling.ScoreHParams.
     """
     found = records.read(file)
     saved = saved_model(run)
