@@ -26,8 +26,9 @@ from pathlib import Path
 
 import page_faults
 import startup
-from page_client import PATIENCE, ROOT, Client, Server, check, make_folder
+from page_client import PATIENCE, ROOT, Client, Server, check
 
+from label_folders import make_folder  # isort: skip (page_client says where it is)
 from lm_human_preferences.labels.answers import shown_order
 from lm_human_preferences.labels.folder import LabelFolder
 
@@ -159,7 +160,9 @@ def large(folder, questions):
     (folder / 'encoding').mkdir()
     startup.write_encoding(folder / 'encoding')
     os.environ['LMHP_GPT2_ENCODINGS'] = str(folder / 'encoding')
-    make_folder(path, questions, 'main', QUERY, RESPONSE, VOCABULARY)
+    lengths = {'query_length': QUERY, 'response_length': RESPONSE}
+    task = {'encoding': 'main', 'task': lengths}
+    make_folder(path, questions, task=task, tokens=VOCABULARY)
     size = (path / 'questions.jsonl').stat().st_size / 1e6
     print(f'{questions} questions of {QUERY} and {RESPONSE} tokens, {size:.0f} MB')
     names = [f'labeller{number}' for number in range(LABELLERS)]

@@ -6,7 +6,6 @@ Benchmarks and tests share this.
 import atexit
 import http.client
 import json
-import random
 import re
 import signal
 import ssl
@@ -19,36 +18,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / 'tests/helpers'))
 
-from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter  # noqa: E402
+from lm_human_preferences.labels.folder import LabelFolder  # noqa: E402
 
 PATIENCE = 60.0  # seconds for a server to start, to answer, or to end
-
-
-def make_folder(path, count, encoding='test', query=3, response=4, tokens=26, seed=0):
-    """A folder of random questions."""
-    rng = random.Random(seed)
-    task = {
-        'label_type': 'best_of_4',
-        'encoding': encoding,
-        'instructions': 'Choose.',
-        'task': {'query_length': query, 'response_length': response},
-    }
-    header = {
-        'kind': 'train',
-        'labellers': 1,
-        'policies': ['initial'] * 4,
-        'part': 'train',
-        'texts_read': 1,
-    }
-    lengths = {'query': query, **{f'sample{i}': response for i in range(4)}}
-    with QuestionWriter(str(path), task) as writer:
-        for start in range(0, count, 1000):
-            questions = [
-                {name: rng.choices(range(tokens), k=length) for name, length in lengths.items()}
-                for _ in range(min(1000, count - start))
-            ]
-            writer.add(questions, [header] * len(questions))
 
 
 class Client:

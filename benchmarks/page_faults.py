@@ -17,8 +17,9 @@ import threading
 import time
 import uuid
 
-from page_client import PATIENCE, ROOT, Client, Server, check, insist, make_folder
+from page_client import PATIENCE, ROOT, Client, Server, check, insist
 
+from label_folders import make_folder  # isort: skip (page_client says where it is)
 from lm_human_preferences.labels.folder import LabelFolder
 
 # ---------------------------------------------------------------- kills

@@ -50,8 +50,7 @@ class LabelType(ABC):
     def find_invalid(
         self, labels: dict[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor, str]]:
-        """Yield (field, which of its values are invalid, what a valid one is) for fields of the
-        answer.
+        """Yield (field of the answer, which of its values are invalid, what a valid one is).
 
         The mask is bool, (batch,) or the shape of the field. That values have the type and shape of
         their schema, and that numbers are finite, was checked before.
@@ -75,8 +74,7 @@ class LabelType(ABC):
         reward_model: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         labels: dict[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """`loss_of` with the rewards of `reward_model(queries, responses)`, which returns
-        (batch,)."""
+        """`loss_of` with the rewards (batch,) of `reward_model(queries, responses)`."""
         rewards = [reward_model(labels['query'], labels[sample]) for sample in self.samples]
         return self.loss_of(torch.stack(rewards, dim=1), labels)
 
@@ -86,19 +84,25 @@ class LabelType(ABC):
 
     @abstractmethod
     def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """How well the rewards order the samples as the labels do: 1 always, 0 by chance, -1
-        never."""
+        """How often the rewards order the samples as the labels do.
+
+        1 is always, 0 what chance gives, -1 never.
+        """
 
     def is_right(
         self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        """Which labels, bool (batch,), somebody who judges by the rewards would have given; None
-        where labels are no choice."""
+        """Which labels, bool (batch,), somebody who judges by the rewards would have given.
+
+        None where labels are no choice.
+        """
         return None
 
     def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        """Numbers (batch,) whose mean and deviation the rewards should have; None where labels do
-        not tell."""
+        """Numbers (batch,) whose mean and deviation the rewards should have.
+
+        None where labels do not tell.
+        """
         return None
 
 
@@ -113,8 +117,7 @@ def register(label_type: type[LabelType]) -> type[LabelType]:
 
 @register
 class PickBest(LabelType):
-    """The best of N responses: cross entropy of a softmax over their rewards (paper, equation
-    1)."""
+    """The best of N responses: cross entropy of a softmax over their rewards (equation 1)."""
 
     name = 'best_of_N'
 
@@ -149,8 +152,10 @@ class PickBest(LabelType):
         return math.log(len(self.samples))
 
     def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The mean over all other samples: 1 where the best has the higher reward, -1 where it has
-        the lower."""
+        """The mean over all other samples.
+
+        1 where the best has the higher reward, -1 where it has the lower.
+        """
         others = len(self.samples) - 1
         if others == 0:
             return torch.zeros(())
@@ -202,8 +207,7 @@ class ScalarRating(LabelType):
 
 @register
 class ScalarComparison(LabelType):
-    """How much better the second of two responses is: squared error of the difference of
-    rewards."""
+    """How much better the second of two responses is: squared error of the rewards' difference."""
 
     name = 'scalar_compare'
     samples = ('sample0', 'sample1')
@@ -243,8 +247,10 @@ class ScalarComparison(LabelType):
 
 
 def get(name: str) -> LabelType:
-    """The label type called `name`: scalar_rating, scalar_compare, best_of_4, ...; UserError where
-    there is none."""
+    """The label type called `name`: scalar_rating, scalar_compare, best_of_4, ...
+
+    UserError where there is none.
+    """
     for pattern, label_type in TYPES.items():
         # With a sign, because the original accepts best_of_-1, which has no samples.
         match = re.fullmatch(re.escape(pattern).replace('N', '(-?[0-9]{1,4})'), str(name))
@@ -264,8 +270,7 @@ def _usage(pattern: str) -> str:
 
 
 def schemas_of(hparams: HParams) -> dict[str, Schema]:
-    """{field: Schema} of all fields of one label under train_reward's hparams: question, then
-    answer."""
+    """{field: Schema} of all fields of a label, the question's first; hparams: train_reward's."""
     label_type = get(hparams.labels.type)
     if not label_type.samples:
         raise UserError(

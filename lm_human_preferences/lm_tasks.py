@@ -145,12 +145,11 @@ def _single_token(encoder: Encoder, option: str, text: str | None) -> int | None
 
 
 class QuerySampler:
-    """A call returns the next {'tokens': queries (batch_size, query_length)}; see
-    make_query_sampler.
+    """A call returns the next {'tokens': queries (batch_size, query_length)}.
 
-    position: where all ranks together are in the stream of queries: (texts of the epoch that rank 0
-    has read, sequences after them that the other ranks take). Only rank 0's is right, because it
-    takes the first of every `comm.size` sequences.
+    See make_query_sampler. position: where all ranks together are in the stream of queries: (texts
+    of the epoch that rank 0 has read, sequences after them that the other ranks take). Only rank
+    0's is right, because it takes the first of every `comm.size` sequences.
     """
 
     def __init__(
@@ -199,12 +198,11 @@ def make_query_sampler(
     comm: Comm | None = None,
     labels: str | None = None,
 ) -> QuerySampler:
-    """A function without arguments that returns the next {'tokens': queries (batch_size,
-    query_length)}.
+    """A function without arguments that returns the next queries.
 
-    mode: 'train', 'valid' or 'test', the part of the data set. With `comm`, each rank gets its own
-    share. labels: source of the labels, whose queries may stand in for the data set (see
-    datasets.registry).
+    They are {'tokens': (batch_size, query_length)}. mode: 'train', 'valid' or 'test', the part of
+    the data set. With `comm`, each rank gets its own share. labels: source of the labels, whose
+    queries may stand in for the data set (see datasets.registry).
     """
     seed = 0  # as in the original, files are read in the same order in every run
     if registry.info(hparams.query_dataset).seed_per_run:

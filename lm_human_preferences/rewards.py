@@ -73,8 +73,10 @@ class _Scorer(nn.Module):
         return self.get_rewards_op(queries, responses)
 
     def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
-        """Rewards (batch,) of `responses (batch, response_length)` to `queries (batch,
-        query_length)`."""
+        """Rewards (batch,) of responses to queries.
+
+        queries: (batch, query_length). responses: (batch, response_length).
+        """
         return self.get_rewards(queries, responses)
 
 
@@ -200,8 +202,10 @@ def load_reward_model(name: str, encoding: Encoding) -> FrozenRewardModel:
 
 
 def scoring_model(hparams: HParams, initial_model: trained_models.TrainedModel) -> ScoringModel:
-    """What a training of a policy learns from: a saved reward model or the known reward, or one
-    that is yet to learn. hparams: train_policy's."""
+    """What a training of a policy learns from; hparams: train_policy's.
+
+    It is a saved reward model or the known reward, or one that is yet to learn.
+    """
     if hparams.rewards.online is not None:
         return RewardModel(initial_model)
     return load_reward_model(local_reward_model(hparams), initial_model.encoding)

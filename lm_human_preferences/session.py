@@ -1,5 +1,8 @@
-"""What both trainings set up: ranks and console, the checks before anything is spent, and a trainer
-that starts anew or where its last checkpoint was taken."""
+"""What both trainings set up.
+
+These are ranks and console, the checks before anything is spent, and a trainer that starts anew or
+where its last checkpoint was taken.
+"""
 
 from __future__ import annotations
 

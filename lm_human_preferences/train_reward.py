@@ -1,5 +1,4 @@
-"""Training a reward model from human labels (the original's train_reward.py; paper, section
-2.1)."""
+"""Training a reward model from human labels (paper, section 2.1)."""
 
 import functools
 import shutil
@@ -143,8 +142,7 @@ class RewardModelTrainer:
         return means
 
     def predict_held_out(self) -> Prediction | None:
-        """How well the rewards predict the labels held out; None where there are none. All ranks
-        call it."""
+        """How well the rewards predict the labels held out, if there are any. All ranks call it."""
         if self.held_out is None:
             return None
         size = self.hparams.micro_batch_size or self.hparams.batch_size
@@ -205,8 +203,7 @@ class RewardModelTrainer:
                 log_line(f'after normalize: {mean} +- {std}')
 
     def target_mean_std(self) -> tuple[float, float]:
-        """The scale that rewards get before training: the labels' where they have one, else
-        0 +- 1."""
+        """The scale that rewards get before training: that of the labels, if any, else 0 +- 1."""
         scales = self.label_type.target_scales(self.labels)
         if scales is None:
             return 0.0, 1.0
@@ -281,8 +278,7 @@ class RewardModelTrainer:
 
 
 def train(hparams: HParams, comm: Comm | None = None) -> None:
-    """Train a reward model and save it to SAVE_DIR/reward_model: all of `./launch.py
-    train_reward`."""
+    """Train a reward model and save it to SAVE_DIR/reward_model: `./launch.py train_reward`."""
     comm = session.connect(hparams, comm)
     with run_dir.lock_run_dir(hparams, comm):
         records = {run_files.REWARD.settings: run_settings.to_record(hparams)}

@@ -130,8 +130,10 @@ def _ask_given(
 
 
 def _labellers(number: int, repeated: float, labellers: int) -> int:
-    """How many people are to answer question `number` of those added: one more of them is for
-    several whenever the share of all so far has come to a whole number."""
+    """How many people are to answer question `number` of those added.
+
+    One more is for several whenever the share of all so far has come to a whole number.
+    """
     return labellers if int((number + 1) * repeated) > int(number * repeated) else 1
 
 
@@ -207,7 +209,7 @@ def check_folder(folder: str) -> None:
 
 def _check_options(hparams: HParams, policy: str, against: str | None) -> None:
     """UserError for what cannot work, before a model is loaded."""
-    if against == policy:
+    if against is not None and against.rstrip('/') == policy.rstrip('/'):
         raise UserError(f'--against {against} is --policy {policy}: name another policy')
     samples = len(sample_names(hparams.labels.type))
     if against is not None and samples % 2:
@@ -350,8 +352,10 @@ class Asker:
         self.writer.add([tokens for tokens, _ in new], headers)
 
     def _new_questions(self, count: int) -> Iterator[tuple[dict[str, list[int]], int]]:
-        """Yield those of the next `count` questions that are to be asked, and how many texts of the
-        data set had been read for each."""
+        """Yield those of the next `count` questions that are to be asked.
+
+        With each, how many texts of the data set had been read for it.
+        """
         drawn = [(self.sampler()['tokens'], self.sampler.position[0]) for _ in range(count)]
         queries = torch.cat([query for query, _ in drawn])
         samples = self._samples(queries)
@@ -369,8 +373,10 @@ class Asker:
                 yield tokens, texts_read
 
     def _samples(self, queries: torch.Tensor) -> list[torch.Tensor]:
-        """Responses (batch, response_length) of each field to `queries (batch, query_length)`, as
-        the reward model will see them."""
+        """The responses of each field to `queries (batch, query_length)`.
+
+        Each (batch, response_length), as the reward model will see them.
+        """
         found = []
         for name in self.names:
             responses = self.policies[name].respond(queries, self.task.response_length)['responses']

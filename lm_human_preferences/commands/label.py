@@ -75,8 +75,10 @@ def _judge(folder: LabelFolder) -> simulated_labeller.Judge:
 
 @contextlib.contextmanager
 def keys_at_once() -> Iterator[None]:
-    """Within the block, what is typed on a terminal needs no Enter and is not shown, also while
-    nobody waits for it."""
+    """Within the block, what is typed on a terminal needs no Enter and is not shown.
+
+    This holds also while nobody waits for a key.
+    """
     if not sys.stdin.isatty():
         yield
         return
@@ -152,7 +154,12 @@ class Session:
 
     def _ask(self, question: Question) -> None:
         """Show a question until it is answered, skipped, or left for the one before."""
-        tokens = self.folder.tokens(question)
+        try:
+            tokens = self.folder.tokens(question)
+        except UserError as e:
+            click.echo(f'note: {e}; it is left out', err=True)
+            self.labeller.leave_out(question)
+            return
         order = self.labeller.order(question)
         self._show(tokens, order)
         begin = time.monotonic()
@@ -268,8 +275,10 @@ class _Leave(Exception):
 
 
 def printable(text: str) -> str:
-    """`text` with characters that are not to be printed, such as those that move the cursor or
-    turn the direction of writing, as escapes."""
+    """`text` with escapes for characters that are not to be printed.
+
+    Such as those that move the cursor or turn the direction of writing.
+    """
     return ''.join(
         character if character.isprintable() else character.encode('unicode_escape').decode()
         for character in text

@@ -48,8 +48,10 @@ def report_labels(
     learning_curve: int = 0,
     picture: str | None = None,
 ) -> None:
-    """Print the report on a folder, and write what is asked for; see
-    hparams.labelling.ReportHParams."""
+    """Print the report on a folder, and write what is asked for.
+
+    For the arguments see hparams.labelling.ReportHParams.
+    """
     for option, path in (('--export', export), ('--output', output), ('--picture', picture)):
         if path is not None:
             outputs.check_new_file(option, path)

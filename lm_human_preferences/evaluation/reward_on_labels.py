@@ -24,18 +24,23 @@ RECORD = 'train_reward_hparams.json'
 BATCH = 64  # labels that are scored at a time
 
 
-def load(run: str) -> TrainedRewardModel:
-    """The reward model of a run, or in that directory, local or remote; UserError where there is
-    none."""
-    return TrainedRewardModel(*_source(run))
+def saved_model(run: str) -> TrainedModel:
+    """Where the reward model of a run, or in that directory, is, local or remote.
 
-
-def _source(run: str) -> tuple[str, Any]:
+    Its weights are not read yet. UserError where there is none.
+    """
     try:
-        directory = rewards.reward_model_dir(run)
-        return directory, TrainedModel(run, directory).encoding
+        saved = TrainedModel(run, rewards.reward_model_dir(run))
+        saved.encoding.get_encoder()
+        return saved
     except UserError as e:
         raise UserError(str(e).replace('--rewards.trained_model ', '')) from e
+
+
+def load(saved: TrainedModel) -> TrainedRewardModel:
+    """The reward model that `saved_model` has found."""
+    assert saved.savedir is not None
+    return TrainedRewardModel(saved.savedir, saved.encoding)
 
 
 def record_of(run: str) -> HParams | None:
@@ -59,13 +64,9 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     labels that count for training, which it may have learned; comparisons: of two policies, on
     which nothing is trained. labellers: accuracy and number of all answers of each but gold ones.
     """
-    directory, encoding = _source(run)
-    if folder.task['encoding'] != encoding.name:
-        raise UserError(
-            f'--reward {run}: its encoding is {encoding.name!r}, that of {folder.path}'
-            f' {folder.task["encoding"]!r}'
-        )
-    model = TrainedRewardModel(directory, encoding)
+    saved = saved_model(run)
+    _check(saved, folder)
+    model = load(saved)
     label_type = label_types.get(folder.label_type)
     record = record_of(run)
     share = 0.0 if record is None else record.labels.held_out
@@ -86,6 +87,22 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
             name: _prediction(model, part, label_type) for name, part in by_labeller.items()
         },
     }
+
+
+def _check(saved: TrainedModel, folder: LabelFolder) -> None:
+    """UserError where a reward model cannot read the questions of a folder."""
+    there, here = folder.task['encoding'], saved.encoding.name
+    if there != here:
+        raise UserError(
+            f'--reward {saved.name}: its encoding is {here!r}, that of {folder.path} {there!r}'
+        )
+    tokens = sum(folder.task['task'][name] for name in ('query_length', 'response_length'))
+    n_ctx = saved.hparams().n_ctx
+    if tokens > n_ctx:
+        raise UserError(
+            f'--reward {saved.name}: it takes {n_ctx} tokens, and a query with a response of'
+            f' {folder.path} has {tokens}'
+        )
 
 
 def _prediction(

@@ -1,4 +1,4 @@
-"""Options of `./launch.py ask`, `label` and `labels`."""
+"""Options of the commands about labels: ask, import_labels, label, labels and score."""
 
 from dataclasses import dataclass
 
@@ -49,6 +49,17 @@ class AskHParams(hyperparams.HParams):
             raise ValueError(
                 f'--{prefix}{given[0]} and --{prefix}{given[1]} ask different questions: give one'
                 ' of them'
+            )
+        source = next(iter(given), None)
+        if source in ('questions', 'gold') and self.policy != 'initial':
+            raise ValueError(
+                f'--{prefix}policy {self.policy}: nothing is sampled where --{prefix}{source} says'
+                ' what is asked; leave one of them out'
+            )
+        if self.gold and self.repeated:
+            raise ValueError(
+                f'--{prefix}repeated {self.repeated}: every labeller gets the questions of'
+                f' --{prefix}gold; leave --{prefix}repeated out'
             )
 
 

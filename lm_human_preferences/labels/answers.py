@@ -42,8 +42,10 @@ def answer_field(label_type: str) -> str:
 
 
 def question_id(tokens: Mapping[str, Sequence[int]]) -> str:
-    """SHA-256 of the query and the samples, in hexadecimal; tokens: {field: token ids}, in the
-    order of the fields of a label."""
+    """SHA-256 of the query and the samples, in hexadecimal.
+
+    tokens: {field: token ids}, in the order of the fields of a label.
+    """
     text = json.dumps(list(tokens.values()), separators=(',', ':'))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -58,8 +60,11 @@ def shown_order(labeller: str, question: str, count: int) -> tuple[int, ...]:
 
 
 def asking_rank(labeller: str, question: str) -> bytes:
-    """What questions are sorted by for a labeller: each goes through them in an order of their own,
-    so that two who work at the same time seldom meet."""
+    """What questions are sorted by for a labeller.
+
+    Each goes through them in an order of their own, so that two who work at the same time seldom
+    meet.
+    """
     return hashlib.sha256(f'{labeller}/{question}'.encode()).digest()
 
 
@@ -207,6 +212,16 @@ class AnswerLog:
         return answers[-1] if answers else None
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value of JSON is a finite number, and no larger than a float can be."""
+    if type(value) not in (int, float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def check_answer(answer: Answer, label_type: str) -> None:
     """Raise TypeError or ValueError, which says what is wrong, for an answer that cannot be."""
     count = len(sample_names(label_type))
@@ -215,8 +230,7 @@ def check_answer(answer: Answer, label_type: str) -> None:
     if sorted(answer.order) != list(range(count)):
         raise ValueError(f'order must hold 0 to {count - 1}, not {list(answer.order)}')
     for name in ('seconds', 'time'):
-        value = getattr(answer, name)
-        if type(value) not in (int, float) or not math.isfinite(value):
+        if not is_number(getattr(answer, name)):
             raise TypeError(f'{name} must be a number')
     if answer.value is None:
         if not isinstance(answer.reason, str):
@@ -224,5 +238,5 @@ def check_answer(answer: Answer, label_type: str) -> None:
     elif answer_field(label_type) == 'best':
         if type(answer.value) is not int or not 0 <= answer.value < count:
             raise ValueError(f'best must be 0 to {count - 1}, not {answer.value!r:.80}')
-    elif type(answer.value) not in (int, float) or not math.isfinite(answer.value):
+    elif not is_number(answer.value):
         raise TypeError(f'{answer_field(label_type)} must be a number')

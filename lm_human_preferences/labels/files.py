@@ -61,8 +61,10 @@ def as_tensors(
 
 
 def _objects(hparams: HParams, encoding: Encoding) -> tuple[Any, list[str]]:
-    """The labels as objects, which have not been checked if they were token ids before; and what
-    the user should know of texts."""
+    """The labels as objects, and what the user should know of texts.
+
+    Labels that were token ids before have not been checked.
+    """
     path = hparams.labels.source
     if folder_labels.is_folder(path):
         return folder_labels.labels_of(path, hparams, encoding), []
@@ -98,9 +100,9 @@ def _num_train(source: str, count: int, hparams: HParams) -> tuple[int, list[str
 
 
 def _read(path: str) -> Any:
-    """The JSON value in the file at `path`; in objects, lists of integers are numpy arrays where
-    possible.
+    """The JSON value in the file at `path`.
 
+    In objects, lists of integers are numpy arrays where possible.
     A Python object for each token would take more than twice as long and half more memory, and so
     do the JSON libraries that were tried (benchmarks/README.md). So every list is put in quotes,
     the rest is parsed as JSON, and numpy parses the lists.

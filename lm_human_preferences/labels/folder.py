@@ -27,7 +27,13 @@ from typing import Any
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import json_lines
-from lm_human_preferences.labels.answers import Answer, AnswerLog, question_id, sample_names
+from lm_human_preferences.labels.answers import (
+    Answer,
+    AnswerLog,
+    is_number,
+    question_id,
+    sample_names,
+)
 
 TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
 FORMAT = 1
@@ -90,6 +96,11 @@ class LabelFolder:
     def __init__(self, path: str, lines: Mapping[str, int] | None = None) -> None:
         self.path = path
         self.lines = lines
+        if storage.is_remote(path):
+            raise UserError(
+                f'{path} is remote, and a folder of labels is a local directory, to whose files'
+                ' answers are added; copy it to this machine'
+            )
         if not is_folder(path):
             raise UserError(
                 f'{path} is no folder of labels: it has no {TASK}; ./launch.py ask EXPERIMENT'
@@ -129,7 +140,7 @@ class LabelFolder:
                 self.logs[name] = AnswerLog(path, self.label_type, most_lines)
             answered |= dict.fromkeys(self.logs[name].refresh(), self.logs[name].reader.path)
         for begin, line in self._reader.new_lines():
-            question = _parse_question(line, begin, self._reader.where())
+            question = _parse_question(line, begin, self._reader.where(), len(self.samples))
             self.questions[question.id] = question
             changed.add(question.id)
         for question, path in answered.items():
@@ -141,8 +152,10 @@ class LabelFolder:
         return changed | answered.keys()
 
     def notes(self) -> list[str]:
-        """What the user should know of the files: the lines that a kill, or a write that goes on,
-        has left unfinished."""
+        """What the user should know of the files.
+
+        These are the lines that a kill, or a write that goes on, has left unfinished.
+        """
         readers = [self._reader, *(log.reader for log in self.logs.values())]
         return [
             f'note: {reader.path} ends in an unfinished line of {reader.torn} bytes, which is left'
@@ -154,9 +167,12 @@ class LabelFolder:
     def tokens(self, question: Question) -> dict[str, list[int]]:
         """{field: token ids} of a question's query and samples; UserError if they are damaged."""
         begin, length = question.span
-        with open(self._reader.path, 'rb', opener=storage.open_nofollow) as file:
-            file.seek(begin)
-            line = file.read(length)
+        try:
+            with open(self._reader.path, 'rb', opener=storage.open_nofollow) as file:
+                file.seek(begin)
+                line = file.read(length)
+        except OSError as e:
+            raise UserError(f'{self._reader.path} cannot be read: {e.strerror or e}') from e
         where = f'{self._reader.path}, question {question.id}'
         record = json_lines.parse(line, where)
         # Any: a field that is missing or no list has another digest
@@ -182,9 +198,9 @@ class LabelFolder:
         return question.needs(answers)
 
     def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
-        """The answers to questions of a kind that count, the oldest first: of a question that one
-        labeller was to answer the first one, else all.
+        """The answers to questions of a kind that count, the oldest first.
 
+        Of a question that one labeller was to answer it is the first one, else all.
         without: labellers whose answers do not; UserError for one that there is not.
         """
         self.check_labellers(without)
@@ -207,8 +223,10 @@ class LabelFolder:
         lines = 0
         for _, line in reader.new_lines():
             used = json_lines.parse(line, reader.where()).get('answers')
-            if isinstance(used, dict):
-                lines = max(lines, used.get(labeller, 0))
+            count = used.get(labeller, 0) if isinstance(used, dict) else 0
+            if type(count) is not int:
+                raise UserError(f'{reader.where()} is damaged: answers must be whole numbers')
+            lines = max(lines, count)
         return lines
 
     def check_labellers(self, names: Iterable[str]) -> None:
@@ -246,14 +264,22 @@ def read_task(path: str) -> dict[str, Any]:
         raise UserError(f'{file} is damaged: there is no label type {task["label_type"]!r:.80}')
     if not isinstance(task.get('task'), dict):
         raise UserError(f'{file} is damaged: it lacks the settings of the task')
+    for name in ('query_length', 'response_length'):
+        if type(task['task'].get(name)) is not int:
+            raise UserError(f'{file} is damaged: --task.{name} must be a whole number')
     return task
 
 
-def _parse_question(line: bytes, begin: int, where: str) -> Question:
+def _parse_question(line: bytes, begin: int, where: str, samples: int) -> Question:
     """The question in a line; its tokens, which are most of the line, are not looked at."""
     head, found, _ = line.partition(_TOKENS)
     record = json_lines.parse(head + b'}' if found else line, where)
+    gold = record.get('gold')
     try:
+        if len(record['policies']) != samples:
+            raise ValueError(f'policies must name the policy of each of {samples} samples')
+        if gold is not None and not is_number(gold):
+            raise ValueError(f'gold must be a number, not {gold!r:.80}')
         return Question(
             id=str(record['id']),
             kind=str(record['kind']),
@@ -263,7 +289,7 @@ def _parse_question(line: bytes, begin: int, where: str) -> Question:
             texts_read=int(record['texts_read']),
             episode=int(record['episode']) if 'episode' in record else None,
             span=(begin, len(line)),
-            gold=record.get('gold'),
+            gold=gold,
         )
     except (KeyError, OverflowError, TypeError, ValueError) as e:
         raise UserError(f'{where} is no question: {e}') from e

@@ -24,8 +24,7 @@ def parse_names(names: str | None) -> tuple[str, ...]:
 
 
 def training_labels(folder: LabelFolder, without: Collection[str] = ()) -> Iterator[dict[str, Any]]:
-    """Yield the labels that count for training, the oldest answer first, as objects of a label
-    file."""
+    """Yield the labels that count for training as objects of a label file, the oldest first."""
     field = answer_field(folder.label_type)
     for answer in folder.counted(without=without):
         tokens = folder.tokens(folder.questions[answer.question])
@@ -33,8 +32,10 @@ def training_labels(folder: LabelFolder, without: Collection[str] = ()) -> Itera
 
 
 def labels_of(source: str, hparams: HParams, encoding: Encoding) -> list[dict[str, Any]]:
-    """The labels of a folder, token ids as arrays, for train_reward's hparams; UserError where
-    they are of another task."""
+    """The labels of a folder, token ids as arrays, for train_reward's hparams.
+
+    UserError where they are of another task.
+    """
     folder = LabelFolder(source)
     where = f'--labels.source {source} is a folder of another task: its'
     if folder.label_type != hparams.labels.type:

@@ -57,6 +57,7 @@ class Labeller:
         )
         self.dropped = self._writer.dropped
         self._one_at_a_time = threading.Lock()
+        self._left_out: set[str] = set()
         self._queue: list[Question] = []
         self._position = 0
         try:
@@ -87,7 +88,7 @@ class Labeller:
             self._position = 0
         for start in (self._position, 0):  # others may have taken back what they had answered
             for index in range(start, len(self._queue)):
-                if self.folder.is_open_for(self._queue[index], self.name):
+                if self._is_open(self._queue[index]):
                     self._position = index
                     return self._queue[index]
         return None
@@ -95,8 +96,16 @@ class Labeller:
     def upcoming(self) -> Iterator[Question]:
         """Yield the questions that are open for this labeller now, the next one first."""
         for question in self._queue[self._position :]:
-            if self.folder.is_open_for(question, self.name):
+            if self._is_open(question):
                 yield question
+
+    def _is_open(self, question: Question) -> bool:
+        is_left_out = question.id in self._left_out
+        return not is_left_out and self.folder.is_open_for(question, self.name)
+
+    def leave_out(self, question: Question) -> None:
+        """Ask this labeller a question no more: it is damaged."""
+        self._left_out.add(question.id)
 
     def _rank(self, question: Question) -> bytes:
         return asking_rank(self.name, question.id)

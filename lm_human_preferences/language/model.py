@@ -171,11 +171,11 @@ class Model(nn.Module):
         output_positions: torch.Tensor | None,
         cache: KVCache | None = None,
     ) -> torch.Tensor:
-        """The network: outputs of the last layer at all of `tokens (batch, length)`, or only at
-        columns `output_positions (batch, n)`.
+        """The network: outputs of the last layer at `tokens (batch, length)`.
 
-        positions: (batch, length). allowed: see attention_mask. real: bool (batch, length), where
-        anything is computed at all.
+        output_positions: columns (batch, n), where only some of them are wanted. positions: (batch,
+        length). allowed: see attention_mask. real: bool (batch, length), where anything is computed
+        at all.
         """
         if positions.numel() and positions.max() >= self.hparams.n_ctx:
             raise ValueError(
@@ -257,14 +257,14 @@ class Model(nn.Module):
         mask: torch.Tensor | None = None,
         padding_token: int | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Everything at every position, as the original returned it; training computes only what it
-        reads.
+        """Everything at every position, as the original returned it.
 
-        X: int64 (batch, length). Padding is given by `mask` (bool, of past and X) or by
-        `padding_token`, not both; the latter needs `past_tokens (batch, past_length)` beside `past
-        (batch, n_layer, 2, n_head, past_length, d)`. Returns 'h' (batch, length, n_embd), 'present'
-        (keys and values of X, shaped like past), 'lm_logits', 'lm_all_losses' (batch, length - 1),
-        'lm_losses' (batch,), and for each head NAME 'NAME' (batch, length) and 'NAME_regularizer'.
+        Training computes only what it reads. X: int64 (batch, length). Padding is given by `mask`
+        (bool, of past and X) or by `padding_token`, not both; the latter needs `past_tokens (batch,
+        past_length)` beside `past (batch, n_layer, 2, n_head, past_length, d)`. Returns 'h' (batch,
+        length, n_embd), 'present' (keys and values of X, shaped like past), 'lm_logits',
+        'lm_all_losses' (batch, length - 1), 'lm_losses' (batch,), and for each head NAME 'NAME'
+        (batch, length) and 'NAME_regularizer'.
         """
         if padding_token is not None:
             if mask is not None:

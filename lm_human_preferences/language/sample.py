@@ -40,8 +40,7 @@ def sample_sequence(
     top_p: float = 1.0,
     extra_outputs: Sequence[str] = (),
 ) -> dict[str, torch.Tensor]:
-    """Continue `context (batch, context_length)` by `length` tokens (the original's
-    language/sample.py).
+    """Continue `context (batch, context_length)` by `length` tokens.
 
     step: function of (tokens, past, past_tokens) that returns a dict of the 'logits' (batch,
         n_vocab) at the last position, the new 'past', and each of `extra_outputs` (batch,). Its

@@ -6,7 +6,6 @@ Policies learn from labels of a reward that is known, so what they attain can be
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import os
 import shlex
@@ -38,11 +37,8 @@ def figures(
     for one per CPU.
     """
     outputs.check_output_dir(output_dir, *(f'{name}.csv' for name in TABLES), *PICTURES)
-    scale = plan.QUICK if quick else plan.FULL
-    if seeds is not None:
-        scale = dataclasses.replace(scale, seeds=seeds)
+    scale = (plan.QUICK if quick else plan.FULL).with_seeds(seeds)
     runs = {run: run.hparams(hparams) for run in plan.plan(scale)}
-    processes = processes or len(os.sched_getaffinity(0))
     results, frontier = jobs.run_all(runs, output_dir, processes)
     rows = {
         'figure2': curve_rows(results),

@@ -198,7 +198,7 @@ def jobs_of(runs: dict[Run, train_policy.HParams], output_dir: str) -> Jobs:
 
 
 def run_all(
-    runs: dict[Run, train_policy.HParams], output_dir: str, processes: int
+    runs: dict[Run, train_policy.HParams], output_dir: str, processes: int | None
 ) -> tuple[dict[Run, dict[str, Any]], list[dict[str, float]]]:
     """Do what is missing of `runs` {Run: hparams}.
 

@@ -19,7 +19,7 @@ import numpy as np
 from lm_human_preferences import lm_tasks, storage, train_policy
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import optimum
-from lm_human_preferences.reproduction import jobs, online_picture, worker_pool
+from lm_human_preferences.reproduction import jobs, online_picture, plan, worker_pool
 from lm_human_preferences.reproduction.figures import write_table
 from lm_human_preferences.rewards import RewardModel, load_reward_model
 from lm_human_preferences.storage import outputs
@@ -39,7 +39,7 @@ SUMMARY = '{:>7} {:>11} {:>6} {:>7} {:>7} {:>15} {:>9} {:>15}'  # its columns
 
 
 @dataclasses.dataclass(frozen=True)
-class Scale:
+class Scale(plan.Seeds):
     """How much is run; labels are those of each run, initial those before its first episode."""
 
     labels: int
@@ -47,7 +47,6 @@ class Scale:
     episodes: int
     retrainings: tuple[int, ...]
     errors: tuple[float, ...]
-    seeds: int
 
 
 FULL = Scale(
@@ -58,8 +57,10 @@ QUICK = Scale(labels=256, initial=64, episodes=2560, retrainings=(0, 3), errors=
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The training of one policy. retrainings: 0 where all labels come first. error: of the
-    labeller."""
+    """The training of one policy.
+
+    retrainings: 0 where all labels come first. error: of the labeller.
+    """
 
     retrainings: int
     error: float
@@ -93,7 +94,7 @@ class Run:
         return variant
 
 
-def plan(scale: Scale) -> list[Run]:
+def runs_of(scale: Scale) -> list[Run]:
     """All runs, those that take longest first."""
     counts = sorted(scale.retrainings, reverse=True)
     seeds = range(1, scale.seeds + 1)
@@ -113,10 +114,8 @@ def figures(
     for one per CPU.
     """
     outputs.check_output_dir(output_dir, TABLE, PICTURE)
-    scale = QUICK if quick else FULL
-    if seeds is not None:
-        scale = dataclasses.replace(scale, seeds=seeds)
-    rows = _run_all(hparams, scale, output_dir, processes or len(os.sched_getaffinity(0)))
+    scale = (QUICK if quick else FULL).with_seeds(seeds)
+    rows = _run_all(hparams, scale, output_dir, processes)
     log_line(*summary(rows))
     with outputs.translate_errors(output_dir, fix='make room there, and the same command goes on'):
         write_table(os.path.join(output_dir, TABLE), rows)
@@ -125,13 +124,13 @@ def figures(
 
 
 def _run_all(
-    hparams: train_policy.HParams, scale: Scale, output_dir: str, processes: int
+    hparams: train_policy.HParams, scale: Scale, output_dir: str, processes: int | None
 ) -> list[dict[str, Any]]:
     """Do what is missing; returns the rows of the table."""
     task = json.dumps(hparams.task.to_nested_dict())
     paths: dict[Run, str] = {}
     todo: dict[str, jobs.Job] = {}
-    for run in plan(scale):
+    for run in runs_of(scale):
         variant = run.hparams(hparams, scale)
         names = [f'retrained{run.retrainings}', f'error{run.error:g}', f'seed{run.seed}']
         folder = f'online{VERSION}'
@@ -171,8 +170,10 @@ def run_online(path: str, hparams: train_policy.HParams, task: str) -> None:
 
 
 def own_accuracy(trainer: train_policy.PPOTrainer) -> float:
-    """How often the reward model chooses as the known reward does among four responses of the
-    policy that are not all equal; chance is 0.25."""
+    """How often the reward model chooses as the known reward does; chance is 0.25.
+
+    They choose among four responses of the policy that are not all equal.
+    """
     policy, task = trainer.policy, trainer.hparams.task
     reward_model = trainer.networks['reward_model']
     assert isinstance(reward_model, RewardModel)

@@ -1,5 +1,7 @@
-"""The picture of `figures --online`: what a policy attains against how often its reward model was
-trained anew."""
+"""The picture of `figures --online`.
+
+It shows what a policy attains against how often its reward model was trained anew.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,7 @@ def draw(path: str, rows: Rows, labels: int) -> None:
 
 
 def _draw(axes: Axes, rows: Rows, name: str) -> None:
-    """For each error of the labellers a line through the means of the seeds, and a band of their
-    range."""
+    """For each error of the labellers a line through the means of the seeds, and their range."""
     counts = sorted({row['retrainings'] for row in rows})
     for ((error,), of_error), colour in zip(groups(rows, 'error').items(), COLOURS):
         by_count = groups(of_error, 'retrainings')

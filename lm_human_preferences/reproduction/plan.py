@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, Self
 
 from lm_human_preferences import train_policy
 from lm_human_preferences.utils.core import ceil_div
@@ -15,18 +15,28 @@ HORIZON = 10_000  # the paper's; the KL coefficient starts near the right value,
 
 
 @dataclasses.dataclass(frozen=True)
-class Scale:
+class Seeds:
+    """How often runs are repeated. seeds: runs of each kind."""
+
+    seeds: int
+
+    def with_seeds(self, seeds: int | None) -> Self:
+        """The same with so many runs of each kind; None: as many as it has."""
+        return self if seeds is None else dataclasses.replace(self, seeds=seeds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale(Seeds):
     """How much is run.
 
     labels: sizes of label sets. targets: KLs in nats. curve: the one of Figure 2. episodes:
-    budgets. seeds: runs of each kind.
+    budgets.
     """
 
     labels: tuple[int, ...]
     targets: tuple[float, ...]
     curve: float
     episodes: tuple[int, ...]
-    seeds: int
 
 
 FULL = Scale(

@@ -25,10 +25,13 @@ from lm_human_preferences.errors import UserError
 
 @contextlib.contextmanager
 def pool(processes: int | None) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
-    """A pool for `finish`. Whatever ends this process, Ctrl-C or a kill, ends its workers."""
+    """A pool for `finish`. Whatever ends this process, Ctrl-C or a kill, ends its workers.
+
+    processes: how many, None for one per CPU that this process may use.
+    """
     spawn = multiprocessing.get_context('spawn')
     with concurrent.futures.ProcessPoolExecutor(
-        processes, mp_context=spawn, initializer=_set_up_worker
+        processes or len(os.sched_getaffinity(0)), mp_context=spawn, initializer=_set_up_worker
     ) as executor:
         try:
             yield executor

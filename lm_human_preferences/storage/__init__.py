@@ -18,6 +18,7 @@ from lm_human_preferences.storage.cache import (
     make_cache_folder,
     read_json,
     read_text,
+    without_bom,
 )
 from lm_human_preferences.storage.files import (
     append,
@@ -64,6 +65,7 @@ __all__ = [
     'staging_dir',
     'stat',
     'sync_directory',
+    'without_bom',
     'write',
     'write_bytes',
     'write_json',

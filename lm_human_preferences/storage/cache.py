@@ -47,11 +47,16 @@ def read_text(path: str) -> str:
 
 def read_json(path: str) -> Any:
     """The value in a JSON file, local or remote."""
-    text = read_text(path)
+    text = without_bom(read_text(path))
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as e:  # a number of thousands of digits is a ValueError
         raise StorageError(f'{path} is not JSON: {e}') from e
+
+
+def without_bom(text: str) -> str:
+    """`text` without the mark that programs on Windows put before UTF-8, and JSON does not know."""
+    return text.removeprefix('\ufeff')
 
 
 def exists(path: str) -> bool:

@@ -273,8 +273,10 @@ class RewardHealth(HealthMonitor):
 
 
 class RetrainingHealth(HealthMonitor):
-    """Watches the reward models that are trained anew while a policy trains; see
-    retraining_alarms."""
+    """Watches the reward models that are trained anew while a policy trains.
+
+    See retraining_alarms.
+    """
 
     def alarms(self, step: int, stats: Mapping[str, float]) -> list[Alarm]:
         """None: a step of the policy tells nothing of its reward model."""

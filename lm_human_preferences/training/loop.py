@@ -27,8 +27,10 @@ class Trainer(checkpointing.Trainer, Protocol):
 
 
 class Hook(contextlib.AbstractContextManager):
-    """What happens besides the steps: entered before the first and left after the last, or at an
-    error."""
+    """What happens besides the steps.
+
+    It is entered before the first one and left after the last, or at an error.
+    """
 
     def before_step(self, step: int) -> None:
         """step: how many steps are done, and so the number of the next one, from 0."""
@@ -46,8 +48,7 @@ class Hook(contextlib.AbstractContextManager):
 
 
 def training_loop(trainer: Trainer, hooks: Sequence[Hook]) -> None:
-    """Take the steps that are left, and call each hook before and after every step, in the order
-    given."""
+    """Take the steps that are left, and call each hook before and after every step, in order."""
     with contextlib.ExitStack() as stack:
         stack.callback(trainer.logger.close)
         for hook in hooks:

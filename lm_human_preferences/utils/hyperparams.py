@@ -113,11 +113,11 @@ class HParams:
         self.override_from_nested_dict(json.loads(s))
 
     def override_from_dict(self, flat_dict: dict[str, Any], separator: str = '.') -> None:
-        """Override from {'x.y': 1}. 'on' makes a fresh group and those that hold it, 'off' makes it
-        None.
+        """Override from {'x.y': 1}.
 
-        A field of a group that is off is an AttributeError; groups that are on keep their values
-        (the original made those around the one switched on anew).
+        'on' makes a fresh group and those that hold it, 'off' makes it None. A field of a group
+        that is off is an AttributeError; groups that are on keep their values (the original made
+        those around the one switched on anew).
         """
         flat_dict = {self._current(key, separator): value for key, value in flat_dict.items()}
         groups = {key: group_class(self._field(key, separator).type) for key in flat_dict}
@@ -161,8 +161,9 @@ class HParams:
             getattr(self, name).override_from_nested_dict(value)
 
     def to_nested_dict(self, *, recorded_only: bool = False) -> dict[str, Any]:
-        """What override_from_nested_dict takes: fields that the original has too, others unless at
-        their default.
+        """What override_from_nested_dict takes.
+
+        It has the fields that the original has too, and others unless at their default.
 
         recorded_only: leave out the options that are about one start of the program, see `option`.
         """

@@ -89,7 +89,7 @@ def test_scores(reward_model, tmp_path):
         ['chosen', 'rejected'],
         ['sample0', 'sample1', 'sample2'],
     ]
-    model = reward_on_labels.load(str(reward_model[0]))
+    model = reward_on_labels.load(reward_on_labels.saved_model(str(reward_model[0])))
     tokeniser = tokenise.Tokeniser(model.encoder, 5, 3, 'refuse')
     label = records.TextLabel(query, ('very good', 'dull', 'great', 'awful indeed', ''), None)
     tokens = tokeniser.question(label, list('abcde'), 'here')
@@ -143,6 +143,8 @@ def test_mistakes_of_score_are_one_line(reward_model, tmp_path):
     assert 'more than the' in error_of(invoke(f'score {run} {path} --query_length 5000'))
     write_lines(path, [3])
     assert 'is a int, not an object' in error_of(invoke(f'score {run} {path}'))
+    write_lines(path, [{'prompt': 'a', 'chosen': 'b', 'annotations': []}])
+    assert "'chosen' and 'rejected' must both be texts" in error_of(invoke(f'score {run} {path}'))
     assert 't.jsonx' in error_of(invoke(f'score {run} {tmp_path}/t.jsonx'))
 
 
@@ -167,6 +169,16 @@ def test_preferences_become_a_folder_and_come_back(tmp_path):
     key = lambda pair: tuple(pair.values())  # noqa: E731
     assert sorted(back, key=key) == sorted(distinct, key=key)
     assert 'would be read' not in result.stdout and 'preferences are in' in result.stdout
+
+
+def test_an_answer_that_has_changed_is_brought_in_and_counts(tmp_path):
+    given = {'query': 'the film was', 'sample0': 'good', 'sample1': 'bad'}
+    file = tmp_path / 'labels.jsonl'
+    words = f'import_labels mock_sentiment {file} {tmp_path}/f --labels.type best_of_2'
+    for best, added in ((0, 1), (1, 1), (1, 0)):
+        write_lines(file, [{**given, 'best': best}])
+        assert f'{added} answers of imported added' in run(words).stdout
+        assert [a.value for a in LabelFolder(str(tmp_path / 'f')).counted()] == [best]
 
 
 def test_a_label_file_has_the_tokens_that_training_would_have(tmp_path):
@@ -217,7 +229,8 @@ def test_mistakes_of_import_are_one_line(tmp_path):
     assert 'none.jsonl' in error('--labels.type best_of_2', file=tmp_path / 'none.jsonl')
     (tmp_path / 'empty.json').write_text('[]')
     assert 'holds no label' in error('--labels.type best_of_2', file=tmp_path / 'empty.json')
-    assert not (tmp_path / 'f').exists()
+    assert 'the name of a label file ends in .json' in error('', output='f.jsonl')
+    assert not (tmp_path / 'f').exists() and not (tmp_path / 'f.jsonl').exists()
 
 
 # ---------------------------------------------------------------- the report
@@ -266,6 +279,11 @@ def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
     make_folder(tmp_path / 'letters', 2)
     assert "its encoding is 'reviews'" in error_of(
         invoke(f'labels {tmp_path}/letters --reward {reward_model[0]}')
+    )
+    lengths = {'query_length': 2000, 'response_length': 4}
+    make_folder(tmp_path / 'long', 1, task={'encoding': 'reviews', 'task': lengths})
+    assert 'a query with a response of' in error_of(
+        invoke(f'labels {tmp_path}/long --reward {reward_model[0]}')
     )
 
 
@@ -317,6 +335,10 @@ def test_mistakes_of_questions_are_one_line(tmp_path):
     assert '--questions and --against' in error_of(
         invoke(f'{words} --questions {own} --against {tmp_path}')
     )
+    unused = invoke(f'{words} --questions {own} --policy {tmp_path}')
+    assert 'nothing is sampled where --questions says' in error_of(unused)
+    unused = invoke(f'{words} --gold {own} --repeated 0.5')
+    assert 'every labeller gets the questions of --gold' in error_of(unused)
 
 
 def test_known_answers_are_those_of_the_known_reward():

@@ -183,11 +183,21 @@ def bpe_encodings():
 # ---------------------------------------------------------------- mistakes
 
 
+def test_a_damaged_question_is_left_out(tmp_path):
+    make_folder(tmp_path / 'f', 3)
+    file = tmp_path / 'f/questions.jsonl'
+    file.write_bytes(file.read_bytes().replace(b'"sample2": [', b'"sample2": [1, ', 1))
+    printed = press(tmp_path / 'f', '11')
+    assert 'Saved: 2 answers' in printed and 'Nothing is left' in printed
+
+
 def test_mistakes_are_one_line(tmp_path):
     assert error_of(invoke(f'label {tmp_path}/none --labeller a')) == (
         f'{tmp_path}/none is no folder of labels: it has no task.json; ./launch.py ask EXPERIMENT'
         f' {tmp_path}/none makes one'
     )
+    for command in ('label az://account/box/f --labeller a', 'labels az://account/box/f'):
+        assert 'az://account/box/f is remote, and a folder' in error_of(invoke(command))
     make_folder(tmp_path / 'f')
     assert '--labeller NAME is missing' in error_of(invoke(f'label {tmp_path}/f'))
     assert "--labeller 'a.b'" in error_of(invoke(f'label {tmp_path}/f --labeller a.b'))

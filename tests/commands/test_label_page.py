@@ -400,6 +400,26 @@ def test_the_link_and_the_cookie_outlive_the_server(path):
     assert (path / 'page.key').stat().st_mode & 0o777 == 0o600
 
 
+def test_what_was_given_before_a_restart_may_be_given_again_and_both_answers_are_kept(tmp_path):
+    write_texts(tmp_path / 'f', [('the only question', 'a', 'b', 'c', 'd')])
+    with served(tmp_path / 'f', 'anna', 'bob') as (page, anna, bob):
+        port = page.port
+        (question,) = anna.questions()
+        assert bob.questions() == []
+        anna.close()  # as the page does that tries again
+    with served(tmp_path / 'f', 'anna', 'bob', port=port) as (_, _, bob):
+        (again,) = bob.questions()
+        assert again['id'] == question['id']
+        assert anna.post('/questions', held=[question['id']], count=0)[1]['lost'] == [
+            question['id']
+        ]
+        assert anna.answer(question['id'])[0] == bob.answer(question['id'])[0] == 200
+        anna.close()
+    folder = LabelFolder(str(tmp_path / 'f'))
+    assert len(written(tmp_path / 'f')) == 2
+    assert [answer.labeller for answer in folder.counted()] == ['anna']
+
+
 def test_a_full_disk_is_told_and_what_comes_later_fits(path):
     notes = []
     with served(path, 'anna', notes=notes) as (_, anna):
@@ -501,8 +521,11 @@ def test_links_are_new_where_others_could_read_the_key(path):
     notes = []
     with served(path, 'anna', notes=notes) as (page, _):
         assert page.links['anna'].partition('#')[2] != links['anna'].partition('#')[2]
-    assert 'all links are new' in notes[0]
+    assert 'could be read by others: all links are new' in notes[0]
     assert (path / 'page.key').stat().st_mode & 0o777 == 0o600
+    (path / 'page.key').write_text('nonsense')
+    with served(path, 'anna', notes=notes):
+        assert 'is damaged: all links are new' in notes[1]
     (path / 'page.key').unlink()
     (path / 'page.key').symlink_to('/etc/passwd')
     assert 'page.key cannot be used' in error_of(path, 'anna')

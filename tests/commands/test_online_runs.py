@@ -480,7 +480,7 @@ def test_figures_of_labels_while_the_policy_trains(tmp_path, monkeypatch):
 
 
 def test_online_figures_differ_in_what_they_say():
-    plan = online.plan(online.FULL)
+    plan = online.runs_of(online.FULL)
     assert len(plan) == len(set(plan)) == 3 * 2 * 5
     for run in plan:
         hparams = run.hparams(resolved('train_policy', 'mock_sentiment'), online.FULL)

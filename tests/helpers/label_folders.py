@@ -1,5 +1,6 @@
-"""Folders of labels that tests make, without a model."""
+"""Folders of labels that tests and benchmarks make, without a model."""
 
+import itertools
 import random
 
 from lm_human_preferences.labels.folder import QuestionWriter
@@ -17,24 +18,33 @@ HEADER = {
     'part': 'train',
     'texts_read': 1,
 }
+AT_ONCE = 1000  # questions that are written at a time
 
 
-def questions(count, seed=0, samples=4):
-    """Questions of random tokens, {field: token ids}, no two of them alike."""
+def random_questions(seed=0, samples=4, task=TASK['task'], tokens=26):
+    """Yield questions of random tokens, {field: token ids}, without end, no two of them alike."""
     rng = random.Random(seed)
     names = ['sample'] if samples == 1 else [f'sample{i}' for i in range(samples)]
-    return [
-        {
-            'query': [rng.randrange(26) for _ in range(3)],
-            **{name: [rng.randrange(26) for _ in range(4)] for name in names},
-        }
-        for _ in range(count)
-    ]
+    lengths = {'query': task['query_length'], **dict.fromkeys(names, task['response_length'])}
+    while True:
+        yield {name: rng.choices(range(tokens), k=length) for name, length in lengths.items()}
 
 
-def make_folder(path, count=3, *, task=None, seed=0, samples=4, **header):
-    """A folder at `path` with `count` more questions; header: what differs from HEADER."""
-    with QuestionWriter(str(path), {**TASK, **(task or {})}) as writer:
-        given = {**HEADER, 'policies': ['initial'] * samples, **header}
-        writer.add(questions(count, seed, samples), [given] * count)
+def questions(count, seed=0):
+    """The first of random_questions."""
+    return list(itertools.islice(random_questions(seed), count))
+
+
+def make_folder(path, count=3, *, task=None, seed=0, samples=4, tokens=26, **header):
+    """A folder at `path` with `count` more questions.
+
+    task: what differs from TASK. tokens: how many there are. header: what differs from HEADER.
+    """
+    task = {**TASK, **(task or {})}
+    header = {**HEADER, 'policies': ['initial'] * samples, **header}
+    new = random_questions(seed, samples, task['task'], tokens)
+    with QuestionWriter(str(path), task) as writer:
+        for start in range(0, count, AT_ONCE):
+            some = list(itertools.islice(new, min(AT_ONCE, count - start)))
+            writer.add(some, [header] * len(some))
         return writer.folder

@@ -1,14 +1,17 @@
 """Policies and reward models out of the original's run directories, against
 original_save_dir_*_inputs/analyze.npz."""
 
+import json
 import re
 
 import pytest
+from command_line import invoke
 from compare import assert_close, assert_equal, tokens
 from golden_data import found, load_json, load_npz, require, require_bpe, under
 from trainers import hparams_of
 
 from lm_human_preferences import lm_tasks
+from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import TrainedRewardModel
@@ -70,6 +73,39 @@ def test_rewards(run):
         assert_close(scores, arrays[key], rtol=1e-5, atol=ATOL, name=key)
     assert_close(model.reward_gain, arrays['reward_gain'], rtol=0)
     assert_close(model.reward_bias, arrays['reward_bias'], rtol=0)
+
+
+def test_score_with_a_published_reward_model(server, blobs, tmp_path):
+    """`./launch.py score` gives what was recorded, by the original's run in the public storage."""
+    directory = require('original_save_dir_test')
+    arrays = load_npz('original_save_dir_test_inputs', 'analyze.npz')
+    published = blobs['openaipublic/lm-human-preferences']
+    for file in directory.rglob('*'):
+        if file.is_file():
+            published[f'runs/test/{file.relative_to(directory)}'] = file.read_bytes()
+    for name in [name for name in published if name.startswith('runs/test/reward_model/')]:
+        published[name.replace('runs/test', 'runs/bare')] = published[name]
+    encoder = encodings.Test.get_encoder()
+    text = lambda ids: encoder.decode(ids[ids != encoder.padding_token])  # noqa: E731
+    texts = tmp_path / 'texts.jsonl'
+    records = [
+        {'query': text(query), 'response': text(response)}
+        for query, response in zip(arrays['queries'], arrays['responses'], strict=True)
+    ]
+    texts.write_text(''.join(f'{json.dumps(record)}\n' for record in records))
+    run = 'az://openaipublic/lm-human-preferences/runs/test'
+    for path in (run, f'{run}/reward_model', run.replace('az://openaipublic', 'gs:/')):
+        result = invoke(f'score {path} {texts}')
+        assert result.exit_code == 0, result.output
+        scores = [json.loads(line)['score'] for line in result.stdout.splitlines()]
+        assert_close(scores, arrays['rewards'], rtol=1e-5, atol=ATOL, name=path)
+    # Where the settings of the run are not there, the lengths of the texts are to be given.
+    words = f'score az://openaipublic/lm-human-preferences/runs/bare/reward_model {texts}'
+    result = invoke(words)
+    assert result.exit_code == 2
+    assert 'give --query_length and --response_length' in result.stderr.splitlines()[-1]
+    with_lengths = invoke(f'{words} --query_length 3 --response_length 4')
+    assert [json.loads(line)['score'] for line in with_lengths.stdout.splitlines()] == scores
 
 
 def test_a_saved_policy_can_start_another_run(run):

@@ -456,6 +456,26 @@ def test_lines_that_are_no_answers(tmp_path, text):
         LabelFolder(str(tmp_path / 'f'))
 
 
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        ({'gold': 'x'}, 'gold must be a number'),
+        ({'policies': ['initial']}, 'policies must name the policy of each of 4 samples'),
+        ({'policies': 3}, 'is no question'),
+        ({'labellers': None}, 'is no question'),
+    ],
+)
+def test_damaged_questions_are_named_by_file_and_line(tmp_path, change, message):
+    make_folder(tmp_path / 'f', 1)
+    file = tmp_path / 'f/questions.jsonl'
+    record = json.loads(file.read_text())
+    tokens = {name: record.pop(name) for name in ('query', *(f'sample{i}' for i in range(4)))}
+    file.write_text(json.dumps({**record, **change, **tokens}) + '\n')
+    with pytest.raises(UserError, match=message) as error:
+        LabelFolder(str(tmp_path / 'f'))
+    assert 'questions.jsonl, line 1 is' in str(error.value)
+
+
 def test_changed_tokens_are_noticed(tmp_path):
     path = tmp_path / 'f'
     opened = make_folder(path, 1)

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import hashlib
 import json
 import random
 
@@ -99,7 +100,26 @@ def test_label_studio():
         'left', {'text1': 'a', 'text2': 'b'}, 'txt-1,txt-2', completed_by={'email': 'a@b.c'}
     )
     (label,) = records.parse(task, 'here', 'best_of_2')
-    assert label == TextLabel('', ('a', 'b'), 0, 'annotator-a-b-c', 4.125)
+    digest = hashlib.sha256(b'a@b.c').hexdigest()[:8]
+    assert label == TextLabel('', ('a', 'b'), 0, f'annotator-a-b-c-{digest}', 4.125)
+
+
+def test_annotators_whose_addresses_look_alike_are_different_labellers():
+    people = [
+        'a.b@example.com',
+        'a-b@example.com',
+        'a-very-long-name-of-somebody-1',
+        'a-very-long-name-of-somebody-2',
+    ]
+    names = {
+        label.labeller
+        for email in people
+        for label in records.parse(
+            task_of_label_studio(completed_by={'email': email}), 'here', 'best_of_2'
+        )
+    }
+    assert len(names) == len(people)
+    assert all(LABELLER.fullmatch(name) for name in names)
 
 
 def test_label_studio_with_several_annotations_and_skips():
@@ -115,6 +135,8 @@ def test_label_studio_with_several_annotations_and_skips():
         ('annotator-0', 0, 4.125),
         ('annotator-2', 1, 0.0),
     ]
+    third['lead_time'] = 10**400  # which no float can hold
+    assert records.parse(task, 'here', 'best_of_2')[1].seconds == 0.0
     assert records.parse({**task, 'annotations': []}, 'here', 'best_of_2') == []
 
 
@@ -145,6 +167,12 @@ def test_what_is_no_record(record, message):
     with pytest.raises(UserError, match='^here') as error:
         records.parse(record, 'here', 'best_of_2')
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize('score', [10**400, True, None, '3'])
+def test_what_is_no_score(score):
+    with pytest.raises(UserError, match="^here, field 'score' must be a number"):
+        records.parse({'query': 'a', 'sample': 'b', 'score': score}, 'here', 'scalar_rating')
 
 
 def test_pairs_need_the_type_of_pairs():
@@ -249,6 +277,18 @@ def test_a_json_array_and_lines_are_the_same(tmp_path):
     )
     assert array.keys() == lines.keys()
     assert all(values.tolist() == lines[field].tolist() for field, values in array.items())
+
+
+def test_empty_lines_and_the_mark_of_windows_are_passed_over(tmp_path):
+    text = f'\n{json.dumps(SHORT)}\r\n\r\n{json.dumps(SHORT)}\n\n'
+    (tmp_path / 'a.jsonl').write_text(text, encoding='utf-8-sig')
+    found = records.read(str(tmp_path / 'a.jsonl'))
+    assert [where.rpartition(', ')[2] for where, _ in found] == ['line 2', 'line 4']
+    (tmp_path / 'a.json').write_text(json.dumps([SHORT, SHORT]), encoding='utf-8-sig')
+    array = records.read(str(tmp_path / 'a.json'))
+    assert [record for _, record in found] == [record for _, record in array] == [SHORT, SHORT]
+    (tmp_path / 'empty.jsonl').write_text('')
+    assert records.read(str(tmp_path / 'empty.jsonl')) == []
 
 
 def test_token_ids_one_a_line_are_read_too(tmp_path):

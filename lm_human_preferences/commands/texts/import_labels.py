@@ -12,7 +12,8 @@ from lm_human_preferences.commands.ask import check_folder, task_record
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
 from lm_human_preferences.labels.answers import answer_field
-from lm_human_preferences.labels.folder import LABELLER, QuestionWriter
+from lm_human_preferences.labels.folder import QuestionWriter
+from lm_human_preferences.labels.labeller import check_name
 from lm_human_preferences.labels.texts import into_folder, records, tokenise
 from lm_human_preferences.storage import outputs
 
@@ -24,13 +25,14 @@ def import_labels(reward_hparams: HParams, file: str, output: str, labeller: str
     are used. output: a label file if its name ends in .json, else a folder of labels. labeller:
     under whose name a folder keeps answers that do not say whose they are.
     """
+    if output.endswith('.jsonl'):
+        raise UserError(f'OUTPUT {output}: the name of a label file ends in .json')
     is_file = output.endswith('.json')
     if is_file:
         outputs.check_new_file('OUTPUT', output)
     else:
         check_folder(output)
-    if not LABELLER.fullmatch(labeller):
-        raise UserError(f'--labeller {labeller!r:.80}: give up to 32 letters, digits, _ and -')
+    check_name(labeller)
     encoding = lm_tasks.initial_encoding(reward_hparams.task.policy.initial_model)
     labels, notes = tokenise.tokenise(records.read(file), reward_hparams, encoding)
     if not labels:

@@ -12,7 +12,7 @@ import torch
 
 from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation.reward_on_labels import RECORD, load, record_of
+from lm_human_preferences.evaluation.reward_on_labels import RECORD, load, record_of, saved_model
 from lm_human_preferences.labels.texts import records
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
 from lm_human_preferences.rewards import TrainedRewardModel
@@ -33,24 +33,24 @@ def score(
     query_length: int | None = None,
     response_length: int | None = None,
 ) -> None:
-    """Print the scores of the texts in `file`, a JSON object for each record; the whole of
-    `./launch.py score`.
+    """Print the scores of the texts in `file`: the whole of `./launch.py score`.
 
-    run: a run with a reward model, or the reward model's directory, local or remote. The other
-    arguments: see hparams.labelling.ScoreHParams.
+    A JSON object is printed for each record. run: a run with a reward model, or the reward model's
+    directory, local or remote. The other arguments: see hparams.labelling.ScoreHParams.
     """
     found = records.read(file)
-    with warnings_only():
-        model = load(run)
+    saved = saved_model(run)
     lengths = _lengths(run, query_length, response_length)
-    n_ctx = model.model.hparams.n_ctx
+    n_ctx = saved.hparams().n_ctx
     if sum(lengths) > n_ctx:
         raise UserError(
             f'--query_length {lengths[0]} + --response_length {lengths[1]} are more than the'
             f' {n_ctx} tokens that the reward model takes'
         )
-    tokeniser = Tokeniser(model.encoder, *lengths, too_long, option='--too_long')
+    tokeniser = Tokeniser(saved.encoding.get_encoder(), *lengths, too_long, option='--too_long')
     scored = [_tokens(record, where, tokeniser) for where, record in found]
+    with warnings_only():
+        model = load(saved)  # last, as it may be a large download
     scores = _scores(model, [each.tokens for each in scored if each.tokens], batch_size)
     for names, tokens in scored:
         values = [None if tokens is None else next(scores) for _ in names]
@@ -88,7 +88,7 @@ def _tokens(record: Any, where: str, tokeniser: Tokeniser) -> Scored:
 def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
     """The query of a record and its responses, by the names that their scores get."""
     if isinstance(record, dict) and 'chosen' in record:
-        (label,) = records.parse(record, where, 'best_of_2')
+        label = records.preference(record, where)
         return label.query, dict(zip(('chosen', 'rejected'), label.samples, strict=True))
     if not isinstance(record, dict):
         raise UserError(f'{where} is a {type(record).__name__}, not an object')

@@ -61,8 +61,9 @@ class KeyFile:
         text = self._file.read(128)
         if KEY.fullmatch(text) and was_private:
             return bytes.fromhex(text.decode())
-        if text and not was_private:
-            self.notes.append(f'note: others could read {path}: all links are new')
+        if text:
+            reason = 'is damaged' if was_private else 'could be read by others'
+            self.notes.append(f'note: {path} {reason}: all links are new')
         key = secrets.token_bytes(32)
         self._file.truncate(0)
         storage.append(self._file, f'{key.hex()}\n'.encode(), sync=True)

@@ -57,11 +57,11 @@ def add_questions(
 
 
 def add_answers(questions: Questions, folder: LabelFolder, labeller: str) -> dict[str, int]:
-    """Record the answers to `questions`, which are in the folder; returns how many of each labeller
-    were added.
+    """Record the answers to `questions`, which are in the folder.
 
-    labeller: who has given those that do not say it. An answer that was brought in before is not
-    added again.
+    Returns how many of each labeller were added. labeller: who has given those that do not say it.
+    An answer that was brought in before is not added again; one that has changed since then is, and
+    counts from then on.
     """
     now = time.time()
     answers: dict[str, list[Answer]] = {}
@@ -71,7 +71,7 @@ def add_answers(questions: Questions, folder: LabelFolder, labeller: str) -> dic
         given[name, id] += 1
         count = len(label.samples)
         answer = Answer(
-            uuid=str(uuids.uuid5(UUIDS, f'{name}/{id}/{given[name, id]}')),
+            uuid=str(uuids.uuid5(UUIDS, f'{name}/{id}/{given[name, id]}/{label.answer}')),
             labeller=name,
             question=id,
             value=label.answer,

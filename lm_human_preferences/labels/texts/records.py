@@ -13,16 +13,16 @@ A file is a JSON array of records, or has one a line if its name ends in .jsonl.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
-import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels.answers import answer_field, sample_names
+from lm_human_preferences.labels.answers import answer_field, is_number, sample_names
 
 PROMPTS = ('prompt', 'query', 'question')  # where a task of Label Studio may have its query
 # The last turn of a dialogue in one string, as in the data set hh-rlhf.
@@ -47,8 +47,10 @@ class TextLabel:
 
 
 def read(path: str) -> list[tuple[str, Any]]:
-    """The records of a local or remote file, each with where it is; UserError for what is not
-    JSON."""
+    """The records of a local or remote file, each with where it is.
+
+    Empty lines are passed over. UserError for what is not JSON.
+    """
     if not path.endswith('.jsonl'):
         records = storage.read_json(path)
         if not isinstance(records, list):
@@ -57,7 +59,10 @@ def read(path: str) -> list[tuple[str, Any]]:
             )
         return [(f'{path}, label {index}', record) for index, record in enumerate(records)]
     found = []
-    for number, line in enumerate(storage.read_text(path).rstrip().split('\n'), start=1):
+    text = storage.without_bom(storage.read_text(path))
+    for number, line in enumerate(text.split('\n'), start=1):
+        if not line.strip():
+            continue
         where = f'{path}, line {number}'
         try:
             found.append((where, json.loads(line)))
@@ -88,7 +93,7 @@ def parse(
         return list(_of_label_studio(record, where))
     if 'chosen' in record or 'rejected' in record:
         _check_pairs(label_type, where)
-        return [_of_preference(record, where)]
+        return [preference(record, where)]
     if isinstance(record.get('query'), str):
         return [_of_label(record, where, label_type, needs_answer)]
     raise UserError(
@@ -129,7 +134,7 @@ def _checked_answer(value: Any, field: str, count: int, where: str) -> float:
             return value
         expected = f'a whole number from 0 to {count - 1}'
     else:
-        if type(value) in (int, float) and math.isfinite(value):
+        if is_number(value):
             return value
         expected = 'a number'
     raise UserError(f'{where}, field {field!r} must be {expected}, not {value!r:.80}')
@@ -138,7 +143,8 @@ def _checked_answer(value: Any, field: str, count: int, where: str) -> float:
 # ---------------------------------------------------------------- preferences
 
 
-def _of_preference(record: dict[str, Any], where: str) -> TextLabel:
+def preference(record: dict[str, Any], where: str) -> TextLabel:
+    """The label in a record of a chosen and a rejected response; UserError if it is none."""
     chosen, rejected = record.get('chosen'), record.get('rejected')
     if isinstance(chosen, str) and isinstance(rejected, str):
         query, samples = _of_strings(record, chosen, rejected, where)
@@ -276,15 +282,20 @@ def _compared(result: dict[str, Any], data: dict[str, Any], where: str) -> tuple
 
 
 def _annotator(completed_by: Any) -> str | None:
-    """The name of a labeller, for the number or the record of a user of Label Studio."""
+    """The name of a labeller, for the number or the record of a user of Label Studio.
+
+    A digest keeps those apart whose addresses would look alike.
+    """
     if isinstance(completed_by, dict):
         completed_by = completed_by.get('id', completed_by.get('email'))
     if completed_by is None:
         return None
-    return 'annotator-' + re.sub(r'[^A-Za-z0-9_-]', '-', str(completed_by))[:20]
+    user = str(completed_by)
+    name = re.sub(r'[^A-Za-z0-9_-]', '-', user)
+    if name != user or len(name) > 22:
+        name = f'{name[:13]}-{hashlib.sha256(user.encode()).hexdigest()[:8]}'
+    return f'annotator-{name}'
 
 
 def _seconds(lead_time: Any) -> float:
-    if type(lead_time) in (int, float) and math.isfinite(lead_time):
-        return float(lead_time)
-    return 0.0
+    return float(lead_time) if is_number(lead_time) else 0.0

@@ -127,11 +127,11 @@ def tokenise(
     *,
     needs_answer: bool = True,
 ) -> tuple[list[tuple[TextLabel, dict[str, list[int]]]], list[str]]:
-    """The labels in records of texts, each with its question {field: token ids}, and lines that
-    tell the user of what did not fit.
+    """The labels in records of texts, each with its question {field: token ids}.
 
-    found: (where it is, record) of each. hparams: train_reward's. needs_answer: whether a record
-    must have one. UserError, which says where, for what is of no known format.
+    Also lines that tell the user of what did not fit. found: (where it is, record) of each.
+    hparams: train_reward's. needs_answer: whether a record must have one. UserError, which says
+    where, for what is of no known format.
     """
     label_type, task = hparams.labels.type, hparams.task
     if not LABEL_TYPE.fullmatch(label_type):
