@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import plans, session, storage
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.online import PEOPLE
 from lm_human_preferences.labels import simulated_labeller
 from lm_human_preferences.labels.answers import INSTRUCTIONS, answer_field
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder, QuestionWriter
@@ -178,7 +179,7 @@ class Collection(Hook):
             labels=self.source_of_queries,
         )
         simulated = []
-        if self.online.source != 'people':
+        if self.online.source != PEOPLE:
             count = self.online.labellers if self.online.repeated else 1
             for number in range(1, count + 1):
                 labeller = Labeller(writer.folder, f'{self.online.source}{number}')
@@ -354,7 +355,7 @@ class Desk:
         elif decided.digest != batch.digest:
             raise UserError(
                 f'{folder.path}: answers from which a reward model has learned were changed;'
-                ' restore the files, or begin again with --overwrite'
+                ' restore the files, or begin again under another NAME'
             )
         before = self.decisions.last_batch_before(step)
         new, wins = None, given.Wins(0, 0)
