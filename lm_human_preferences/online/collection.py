@@ -339,7 +339,7 @@ class Desk:
         """What the reward model learns from before `step`: as it was decided before an
         interruption, else all that is there."""
         decided = self.decisions.batches.get(step)
-        lines = decided.answers if decided else given.lines_read(self.folder)
+        lines = decided.answers if decided else self.folder.lines_read()
         folder = LabelFolder(self.folder.path, lines)
         answers = given.collected(folder)
         batch = Batch(

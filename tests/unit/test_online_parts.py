@@ -279,7 +279,7 @@ def test_answers_in_the_order_of_questions(folder):
     assert given.answered(folder) == 2 and given.retired(folder) == 0
     wins = given.policy_wins(folder, answers)
     assert (wins.wins, wins.comparisons, wins.rate) == (1, 1, 1.0)
-    assert given.lines_read(folder) == {'anna': 2, 'ben': 2}
+    assert folder.lines_read() == {'anna': 2, 'ben': 2}
 
 
 def test_a_folder_as_it_was(folder):
