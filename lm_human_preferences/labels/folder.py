@@ -11,7 +11,7 @@ Each file has one writer at a time. Lines are only ever added (labels/json_lines
 number of readers may follow a folder while people answer.
 
 A question is asked of one labeller, or of several where its `labellers` says so. Two skips retire
-it, but for a gold one, which everybody answers. Of a labeller's answers to a question the last one counts.
+it, but for a gold one. Of a labeller's answers to a question the last one counts.
 """
 
 from __future__ import annotations

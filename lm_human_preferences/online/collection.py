@@ -12,7 +12,7 @@ import dataclasses
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import plans, session, storage
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 POLL_SECONDS = 1.0  # between two looks for answers
 REPORT_SECONDS = 60.0  # between two lines about them
 HOUR = 3600.0
+# From a training of the reward model until the KL divergence tells of it: a step whose samples are
+# from before, and which learns from it, and the step after that.
+STEPS_TO_REACT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +214,14 @@ class Collection(Hook):
         self._wait(step)
         if self.schedule.is_trained_at(step):
             self._train(step)
+
+    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
+        """Log the KL coefficient as soon as the controller has seen a KL divergence that a new
+        reward model had a part in: that of the second step after its training."""
+        begun = step - STEPS_TO_REACT
+        if begun >= 0 and self.schedule.is_trained_at(begun):
+            after = {'kl_coef_after': self.trainer.kl_ctl.value}
+            self.trainer.logger.log(after, step - 1, tag_prefix=progress.TAG)
 
     def _wait(self, step: int) -> None:
         """Return when l(n) labels are there; all ranks look at the same time."""

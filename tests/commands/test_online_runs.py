@@ -108,11 +108,13 @@ def test_tensorboard_and_console_tell_of_each_model(live):
         assert events[f'online/{name}'] == expected
     steps = [0, *RETRAINED]
     assert [step for step, _ in events['online/loss']] == steps
-    assert [step for step, _ in events['online/kl_coef']] == steps
     assert [step for step, _ in events['online/own_accuracy']] == [2, 3, 6]  # at 4 nobody was asked
     assert all(0 <= value <= 1 for _, value in events['online/policy_wins'])
     coefs = dict(events['objective/kl_coef'])
-    assert all(value == coefs[step] for step, value in events['online/kl_coef'])
+    assert events['online/kl_coef_before'] == [(step, coefs[step]) for step in steps]
+    # The first step after a training has samples of the policy as it was; the second has not.
+    after = [(step + 1, coefs[step + 2]) for step in steps]
+    assert events['online/kl_coef_after'] == after and len({value for _, value in after}) == 5
     said = (live.parent / 'said').read_text()
     assert 'reward model 2 of 5, before step 3: ' in said and 'the last one' in said
 

@@ -424,7 +424,7 @@ def test_the_line_of_a_training():
         'own_accuracy': 0.75,
         'policy_wins': 0.75,
         'comparisons': 4,
-        'kl_coef': 0.15,
+        'kl_coef_before': 0.15,
     }
 
 
