@@ -7,7 +7,6 @@ import http.client
 import re
 import shlex
 import shutil
-import threading
 import time
 from collections import Counter
 
@@ -21,7 +20,9 @@ from launched import REPOSITORY, Launch, eventually, needs_mpi
 from online_runs import (
     RETRAINED,
     WORDS,
+    alike,
     lines_of,
+    meanwhile,
     models_of,
     online_hparams,
     online_result,
@@ -179,28 +180,6 @@ def simulated(tmp_path_factory, one_by_one):
     directory = tmp_path_factory.mktemp('simulated') / 'run'
     train(directory, **ALIKE, rewards__online__error=0.0)
     return directory
-
-
-@contextlib.contextmanager
-def meanwhile(work, directory):
-    """Within the block, work(directory, done) goes on in a thread, until the event `done`."""
-    done = threading.Event()
-    thread = threading.Thread(target=work, args=(directory, done))
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def alike(directory):
-    """The result of a run, but for who has answered and when."""
-    result = online_result(directory)
-    (result['answers'],) = result['answers'].values()
-    used = models_of(directory)
-    result['labels/used.jsonl'] = [(line['step'], line['labels']) for line in used]
-    return {key: value for key, value in result.items() if key != 'labels/page.key'}
 
 
 def folder_when_asked(directory, count=24):
