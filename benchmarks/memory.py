@@ -13,6 +13,7 @@ before it builds its models. The time that the step takes is printed as well.
 
 import argparse
 import contextlib
+import functools
 import io
 import resource
 import subprocess
@@ -30,6 +31,7 @@ from lm_human_preferences.distributed import comm
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.training import precision
+from lm_human_preferences.training.optimizer import Adam
 
 STEPS = [
     'ppo --batch 16',
@@ -41,6 +43,8 @@ STEPS = [
     'reward --batch 8 --checkpointing',
     'reward --batch 8 --bf16',
     'reward --batch 32 --micro-batch-size 4',
+    'retraining --batch 8',
+    'retraining --batch 8 --bf16',
 ]
 
 
@@ -59,8 +63,8 @@ def ppo(args, common):
     return plans.policy_memory(hparams, workload.RandomModel(args.size).sizes, 1), build
 
 
-def reward(args, common):
-    """The same for a reward model and labels of the best of four, without sampling."""
+def reward_hparams(args, common):
+    """Of a step on labels of the best of four, without sampling."""
     hparams = train_reward.HParams()
     hparams.override_from_dict(
         {
@@ -75,23 +79,59 @@ def reward(args, common):
             'run.log_interval': 10**9,
         }
     )
+    return hparams
+
+
+def reward_trainer(args, hparams):
+    """A trainer of a reward model, and its step."""
+    reward_model = RewardModel(workload.RandomModel(args.size))
+    reward_model.model.gradient_checkpointing = args.checkpointing
+    trainer = train_reward.RewardModelTrainer(
+        reward_model=reward_model,
+        policy=Policy(workload.RandomModel(args.size)),
+        query_sampler=None,
+        labels=reward_step.labels(args.batch),
+        hparams=hparams,
+        comm=comm.init_comm(),
+    )
+    trainer.train_step = 1  # step 0 would print
+    return trainer, lambda: trainer.train_batch(range(args.batch), lr=5e-5)
+
+
+def reward(args, common):
+    """As `ppo`, for a reward model."""
+    hparams = reward_hparams(args, common)
 
     def build():
-        reward_model = RewardModel(workload.RandomModel(args.size))
-        policy = Policy(workload.RandomModel(args.size))
-        reward_model.model.gradient_checkpointing = args.checkpointing
-        trainer = train_reward.RewardModelTrainer(
-            reward_model=reward_model,
-            policy=policy,
-            query_sampler=None,
-            labels=reward_step.labels(args.batch),
-            hparams=hparams,
-            comm=comm.init_comm(),
-        )
-        trainer.train_step = 1  # step 0 would print
-        return trainer, lambda: trainer.train_batch(range(args.batch), lr=5e-5)
+        return reward_trainer(args, hparams)
 
     return plans.reward_memory(hparams, workload.RandomModel(args.size).sizes, 1), build
+
+
+def retraining(args, common):
+    """As `ppo`, for a reward model that is trained anew while a policy waits."""
+    hparams = ppo_update.hparams_of(args.batch)
+    hparams.override_from_dict(
+        {**common, 'rewards.online': 'on', 'rewards.online.labels': args.batch}
+    )
+    hparams.rewards.train_new_model = reward_hparams(args, common)
+
+    def build():
+        policy = Policy(workload.RandomModel(args.size))
+        optimizer = Adam(policy.tf_parameters(), comm=comm.init_comm())
+        optimizer.start_at(1)
+        for parameter in policy.get_params():
+            parameter.grad = torch.zeros_like(parameter)
+        trainer, step = reward_trainer(args, hparams.rewards.train_new_model)
+        return trainer, functools.partial(_step_beside, optimizer, step)
+
+    return plans.retraining_memory(hparams, workload.RandomModel(args.size).sizes, 1), build
+
+
+def _step_beside(optimizer, step):
+    """Take a step while an optimizer keeps what it has."""
+    step()
+    assert optimizer.state
 
 
 def memory_in_use():
@@ -108,7 +148,9 @@ def measure(args):
         'run.precision': 'bf16' if args.bf16 else 'fp32',
         'run.gradient_checkpointing': args.checkpointing,
     }
-    estimate, build = {'ppo': ppo, 'reward': reward}[args.step](args, common)
+    estimate, build = {'ppo': ppo, 'reward': reward, 'retraining': retraining}[args.step](
+        args, common
+    )
     precision.configure(common['run.precision'], torch.device('cpu'))
     before, _ = memory_in_use()
     trainer, step = build()
@@ -131,7 +173,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('step', nargs='?', choices=('ppo', 'reward'))
+    parser.add_argument('step', nargs='?', choices=('ppo', 'reward', 'retraining'))
     parser.add_argument('--size', choices=workload.SIZES, default='124M')
     parser.add_argument('--threads', type=int, default=2)
     parser.add_argument('--batch', type=int, default=16)

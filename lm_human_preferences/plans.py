@@ -11,6 +11,7 @@ from lm_human_preferences import label_types
 from lm_human_preferences.evaluation import measure
 from lm_human_preferences.hparams import train_policy, train_reward
 from lm_human_preferences.hparams.model import HParams as Sizes
+from lm_human_preferences.hparams.online import ASKED_AT_ONCE
 from lm_human_preferences.training.memory import MemoryEstimate
 from lm_human_preferences.training.networks import Networks
 from lm_human_preferences.utils.core import ceil_div, exact_div
@@ -39,14 +40,21 @@ def policy_memory(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -> Me
     rows = exact_div(hparams.ppo.batch_size, ranks)
     tokens = task.query_length + task.response_length
     networks = policy_networks(hparams)
+    sampled_rows = rows
+    if hparams.rewards.online is not None:
+        new_model = hparams.rewards.train_new_model
+        assert new_model is not None
+        # Rank 0 samples all responses of so many questions at a time.
+        sampled_rows = max(rows, ASKED_AT_ONCE * _responses_of(new_model))
     return MemoryEstimate(
         sizes,
         networks=len(networks.scopes),
-        learning=len(networks.learning) + len(networks.retrained),
+        learning=len(networks.learning),
+        retrained=len(networks.retrained),
         rows=rows // hparams.ppo.nminibatches,
         tokens=tokens,
         predicted=task.response_length,
-        sampled_rows=rows,
+        sampled_rows=sampled_rows,
         sampled_tokens=tokens,
         micro_batch_size=hparams.ppo.micro_batch_size,
         option='--ppo.micro_batch_size',
@@ -67,13 +75,12 @@ def reward_memory(
     prefix: what the names of these options begin with.
     """
     task = hparams.task
-    responses = len(label_types.get(hparams.labels.type).samples)
     return MemoryEstimate(
         sizes,
         networks=len(REWARD_NETWORKS.scopes),
         learning=len(REWARD_NETWORKS.learning),
         rows=exact_div(hparams.batch_size, ranks),
-        tokens=task.query_length + responses * task.response_length,
+        tokens=task.query_length + _responses_of(hparams) * task.response_length,
         sampled_rows=exact_div(hparams.rollout_batch_size, ranks),
         sampled_tokens=task.query_length + task.response_length,
         micro_batch_size=hparams.micro_batch_size,
@@ -85,7 +92,10 @@ def reward_memory(
 
 
 def retraining_memory(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
-    """What takes memory where one of `ranks` trains a reward model anew while the policy waits."""
+    """What takes memory where one of `ranks` trains a reward model anew while the policy waits.
+
+    The policy keeps its gradients and moments meanwhile.
+    """
     new_model = hparams.rewards.train_new_model
     assert new_model is not None
     networks = policy_networks(hparams)
@@ -93,7 +103,26 @@ def retraining_memory(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -
         reward_memory(new_model, sizes, ranks, '--rewards.train_new_model.'),
         networks=len(networks.scopes),
         learning=len(networks.learning) + len(networks.retrained),
+        reduced=hparams.run.precision == 'bf16',
     )
+
+
+def memory_plans(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
+    """What takes memory in each part of train_policy, on one of `ranks`, for networks of `sizes`:
+    the training of the reward model, if there is one, and the policy's."""
+    new_model = hparams.rewards.train_new_model
+    estimates = [policy_memory(hparams, sizes, ranks)]
+    if hparams.rewards.online is not None:
+        estimates.insert(0, retraining_memory(hparams, sizes, ranks))
+    elif new_model is not None:
+        prefix = '--rewards.train_new_model.'
+        estimates.insert(0, reward_memory(new_model, sizes, ranks, prefix))
+    return estimates
+
+
+def _responses_of(hparams: train_reward.HParams) -> int:
+    """How many responses a label is about."""
+    return len(label_types.get(hparams.labels.type).samples)
 
 
 def work_left(hparams: train_policy.HParams, n_vocab: int) -> dict[str, float]:
@@ -106,8 +135,7 @@ def work_left(hparams: train_policy.HParams, n_vocab: int) -> dict[str, float]:
     tokens = task.query_length + task.response_length
     phases: dict[str, float] = {}
     if new_model is not None and hparams.rewards.online is None:
-        responses = len(label_types.get(new_model.labels.type).samples)
-        row = task.query_length + responses * task.response_length
+        row = task.query_length + _responses_of(new_model) * task.response_length
         phases['reward model'] = 3 * row * (new_model.labels.num_train or UNKNOWN_LABELS)
     # Sampling, the reference and the reward; forward and backward in each epoch.
     passes = 3 + 3 * hparams.ppo.noptepochs

@@ -18,6 +18,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
 from lm_human_preferences.labels import files as label_files
 from lm_human_preferences.labels import simulated
+from lm_human_preferences.labels.folder_labels import answers_so_far, recorded_answers
 from lm_human_preferences.labels.held_out import Prediction, predict, split
 from lm_human_preferences.language.parameters import in_tf_shapes
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -30,21 +31,12 @@ from lm_human_preferences.training.loop import training_loop
 from lm_human_preferences.training.micro_batches import map_micro_batches
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.training.time_left import TimeLeft
-from lm_human_preferences.utils.core import ceil_div, exact_div
+from lm_human_preferences.utils.core import ceil_div, exact_div, mean_and_std
 from lm_human_preferences.utils.logging import Logger, announce, log_as_original, log_line
 
 __all__ = ['HParams', 'LabelHParams', 'RewardModelTrainer', 'RunHParams', 'train']
 
 STATE = {'step': COUNT, 'optimizer_steps': COUNT, 'order': [COUNT], 'queries': (COUNT, COUNT)}
-
-
-def mean_and_std(values: np.ndarray | torch.Tensor) -> tuple[float, float]:
-    """Mean and standard deviation of `values`, in float64.
-
-    In two passes, so that a large mean costs no digits.
-    """
-    values = np.asarray(values, np.float64)
-    return float(values.mean()), float(values.std())
 
 
 class RewardModelTrainer:
@@ -55,8 +47,9 @@ class RewardModelTrainer:
     policy: the initial policy, whose samples set the scale. query_sampler: see
     lm_tasks.make_query_sampler. labels: {field: tensor (num_train, ...)}, the same on every rank.
     held_out: labels to measure the reward model by, see labels.held_out; None for none. optimizer:
-    of the reward model, which begins anew; None: one is made.
-    label_notes: lines that tell the user about them.
+    of the reward model, which begins anew; None: one is made. label_notes: lines that tell the user
+    about them. answers: where the labels are those of a folder, {labeller: how many lines of the
+    answers count}, so that a resumed run has the same.
     """
 
     def __init__(
@@ -71,6 +64,7 @@ class RewardModelTrainer:
         held_out: dict[str, torch.Tensor] | None = None,
         optimizer: Adam | None = None,
         label_notes: Sequence[str] = (),
+        answers: dict[str, int] | None = None,
     ) -> None:
         self.reward_model = reward_model
         self.policy = policy
@@ -78,6 +72,7 @@ class RewardModelTrainer:
         self.labels = labels
         self.held_out = held_out
         self.label_notes = label_notes
+        self.answers = answers
         self.label_type = label_types.get(hparams.labels.type)
         self.num_train = len(labels['query'])
         self.hparams = hparams
@@ -100,7 +95,9 @@ class RewardModelTrainer:
     def prepare(self) -> None:
         """Normalise and draw the order of the labels, unless the training was resumed."""
         if self.order is None:
-            self._warn_of_idle_normalization()
+            idle = ' and '.join(self.hparams.idle_normalization())
+            if idle and self.comm.rank == 0:
+                announce(f'WARNING: {idle} without effect: --normalize_samples is 0')
             if self.hparams.normalize_before:
                 self.normalize(*self.target_mean_std())
             # Every rank draws, but rank 0's order counts: each label is learned exactly once.
@@ -152,15 +149,6 @@ class RewardModelTrainer:
     def guessing_loss(self) -> float:
         """The loss on these labels of a model that does not look at the responses."""
         return self.label_type.guessing_loss(self.labels)
-
-    def _warn_of_idle_normalization(self) -> None:
-        asked_for = []
-        for name in ('normalize_before', 'normalize_after'):
-            if getattr(self.hparams, name):
-                asked_for.append(f'--{name}')
-        if asked_for and not self.hparams.normalize_samples and self.comm.rank == 0:
-            options = ' and '.join(asked_for)
-            announce(f'WARNING: {options} without effect: --normalize_samples is 0')
 
     def _differentiable_rewards(
         self, queries: torch.Tensor, responses: torch.Tensor
@@ -262,15 +250,12 @@ class RewardModelTrainer:
             'optimizer_steps': self.optimizer.steps,
             'queries': self.query_sampler.position,
             'order': self.order.tolist(),
+            'answers': self.answers,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned; the caller then fills in the variables."""
-        if sorted(state['order']) != list(range(self.num_train)):
-            raise UserError(
-                f'the run was begun with {len(state["order"])} labels, not {self.num_train}: name'
-                ' them as before, or begin again with --overwrite'
-            )
+        label_files.check_order(state['order'], self.num_train, self.hparams)
         self.train_step = state['step']
         self.order = np.array(state['order'])
         self.optimizer.start_at(state['optimizer_steps'])
@@ -327,8 +312,9 @@ def train_in_run(
         session.check(
             hparams, comm, lambda sizes: plans.reward_memory(hparams, sizes, comm.size, prefix)
         )
+        answers = recorded_answers(checkpointer.state)
         trainer = session.start(
-            lambda initial_model: build_trainer(hparams, initial_model, comm),
+            lambda initial_model: build_trainer(hparams, initial_model, comm, answers),
             hparams,
             checkpointer,
             comm,
@@ -358,12 +344,23 @@ def _delete_checkpoints(directory: str | None) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def build_trainer(hparams: HParams, initial_model: TrainedModel, comm: Comm) -> RewardModelTrainer:
-    """The trainer of a run, whose reward model begins as `initial_model`, the same on all ranks."""
+def build_trainer(
+    hparams: HParams,
+    initial_model: TrainedModel,
+    comm: Comm,
+    answers: dict[str, int] | None = None,
+) -> RewardModelTrainer:
+    """The trainer of a run, whose reward model begins as `initial_model`, the same on all ranks.
+
+    answers: see RewardModelTrainer; None: all that a folder has.
+    """
     encoding = initial_model.encoding
     labels, label_notes = None, []
-    if hparams.labels.source != 'mock':
-        labels, label_notes = label_files.load_labels(hparams, encoding)
+    source = hparams.labels.source
+    if answers is None:
+        answers = answers_so_far(source, comm)
+    if source != 'mock':
+        labels, label_notes = label_files.load_labels(hparams, encoding, answers)
     ref_policy = Policy(
         initial_model,
         scope='ref_policy',
@@ -380,7 +377,7 @@ def build_trainer(hparams: HParams, initial_model: TrainedModel, comm: Comm) -> 
         hparams=hparams.task,
         encoder=encoding.get_encoder(),
         comm=comm,
-        labels=hparams.labels.source,
+        labels=source,
         batch_size=exact_div(hparams.rollout_batch_size, comm.size),
     )
     return RewardModelTrainer(
@@ -389,6 +386,7 @@ def build_trainer(hparams: HParams, initial_model: TrainedModel, comm: Comm) -> 
         labels=labels,
         held_out=held_out,
         label_notes=[*label_notes, *split_notes],
+        answers=answers,
         hparams=hparams,
         comm=comm,
         query_sampler=query_sampler,

@@ -18,6 +18,7 @@ from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.distributed.engines import expected_engine
 from lm_human_preferences.hparams.model import HParams as Sizes
+from lm_human_preferences.hparams.online import OnlineHParams
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.labels import files as label_files
 from lm_human_preferences.labels import held_out, simulated
@@ -42,8 +43,10 @@ class DryRun:
         self.unchecked: list[str] = []
         self.estimates: list[memory.MemoryEstimate] = []
         self.new_model: train_reward.HParams | None
+        self.online: OnlineHParams | None = None
         if isinstance(hparams, train_policy.HParams):
             self.new_model = hparams.rewards.train_new_model
+            self.online = hparams.rewards.online
         else:
             self.new_model = hparams
 
@@ -61,13 +64,17 @@ class DryRun:
             run_dir.check_directory(run.directory)
             if run.directory is not None and not overwrite and not run.resume:
                 run_dir.refuse_existing(self.hparams)
+            if run.directory is not None and overwrite:
+                run_dir.refuse_to_delete_answers(self.hparams)
         model = self._find_model()
         if model is not None:
             self._check_task(*model)
             self._check_memory(model[0])
         encoding = model[1] if model is not None else None
         self._check_dataset(self.hparams.task, encoding)
-        if self.new_model is not None:
+        if self.online is not None:
+            self._check_online(self.online, encoding)
+        elif self.new_model is not None:
             self._check_labels(self.new_model, encoding)
         else:
             assert isinstance(self.hparams, train_policy.HParams)
@@ -94,13 +101,10 @@ class DryRun:
         lm_tasks.check_task(self.hparams.task, encoding, sizes.n_ctx)
 
     def _check_memory(self, sizes: Sizes) -> None:
-        if self.new_model is not None:
-            is_whole_run = self.new_model is self.hparams
-            prefix = '--' if is_whole_run else '--rewards.train_new_model.'
-            self.estimates.append(plans.reward_memory(self.new_model, sizes, self.ranks, prefix))
-        if self.new_model is not self.hparams:
-            assert isinstance(self.hparams, train_policy.HParams)
-            self.estimates.append(plans.policy_memory(self.hparams, sizes, self.ranks))
+        if isinstance(self.hparams, train_policy.HParams):
+            self.estimates = plans.memory_plans(self.hparams, sizes, self.ranks)
+        else:
+            self.estimates = [plans.reward_memory(self.hparams, sizes, self.ranks)]
         for estimate in self.estimates:
             memory.check_rows(estimate, self._free_memory())
 
@@ -134,6 +138,17 @@ class DryRun:
         elif encoding is not None and _has_encoder(encoding):
             labels, _ = label_files.load_labels(hparams, encoding)
             held_out.split(labels, hparams)
+
+    def _check_online(self, online: OnlineHParams, encoding: Encoding | None) -> None:
+        """Labels that are collected come from no source, but its queries may stand in."""
+        assert self.new_model is not None
+        label_types.schemas_of(self.new_model)
+        if online.source == 'mock':
+            self._check_known_reward(encoding)
+        source = self.new_model.labels.source
+        stands_in = registry.info(self.hparams.task.query_dataset).labels_stand_in
+        if stands_in and storage.is_remote(source) and not storage.is_here(source):
+            self.unchecked.append(f'--rewards.train_new_model.labels.source {source}')
 
     def _check_known_reward(self, encoding: Encoding | None) -> None:
         if encoding is not None:

@@ -6,7 +6,8 @@ from lm_human_preferences.hparams.labelling import WebHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
-SOURCES = ('people', 'mock', 'test')
+PEOPLE = 'people'
+SOURCES = (PEOPLE, 'mock', 'test')
 ASKED_AT_ONCE = 16  # training questions, so that few steps are held up by sampling them
 INITIAL_SHARE, AHEAD_SHARE = 4, 50  # labels are divided by these where the options do not say
 
@@ -109,7 +110,7 @@ class OnlineHParams(hyperparams.HParams):
         at_most=1,
     )
     source: str = option(
-        'people',
+        PEOPLE,
         "who answers: 'people', by ./launch.py label; 'mock', the known reward of reviews; 'test',"
         ' who prefers small token ids',
         one_of=SOURCES,
@@ -136,7 +137,7 @@ class OnlineHParams(hyperparams.HParams):
             raise ValueError(
                 f'--{prefix}initial {self.initial} is more than --{prefix}labels {self.labels}'
             )
-        if self.error and self.source == 'people':
+        if self.error and self.source == PEOPLE:
             raise ValueError(
                 f'--{prefix}error {self.error}: --{prefix}source is people, who make errors of'
                 f' their own: give --{prefix}source mock, or no error'

@@ -7,7 +7,7 @@ from typing import Any
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import train_reward
-from lm_human_preferences.hparams.online import OnlineHParams, ServeHParams
+from lm_human_preferences.hparams.online import PEOPLE, OnlineHParams, ServeHParams
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
@@ -147,7 +147,7 @@ class HParams(hyperparams.HParams):
     def _validate_online(self, prefix: str) -> None:
         """ValueError for labels that cannot be collected as the options say."""
         online, new_model = self.rewards.online, self.rewards.train_new_model
-        if self.run.serve is not None and (online is None or online.source != 'people'):
+        if self.run.serve is not None and (online is None or online.source != PEOPLE):
             raise ValueError(
                 f'--{prefix}run.serve shows people what to answer: it needs'
                 f' --{prefix}rewards.online with the source people'
@@ -169,7 +169,7 @@ class HParams(hyperparams.HParams):
                 f'--{prefix}{_NEW}.labels.without has no effect with {group}, whose labels are not'
                 f' those of --{prefix}{_NEW}.labels.source'
             )
-        if online.source == 'people' and self.run.save_dir is None:
+        if online.source == PEOPLE and self.run.save_dir is None:
             raise ValueError(
                 f'{group}.source people: a run with --save_dir None has no folder in which they'
                 ' could answer'

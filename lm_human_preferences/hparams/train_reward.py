@@ -215,6 +215,13 @@ class HParams(hyperparams.HParams):
                 {f'--{prefix}batch_size': self.batch_size},
             )
 
+    def idle_normalization(self) -> list[str]:
+        """The options that ask to normalise where there are no samples for it."""
+        names = ('normalize_before', 'normalize_after')
+        if self.normalize_samples:
+            return []
+        return [f'--{name}' for name in names if getattr(self, name)]
+
     def check_ranks(self, ranks: int, *, prefix: str = '') -> None:
         """UserError unless so many ranks can share the batches equally."""
         for name in ('batch_size', 'rollout_batch_size'):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,18 +22,21 @@ from lm_human_preferences.utils.core import Schema
 def load_labels(
     hparams: HParams,
     encoding: Encoding,
+    lines: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
     """The labels to train on, all checked (the original's download_labels).
 
-    hparams: train_reward's. Returns ({field: tensor (num_train, *schema.shape)}, lines that tell
-    the user how many labels there are and how many are left out). Raises UserError naming file,
-    index and field.
+    hparams: train_reward's. lines: of a folder of labels, {labeller: how many lines of the answers
+    count}; None: all that there are.
+
+    Returns ({field: tensor (num_train, *schema.shape)}, lines that tell the user how many labels
+    there are and how many are left out). Raises UserError naming file, index and field.
     """
     label_types.schemas_of(hparams)  # refuses a type without responses
     if hparams.labels.source == 'test':
         return simulated.generate_labels(hparams, encoding), []
     source = f'--labels.source {hparams.labels.source}'
-    objects, text_notes = _objects(hparams, encoding)
+    objects, text_notes = _objects(hparams, encoding, lines)
     if not isinstance(objects, list):
         raise UserError(
             f'{source} must hold a JSON array of labels, not a {type(objects).__name__}'
@@ -40,6 +44,20 @@ def load_labels(
     num_train, notes = _num_train(source, len(objects), hparams)
     labels = as_tensors(source, objects[:num_train], hparams, encoding)
     return labels, [*notes, *text_notes]
+
+
+def check_order(order: list[int], num_train: int, hparams: HParams) -> None:
+    """Raise UserError unless a training that was begun in this `order` of its labels can go on with
+    `num_train` labels. hparams: train_reward's."""
+    if sorted(order) == list(range(num_train)):
+        return
+    fix = 'name them as before'
+    if len(order) < num_train and hparams.labels.held_out == 0:
+        fix += f' (--labels.num_train {len(order)}, if more were added at the end)'
+    raise UserError(
+        f'the run was begun with {len(order)} labels, not {num_train}: {fix}, or begin again with'
+        ' --overwrite'
+    )
 
 
 def as_tensors(
@@ -60,14 +78,16 @@ def as_tensors(
     return labels
 
 
-def _objects(hparams: HParams, encoding: Encoding) -> tuple[Any, list[str]]:
+def _objects(
+    hparams: HParams, encoding: Encoding, lines: Mapping[str, int] | None
+) -> tuple[Any, list[str]]:
     """The labels as objects, and what the user should know of texts.
 
     Labels that were token ids before have not been checked.
     """
     path = hparams.labels.source
     if folder_labels.is_folder(path):
-        return folder_labels.labels_of(path, hparams, encoding), []
+        return folder_labels.labels_of(path, hparams, encoding, lines), []
     found = records.read(path) if path.endswith('.jsonl') else None
     objects = _read(path) if found is None else [record for _, record in found]
     if not isinstance(objects, list) or not objects or not records.is_text(objects[0]):

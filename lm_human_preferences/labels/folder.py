@@ -11,7 +11,7 @@ Each file has one writer at a time. Lines are only ever added (labels/json_lines
 number of readers may follow a folder while people answer.
 
 A question is asked of one labeller, or of several where its `labellers` says so. Two skips retire
-it. Of a labeller's answers to a question the last one counts.
+it, but for a gold one. Of a labeller's answers to a question the last one counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import os
 import re
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
@@ -71,8 +71,12 @@ class Question:
         return sum(answer.value is not None for answer in answers)
 
     def is_retired(self, answers: Iterable[Answer]) -> bool:
-        """Whether so many labellers have skipped it that it is not asked any more."""
-        return sum(answer.value is None for answer in answers) >= RETIRED_AFTER
+        """Whether so many labellers have skipped it that it is not asked any more.
+
+        A gold question stays: it tells of each labeller what the others' answers do not.
+        """
+        skips = sum(answer.value is None for answer in answers)
+        return self.kind != GOLD and skips >= RETIRED_AFTER
 
     def needs(self, answers: Sequence[Answer]) -> bool:
         """Whether it is to be asked of somebody who is not among those who gave these answers."""
@@ -217,6 +221,10 @@ class LabelFolder:
             found += answers if question.labellers > 1 else answers[:1]
         return sorted(found, key=_age)
 
+    def lines_read(self) -> dict[str, int]:
+        """{labeller: how many lines of the answers were read}: `lines` for this folder as it is."""
+        return {name: log.reader.lines for name, log in self.logs.items()}
+
     def lines_used(self, labeller: str) -> int:
         """How many lines of a labeller's answers a training has learned from; these stay."""
         reader = json_lines.Reader(os.path.join(self.path, USED))
@@ -235,6 +243,14 @@ class LabelFolder:
             if name not in self.logs:
                 known = ', '.join(sorted(self.logs)) or 'no answers yet'
                 raise UserError(f'{self.path} has no answers of a labeller {name!r:.80}: {known}')
+
+
+def are_line_counts(value: object) -> TypeGuard[dict[str, int]]:
+    """Whether `value`, which was read from JSON, is {labeller: number of lines}."""
+    return isinstance(value, dict) and all(
+        LABELLER.fullmatch(name) and type(lines) is int and lines >= 0
+        for name, lines in value.items()
+    )
 
 
 def _age(answer: Answer) -> tuple[float, str, str]:

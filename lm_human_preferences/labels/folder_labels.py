@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
 from lm_human_preferences.labels.answers import answer_field
-from lm_human_preferences.labels.folder import LabelFolder, is_folder
+from lm_human_preferences.labels.folder import LabelFolder, are_line_counts, is_folder
 from lm_human_preferences.language.encodings import Encoding
 
-__all__ = ['is_folder', 'labels_of', 'parse_names', 'training_labels']
+__all__ = [
+    'answers_so_far',
+    'is_folder',
+    'labels_of',
+    'parse_names',
+    'recorded_answers',
+    'training_labels',
+]
 
 
 def parse_names(names: str | None) -> tuple[str, ...]:
@@ -31,12 +39,40 @@ def training_labels(folder: LabelFolder, without: Collection[str] = ()) -> Itera
         yield {**tokens, field: answer.value}
 
 
-def labels_of(source: str, hparams: HParams, encoding: Encoding) -> list[dict[str, Any]]:
+def answers_so_far(source: str, comm: Comm) -> dict[str, int] | None:
+    """How much of a folder rank 0 sees, {labeller: lines of answers}, as people may be answering;
+    None where `source` is no folder."""
+    if not is_folder(source):
+        return None
+    return comm.all_gather_object(LabelFolder(source).lines_read())[0]
+
+
+def recorded_answers(state: Mapping[str, Any]) -> dict[str, int] | None:
+    """The same as it was when a training began whose checkpoint has this state; None where it does
+    not tell."""
+    answers = state.get('trainer', {}).get('answers')
+    return answers if are_line_counts(answers) else None
+
+
+def labels_of(
+    source: str,
+    hparams: HParams,
+    encoding: Encoding,
+    lines: Mapping[str, int] | None = None,
+) -> list[dict[str, Any]]:
     """The labels of a folder, token ids as arrays, for train_reward's hparams.
 
-    UserError where they are of another task.
+    lines: {labeller: how many lines of the answers count}; None: all that there are. UserError
+    where the labels are of another task, and where there are fewer lines.
     """
-    folder = LabelFolder(source)
+    folder = LabelFolder(source, lines)
+    there_are = folder.lines_read()
+    for name, count in (lines or {}).items():
+        if there_are.get(name, 0) < count:
+            raise UserError(
+                f'--labels.source {source} has fewer answers of {name} than when the run was begun:'
+                ' restore them, or begin again with --overwrite'
+            )
     where = f'--labels.source {source} is a folder of another task: its'
     if folder.label_type != hparams.labels.type:
         raise UserError(f'{where} labels are {folder.label_type}, not {hparams.labels.type}')

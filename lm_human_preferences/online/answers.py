@@ -72,11 +72,6 @@ def digest(answers: Iterable[Answer]) -> str:
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
-def lines_read(folder: LabelFolder) -> dict[str, int]:
-    """{labeller: how many lines of the answers were read}."""
-    return {name: log.reader.lines for name, log in folder.logs.items()}
-
-
 def newer(folder: LabelFolder, answers: Iterable[Answer], lines: dict[str, int]) -> list[Answer]:
     """Those of `answers` that are not in the first `lines` of their files."""
     return [

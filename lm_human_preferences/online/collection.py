@@ -12,11 +12,12 @@ import dataclasses
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import plans, session, storage
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.online import PEOPLE
 from lm_human_preferences.labels import simulated_labeller
 from lm_human_preferences.labels.answers import INSTRUCTIONS, answer_field
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder, QuestionWriter
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 POLL_SECONDS = 1.0  # between two looks for answers
 REPORT_SECONDS = 60.0  # between two lines about them
 HOUR = 3600.0
+# From a training of the reward model until the KL divergence tells of it: a step whose samples are
+# from before, and which learns from it, and the step after that.
+STEPS_TO_REACT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +182,7 @@ class Collection(Hook):
             labels=self.source_of_queries,
         )
         simulated = []
-        if self.online.source != 'people':
+        if self.online.source != PEOPLE:
             count = self.online.labellers if self.online.repeated else 1
             for number in range(1, count + 1):
                 labeller = Labeller(writer.folder, f'{self.online.source}{number}')
@@ -210,6 +214,14 @@ class Collection(Hook):
         self._wait(step)
         if self.schedule.is_trained_at(step):
             self._train(step)
+
+    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
+        """Log the KL coefficient as soon as the controller has seen a KL divergence that a new
+        reward model had a part in: that of the second step after its training."""
+        begun = step - STEPS_TO_REACT
+        if begun >= 0 and self.schedule.is_trained_at(begun):
+            after = {'kl_coef_after': self.trainer.kl_ctl.value}
+            self.trainer.logger.log(after, step - 1, tag_prefix=progress.TAG)
 
     def _wait(self, step: int) -> None:
         """Return when l(n) labels are there; all ranks look at the same time."""
@@ -338,7 +350,7 @@ class Desk:
         """What the reward model learns from before `step`: as it was decided before an
         interruption, else all that is there."""
         decided = self.decisions.batches.get(step)
-        lines = decided.answers if decided else given.lines_read(self.folder)
+        lines = decided.answers if decided else self.folder.lines_read()
         folder = LabelFolder(self.folder.path, lines)
         answers = given.collected(folder)
         batch = Batch(
@@ -354,7 +366,7 @@ class Desk:
         elif decided.digest != batch.digest:
             raise UserError(
                 f'{folder.path}: answers from which a reward model has learned were changed;'
-                ' restore the files, or begin again with --overwrite'
+                ' restore the files, or begin again under another NAME'
             )
         before = self.decisions.last_batch_before(step)
         new, wins = None, given.Wins(0, 0)

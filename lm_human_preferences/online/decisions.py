@@ -23,7 +23,7 @@ from typing import Any
 from lm_human_preferences.checkpointing.checkpoints import COUNT, matches_schema
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import json_lines
-from lm_human_preferences.labels.folder import LABELLER, USED
+from lm_human_preferences.labels.folder import USED, are_line_counts
 
 MODEL = {'model': COUNT, 'step': COUNT, 'wanted': COUNT, 'labels': COUNT, 'digest': str}
 ASKED_AGAIN = {'asked_again': COUNT, 'step': COUNT}
@@ -69,7 +69,7 @@ class Decisions:
             raise
 
     def _read(self, record: dict[str, Any], where: str) -> None:
-        if matches_schema(record, MODEL) and _are_line_counts(record.get('answers')):
+        if matches_schema(record, MODEL) and are_line_counts(record.get('answers')):
             names = [field.name for field in dataclasses.fields(Batch)]
             batch = Batch(**{name: record[name] for name in names})
             self.batches[batch.step] = batch
@@ -110,10 +110,3 @@ class Decisions:
     def close(self) -> None:
         """Let another training go on in this folder."""
         self._writer.close()
-
-
-def _are_line_counts(value: object) -> bool:
-    """Whether `value` is {labeller: number of lines}."""
-    return isinstance(value, dict) and all(
-        LABELLER.fullmatch(name) and matches_schema(lines, COUNT) for name, lines in value.items()
-    )

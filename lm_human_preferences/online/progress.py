@@ -20,7 +20,8 @@ class Report:
 
     loss, held_out: see retraining.Outcome. own: how the model before it predicts the labels that
     came since, most of them on the policy's own samples. wins: of the policy in the comparisons
-    since then. kl_coef: the coefficient of the KL penalty at that moment.
+    since then. kl_coef: the coefficient of the KL penalty at that moment, before the controller has
+    seen what the new reward model does to the policy.
     """
 
     batch: Batch
@@ -41,7 +42,7 @@ class Report:
             'own_accuracy': _accuracy(self.own),
             'policy_wins': self.wins.rate,
             'comparisons': self.wins.comparisons,
-            'kl_coef': self.kl_coef,
+            'kl_coef_before': self.kl_coef,
         }
         return {name: value for name, value in numbers.items() if value is not None}
 

@@ -79,10 +79,32 @@ def refuse_existing(hparams: Training) -> None:
         )
 
 
+def refuse_to_delete_answers(hparams: Training) -> None:
+    """UserError if --overwrite would delete what people have answered."""
+    save_dir = hparams.run.save_dir
+    assert save_dir is not None
+    simulated = run_settings.simulated_labellers(save_dir)
+    people: set[str] = set()
+    folders: set[str] = set()
+    for path in own_files(hparams):
+        labeller = run_files.labeller_of(path)
+        if labeller is None or simulated.fullmatch(labeller):
+            continue
+        if storage.read_text(path).strip():
+            people.add(labeller)
+            folders.add(os.path.dirname(os.path.dirname(path)))
+    if people:
+        raise UserError(
+            f'--overwrite would delete what {", ".join(sorted(people))} answered in'
+            f' {" and ".join(sorted(folders))}: move that folder away, or delete it'
+        )
+
+
 def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Collection[str]) -> None:
     """See to it that a run may begin in its directory, or go on; UserError if not.
 
-    Nothing is written there yet. overwrite: delete the run that is there, and nothing else.
+    Nothing is written there yet. overwrite: delete the run that is there, and nothing else,
+    unless people have answered its questions.
     explicitly_set: see `run_settings.check_settings`.
     """
     directory = hparams.run.directory
@@ -102,6 +124,7 @@ def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Colle
     if hparams.run.resume:
         run_settings.check_settings(hparams, explicitly_set)
     elif overwrite:
+        refuse_to_delete_answers(hparams)
         for path in own_files(hparams):
             storage.remove(path)
     else:

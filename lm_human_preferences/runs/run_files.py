@@ -13,7 +13,8 @@ LOCK = 'lock'  # names the process that writes the run now
 UNFINISHED = 'unfinished'  # in reward_model/: checkpoints of one that is being trained
 EVALUATION = r'evaluation\.(json|png)'  # of `evaluate`: uploaded, but not deleted with a run
 LABELS = 'labels'  # that are collected while a policy trains
-_LABEL_FILES = r'(task\.json|(questions|used|answers/[A-Za-z0-9_-]{1,32})\.jsonl)'
+_ANSWERS = r'answers/([A-Za-z0-9_-]{1,32})\.jsonl'
+_LABEL_FILES = rf'(task\.json|(questions|used)\.jsonl|{_ANSWERS})'
 _EVENTS = r'events\.out\.tfevents\..*'
 
 
@@ -74,6 +75,12 @@ def written_by(commands: Iterable[str], more: str = '') -> re.Pattern[str]:
 def uploaded_by(commands: Iterable[str]) -> re.Pattern[str]:
     """A regular expression for what is uploaded while these commands run."""
     return re.compile(f'{written_by(commands).pattern}|{EVALUATION}')
+
+
+def labeller_of(path: str) -> str | None:
+    """The labeller whose answers are in the file `path` of a run; None if it is another file."""
+    match = re.search(f'/{LABELS}/{_ANSWERS}$', path)
+    return match[1] if match else None
 
 
 def has_reward_model(directory: str) -> bool:

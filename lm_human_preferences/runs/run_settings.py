@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.online import PEOPLE
 from lm_human_preferences.runs import run_files
 
 if TYPE_CHECKING:
@@ -56,6 +59,18 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
         )
     for text in changes.values():
         print(f'note: going on with {text}', file=sys.stderr)
+
+
+def simulated_labellers(save_dir: str) -> re.Pattern[str]:
+    """The names of the labellers that are part of the run in `save_dir`, local or remote."""
+    try:
+        record = storage.read_json(storage.join(save_dir, run_files.POLICY.settings))
+        source = record['rewards']['online']['source']
+    except (storage.StorageError, KeyError, TypeError):
+        source = PEOPLE
+    if source == PEOPLE:
+        return re.compile('(?!)')  # no name matches
+    return re.compile(rf'{re.escape(source)}\d+')
 
 
 def _changes(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, str]:

@@ -31,8 +31,9 @@ class MemoryEstimate:
     """What one rank works on, for an estimate of its memory in bytes; padding counts as tokens do.
 
     sizes: HParams of the network. networks: how many of that size there are. learning: how many of
-    them learn. rows, tokens: of a backward pass, and sampled_rows, sampled_tokens: of sampling,
-    before micro-batches make rows fewer. predicted: tokens of a row whose logits have a gradient.
+    them learn. retrained: how many of the others learn at another time, see plans.Networks. rows,
+    tokens: of a backward pass, and sampled_rows, sampled_tokens: of sampling, before micro-batches
+    make rows fewer. predicted: tokens of a row whose logits have a gradient.
     option: the name of micro_batch_size. batch_options: the names of the options that set rows and
     sampled_rows. gradient_checkpointing: see language.model.Model. reduced: layers compute in bf16.
     fused: attention keeps no probabilities, as on GPUs.
@@ -45,6 +46,7 @@ class MemoryEstimate:
     sampled_rows: int
     sampled_tokens: int
     learning: int = 1
+    retrained: int = 0
     predicted: int = 0
     micro_batch_size: int | None = None
     option: str = '--micro_batch_size'
@@ -69,17 +71,19 @@ class MemoryEstimate:
         """What stays from step to step.
 
         The networks; of those that learn also gradients, two moments, and buckets that average over
-        ranks. In bf16 there is a copy of the blocks of each that learns and, on CPUs, of the
-        others: see precision.linear.
+        ranks. The buckets of those that learn at another time stay as well. In bf16 there is a copy
+        of the blocks of the one at work and, on CPUs, of the others: see precision.linear.
         """
         width = self.sizes.n_embd
         blocks = self.sizes.n_layer * (12 * width + 13) * width
         network = blocks + (self.sizes.n_vocab + self.sizes.n_ctx + 2) * width
         of_each_that_learns = 4 if self.ranks > 1 else 3
         networks = self.networks + self.learning * of_each_that_learns
+        if self.ranks > 1:
+            networks += self.retrained
         if not self.reduced:
             return FLOAT * network * networks
-        copies = self.learning if self.fused else self.networks
+        copies = 1 if self.fused else self.networks
         return FLOAT * network * networks + HALF * blocks * copies
 
     def block_bytes(self, rows: int, tokens: int) -> int:

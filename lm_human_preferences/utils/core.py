@@ -242,3 +242,12 @@ def adam_epsilon(step: int, epsilon: float = 1e-5, beta2: float = 0.999) -> floa
 def default_device() -> torch.device:
     """The GPU where there is one, else the CPU."""
     return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+
+
+def mean_and_std(values: np.ndarray | torch.Tensor) -> tuple[float, float]:
+    """Mean and standard deviation of `values`, in float64.
+
+    In two passes, so that a large mean costs no digits.
+    """
+    values = np.asarray(values, np.float64)
+    return float(values.mean()), float(values.std())

@@ -5,14 +5,13 @@ import json
 import os
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from browser import Window, needs_chromium
 from label_folders import make_folder
 from label_page import answers_of, served, write_texts, written
 
@@ -20,98 +19,11 @@ from lm_human_preferences.labels.answers import REASONS
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.page.service import Refused
 
-webdriver = pytest.importorskip('selenium.webdriver', reason='selenium is not installed')
-CHROMIUM, DRIVER = shutil.which('chromium'), shutil.which('chromedriver')
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason='this machine has no chromium with a chromedriver'
-)
+pytestmark = needs_chromium
 
 ROOT = Path(__file__).parents[2]
 BACKSPACE, TAB, ENTER, ESCAPE = '\ue003', '\ue004', '\ue007', '\ue00c'
 TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in range(9)]
-FLAGS = '--headless --no-sandbox --disable-gpu --disable-background-networking'
-
-
-class Window:
-    """A browser that shows a page."""
-
-    def __init__(self):
-        options = webdriver.ChromeOptions()
-        for flag in FLAGS.split():
-            options.add_argument(flag)
-        options.binary_location = CHROMIUM
-        options.set_capability('goog:loggingPrefs', {'browser': 'ALL', 'performance': 'ALL'})
-        service = webdriver.ChromeService(DRIVER)  # named, or selenium would download one
-        self.driver = webdriver.Chrome(options, service)
-
-    def script(self, code, *arguments):
-        return self.driver.execute_script(f'return {code}', *arguments)
-
-    def open(self, link):
-        self.driver.get('about:blank')  # a new fragment alone is no new page
-        self.driver.get(link)
-
-    def begin(self, link):
-        """Open a link, and close the help that comes first."""
-        self.open(link)
-        self.until("document.querySelector('dialog[open]')")
-        self.press('h')
-        self.ready()
-
-    def until(self, code, seconds=20):
-        """Wait until a script is true, and return what it is."""
-        end = time.monotonic() + seconds
-        while not (found := self.script(code)):
-            assert time.monotonic() < end, (code, self.script('document.body.innerText'))
-            time.sleep(0.01)
-        return found
-
-    def ready(self):
-        """Wait until a question takes an answer: the question's text."""
-        self.until("main.dataset.state === 'asking' && isReady()")
-        return self.text('.query .text')
-
-    def press(self, *keys):
-        for key in keys:
-            webdriver.ActionChains(self.driver).send_keys(key).perform()
-
-    def answer(self, *keys):
-        """Press each key when a question is ready, and wait until it has been answered."""
-        for key in keys:
-            self.ready()
-            shown = self.script('shownAt')
-            self.press(key)
-            self.until(f'shownAt !== {shown} || queue.length === 0')
-
-    def text(self, selector):
-        return self.script('document.querySelector(arguments[0]).textContent', selector)
-
-    def samples(self):
-        return self.script(
-            "[...document.querySelectorAll('.sample .text')].map(e => e.textContent)"
-        )
-
-    def emulate(self, width=1000, height=800, scheme='light'):
-        self.driver.execute_cdp_cmd(
-            'Emulation.setDeviceMetricsOverride',
-            {'width': width, 'height': height, 'deviceScaleFactor': 1, 'mobile': width < 500},
-        )
-        features = [{'name': 'prefers-color-scheme', 'value': scheme}]
-        self.driver.execute_cdp_cmd('Emulation.setEmulatedMedia', {'features': features})
-
-    def console(self):
-        return [entry['message'] for entry in self.driver.get_log('browser')]
-
-    def requests(self):
-        """The addresses of all requests since the last call."""
-        messages = [
-            json.loads(entry['message'])['message'] for entry in self.driver.get_log('performance')
-        ]
-        return [
-            message['params']['request']['url']
-            for message in messages
-            if message['method'] == 'Network.requestWillBeSent'
-        ]
 
 
 @pytest.fixture(scope='module')
@@ -184,8 +96,7 @@ def test_a_double_press_is_one_answer(window, tmp_path):
         window.ready()
         held = "new KeyboardEvent('keydown', {key: '1', repeat: true, bubbles: true})"
         window.script(f'document.dispatchEvent({held})')
-        button = window.driver.find_element('css selector', '[data-choice="3"]')
-        webdriver.ActionChains(window.driver).double_click(button).perform()
+        window.double_click('[data-choice="3"]')
         window.until("document.getElementById('count').textContent === '2 of 9'")
         window.ready()
     assert [answer.shown_position() for answer in answers_of(path, 'anna')] == [1, 2]

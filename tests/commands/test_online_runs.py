@@ -7,7 +7,6 @@ import http.client
 import re
 import shlex
 import shutil
-import threading
 import time
 from collections import Counter
 
@@ -20,9 +19,10 @@ from interrupted import assert_same
 from launched import REPOSITORY, Launch, eventually, needs_mpi
 from online_runs import (
     RETRAINED,
-    SETTINGS,
     WORDS,
+    alike,
     lines_of,
+    meanwhile,
     models_of,
     online_hparams,
     online_result,
@@ -39,6 +39,7 @@ from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
 from lm_human_preferences.labels.simulated_labeller import simulate, small_tokens
 from lm_human_preferences.online import collection
 from lm_human_preferences.reproduction import online
+from lm_human_preferences.training import memory
 
 PEOPLE = {
     'rewards__online__source': 'people',
@@ -108,11 +109,13 @@ def test_tensorboard_and_console_tell_of_each_model(live):
         assert events[f'online/{name}'] == expected
     steps = [0, *RETRAINED]
     assert [step for step, _ in events['online/loss']] == steps
-    assert [step for step, _ in events['online/kl_coef']] == steps
     assert [step for step, _ in events['online/own_accuracy']] == [2, 3, 6]  # at 4 nobody was asked
     assert all(0 <= value <= 1 for _, value in events['online/policy_wins'])
     coefs = dict(events['objective/kl_coef'])
-    assert all(value == coefs[step] for step, value in events['online/kl_coef'])
+    assert events['online/kl_coef_before'] == [(step, coefs[step]) for step in steps]
+    # The first step after a training has samples of the policy as it was; the second has not.
+    after = [(step + 1, coefs[step + 2]) for step in steps]
+    assert events['online/kl_coef_after'] == after and len({value for _, value in after}) == 5
     said = (live.parent / 'said').read_text()
     assert 'reward model 2 of 5, before step 3: ' in said and 'the last one' in said
 
@@ -177,28 +180,6 @@ def simulated(tmp_path_factory, one_by_one):
     directory = tmp_path_factory.mktemp('simulated') / 'run'
     train(directory, **ALIKE, rewards__online__error=0.0)
     return directory
-
-
-@contextlib.contextmanager
-def meanwhile(work, directory):
-    """Within the block, work(directory, done) goes on in a thread, until the event `done`."""
-    done = threading.Event()
-    thread = threading.Thread(target=work, args=(directory, done))
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def alike(directory):
-    """The result of a run, but for who has answered and when."""
-    result = online_result(directory)
-    (result['answers'],) = result['answers'].values()
-    used = models_of(directory)
-    result['labels/used.jsonl'] = [(line['step'], line['labels']) for line in used]
-    return {key: value for key, value in result.items() if key != 'labels/page.key'}
 
 
 def folder_when_asked(directory, count=24):
@@ -415,16 +396,65 @@ def test_mistakes_are_told_before_anything_starts(tmp_path, words, message):
     assert error_of(invoke(command)) == message
 
 
+def test_what_people_have_answered_is_not_overwritten(live, tmp_path, monkeypatch):
+    """Of the simulated labellers of the run alone, nobody would miss the answers."""
+    directory = tmp_path / 'run'
+    shutil.copytree(live, directory)
+    with Labeller(LabelFolder(str(directory / 'labels')), 'anna'):
+        pass  # has looked, and answered nothing
+    words = ['train_policy', 'test', 'run', f'--save_dir={tmp_path}', '--mpi=1', '--overwrite']
+    words += WORDS
+    assert invoke([*words, '--dry_run']).exit_code == 0
+    path = directory / 'labels/answers/anna.jsonl'
+    path.write_text(lines_of_text(live / 'labels/answers/test1.jsonl')[0])
+    before = online_result(directory)
+    expected = (
+        f'--overwrite would delete what anna answered in {directory}/labels: move that folder away,'
+        ' or delete it'
+    )
+    offline = [word for word in words if not word.startswith('--rewards.online')]
+    assert error_of(invoke(words)) == error_of(invoke(offline)) == expected
+    assert invoke([*words, '--dry_run']).stderr == f'error: {expected}\n'
+    assert_same(online_result(directory), before)
+    (directory / 'train_policy_hparams.json').write_text('{}')  # who is test1?
+    assert 'what anna, test1, test2 answered in ' in error_of(invoke(words))
+    path.unlink()
+    shutil.copy(live / 'train_policy_hparams.json', directory)
+    started = caught_jobs(monkeypatch)
+    assert invoke(words).exit_code == 0 and started
+    assert not (directory / 'labels/questions.jsonl').exists()
+
+
+def lines_of_text(path):
+    return path.read_text().splitlines(keepends=True)
+
+
 def test_online_cannot_be_switched_when_a_run_goes_on(live):
     message = error_of(invoke(['resume', str(live), '--rewards.online=off']))
     assert message.startswith('--rewards.online cannot change: a run that has begun goes on')
 
 
-def test_a_dry_run_counts_the_reward_model_that_learns(tmp_path):
+def test_a_dry_run_counts_the_reward_model_that_learns(tmp_path, monkeypatch):
+    """For 124M, from numbers of parameters: 124,439,808."""
+    words = ['train_policy', 'sentiment', 'run', f'--save_dir={tmp_path}', '--dry_run']
+    words += ['--mpi=1', '--ppo.batch_size=16', '--rewards.train_new_model.batch_size=4']
+    words += ['--rewards.train_new_model.rollout_batch_size=16', '--rewards.online.labels=1000']
+    monkeypatch.setattr(memory, 'on_host', lambda: 100 * 10**9)
+    (line,) = [line for line in invoke(words).stderr.splitlines() if 'memory expected' in line]
+    # Three networks, and for two of them gradients and moments: nine times 0.4978 GB.
+    lasting = 9 * 4 * 124_439_808
+    # Four labels of 64 tokens and 4 * 24: 640 tokens, for each of which 13 blocks keep 16 * 768
+    # numbers and 12 * 160 probabilities; the gradient of 50257 embeddings.
+    learning = 13 * 640 * (16 * 768 + 12 * 160) * 4 + 4 * 50257 * 768
+    assert line.startswith(f'memory expected: {(lasting + learning) / 1e9:.2f} GB for each rank')
+
+
+def test_a_dry_run_looks_at_what_an_online_run_uses(tmp_path):
     words = ['train_policy', 'test', 'run', f'--save_dir={tmp_path}', '--dry_run', *WORDS]
-    result = invoke(words)
-    assert result.exit_code == 0 and 'memory expected' in result.stderr
-    assert SETTINGS['rewards.online.labels'] == 96
+    result = invoke([*words, f'--rewards.train_new_model.labels.source={tmp_path}/none.json'])
+    assert result.exit_code == 0, result.stderr
+    result = invoke([*words, '--rewards.online.source=mock'])
+    assert result.exit_code == 2 and "('mock') judges film reviews only" in result.stderr
 
 
 # ---------------------------------------------------------------- docs/online.md

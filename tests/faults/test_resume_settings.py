@@ -2,12 +2,19 @@
 
 import json
 import shutil
+import signal
 
 import pytest
 from command_line import error_of, invoke
 from events import CLOCK, events_of
+from interrupted import TRAIN_BATCH, assert_same, result_anywhere, run
+from label_folders import make_folder
 
 from lm_human_preferences.hparams import train_policy
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.folder_labels import training_labels
+from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.simulated_labeller import simulate, small_tokens
 from lm_human_preferences.utils import hyperparams
 
 NEW = 'rewards.train_new_model'
@@ -219,3 +226,71 @@ def test_a_finished_reward_model_says_so(tmp_path):
         and f'The reward model in {tmp_path}/run/reward_model is finished' in result.stdout
     )
     assert 'settings:' not in result.stdout
+
+
+# ---------------------------------------------------------------- labels that have grown
+
+
+def answered_folder(path):
+    """Forty questions that anna has answered."""
+    make_folder(path, 40)
+    with Labeller(LabelFolder(str(path)), 'anna') as anna:
+        simulate(anna, small_tokens)
+
+
+def reward_words(directory, source):
+    return (
+        f'train_reward test run --mpi 1 --save_dir {directory} --labels.source {source}'
+        ' --labels.num_train None --batch_size 8 --normalize_samples 16 --run.save_interval 1'
+    ).split()
+
+
+def test_a_folder_that_has_grown(tmp_path):
+    """The run goes on with the labels that it began with, as if nobody had answered since."""
+    folder = tmp_path / 'labels'
+    answered_folder(folder)
+    assert invoke(reward_words(tmp_path / 'alone', folder)).exit_code == 0
+    words = reward_words(tmp_path / 'killed', folder)
+    assert run(words, tmp_path / 'out', kill_at=4, moments=[TRAIN_BATCH]) == -signal.SIGKILL
+    make_folder(folder, 20, seed=1)
+    for name in ('anna', 'ben'):
+        with Labeller(LabelFolder(str(folder)), name) as labeller:
+            if name == 'anna':
+                labeller.undo()
+            simulate(labeller, small_tokens, answers=12)
+    result = invoke(f'resume {tmp_path}/killed/run')
+    assert result.exit_code == 0, result.output
+    assert 'Num labels found in source: 40' in result.output
+    assert_same(result_anywhere(tmp_path / 'killed'), result_anywhere(tmp_path / 'alone'))
+
+
+def last_line(result):
+    assert result.exit_code == 2, result.output
+    return result.stderr.splitlines()[-1]
+
+
+def test_labels_that_are_not_as_they_were(tmp_path):
+    """Answers that are gone, and a file that has grown: the fix is named, and works."""
+    folder = tmp_path / 'labels'
+    answered_folder(folder)
+    words = reward_words(tmp_path, folder)
+    assert run(words, tmp_path / 'out', kill_at=3, moments=[TRAIN_BATCH]) == -signal.SIGKILL
+    answers = folder / 'answers/anna.jsonl'
+    lines = answers.read_text().splitlines(keepends=True)
+    answers.write_text(''.join(lines[:-1]))
+    assert last_line(invoke(f'resume {tmp_path}/run')) == (
+        f'error: --labels.source {folder} has fewer answers of anna than when the run was begun:'
+        ' restore them, or begin again with --overwrite'
+    )
+    file = tmp_path / 'labels.json'
+    labels = list(training_labels(LabelFolder(str(folder))))
+    file.write_text(json.dumps(labels))
+    words = reward_words(tmp_path, file)
+    words += ['--overwrite']
+    assert run(words, tmp_path / 'out', kill_at=3, moments=[TRAIN_BATCH]) == -signal.SIGKILL
+    file.write_text(json.dumps([*labels, *labels]))
+    assert last_line(invoke(f'resume {tmp_path}/run')) == (
+        'error: the run was begun with 32 labels, not 72: name them as before (--labels.num_train'
+        ' 32, if more were added at the end), or begin again with --overwrite'
+    )
+    assert invoke(f'resume {tmp_path}/run --labels.num_train 32').exit_code == 0

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import threading
 from pathlib import Path
 
 from experiments import resolved
@@ -80,3 +81,25 @@ def online_result(directory):
         if key != 'train_policy_hparams.json' and not str(key).startswith('labels/answers/')
     }
     return {**found, 'answers': said_in(directory / 'labels')}
+
+
+@contextlib.contextmanager
+def meanwhile(work, directory):
+    """Within the block, work(directory, done) goes on in a thread, until the event `done`."""
+    done = threading.Event()
+    thread = threading.Thread(target=work, args=(directory, done))
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def alike(directory):
+    """The result of a run, but for who has answered and when."""
+    result = online_result(directory)
+    (result['answers'],) = result['answers'].values()
+    used = models_of(directory)
+    result['labels/used.jsonl'] = [(line['step'], line['labels']) for line in used]
+    return {key: value for key, value in result.items() if key != 'labels/page.key'}

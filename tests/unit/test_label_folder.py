@@ -17,7 +17,7 @@ from label_folders import HEADER, TASK, make_folder, questions
 from lm_human_preferences import label_types
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import answers, folder, json_lines
-from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
+from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
 
 ROOT = Path(__file__).parents[2]
@@ -368,6 +368,18 @@ def test_a_question_that_two_have_skipped_is_retired(tmp_path):
         labeller.undo()
     with Labeller(LabelFolder(str(path)), 'carl') as labeller:
         assert labeller.next_question() is not None
+
+
+def test_gold_questions_are_asked_of_everybody_however_many_skip_them(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 1, kind='gold', labellers=EVERYBODY, gold=2)
+    for name in ('anna', 'bob', 'carl'):
+        with Labeller(LabelFolder(str(path)), name) as labeller:
+            question = labeller.next_question()
+            assert question is not None and question.gold == 2
+            labeller.answer(question, None, 1, reason='cannot tell')
+            assert labeller.next_question() is None
+    assert not LabelFolder(str(path)).is_retired(question)
 
 
 def test_two_labellers_seldom_meet(tmp_path):

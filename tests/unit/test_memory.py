@@ -98,9 +98,13 @@ def test_parameters_are_counted():
         ({'ranks': 2}, 22_512 + 44_400),
         ({'networks': 2}, 16_080 + 44_400),
         ({'learning': 2}, 28_944 + 44_400),
+        ({'retrained': 1}, 19_296 + 44_400),
+        ({'retrained': 1, 'ranks': 2}, 25_728 + 44_400),
+        ({'learning': 2, 'ranks': 2}, 35_376 + 44_400),
         ({'rows': 1, 'sampled_rows': 50}, 19_296 + 464_000),
         ({'reduced': True}, 23_688 + 24_800),
         ({'reduced': True, 'fused': True}, 20_760 + 20_880),
+        ({'reduced': True, 'fused': True, 'learning': 2}, 30_408 + 20_880),
     ],
     ids=str,
 )

@@ -8,7 +8,7 @@ import torch
 from experiments import resolved
 from label_folders import make_folder
 
-from lm_human_preferences import plans
+from lm_human_preferences import plans, train_policy
 from lm_human_preferences.distributed import messages
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
@@ -28,6 +28,7 @@ from lm_human_preferences.online.retraining import Retrainer
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel, make_score_fn
 from lm_human_preferences.runs import run_files
+from lm_human_preferences.train_reward import RewardModelTrainer
 from lm_human_preferences.training import health
 from lm_human_preferences.utils.core import random_stream, set_seed
 
@@ -162,9 +163,55 @@ def test_plans_count_a_reward_model_that_learns():
     assert (offline.frozen, online.frozen) == (('ref_policy', 'reward_model'), ('ref_policy',))
     assert offline.learning == online.learning == ('policy',)
     assert set(offline.scopes) == set(online.scopes)
-    for estimate in (plans.policy_memory, plans.retraining_memory):
-        plan = estimate(hparams, trained_models.test_hparams(), 1)
-        assert (plan.networks, plan.learning) == (3, 2)
+    hparams.ppo.batch_size, hparams.run.precision = 32, 'bf16'
+    retraining, step = plans.memory_plans(hparams, trained_models.test_hparams(), 1)
+    assert (retraining.networks, retraining.learning, retraining.retrained) == (3, 2, 0)
+    assert (step.networks, step.learning, step.retrained) == (3, 1, 1)
+    assert retraining.reduced and retraining.option == '--rewards.train_new_model.micro_batch_size'
+    assert step.sampled_rows == 64  # 16 questions with 4 responses each
+
+
+def held_by(trainer, optimizers):
+    """Bytes of a trainer's parameters, gradients and moments."""
+    tensors = []
+    for network in trainer.networks.values():
+        for parameter in network.tf_parameters().values():
+            tensors += [parameter] if parameter.grad is None else [parameter, parameter.grad]
+    for optimizer in optimizers:
+        for _, mean, square in optimizer.state.values():
+            tensors += [mean, square]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def test_what_is_counted_is_what_is_held(monkeypatch):
+    """In a step of the policy, and at the end of a training of the reward model after it."""
+    hparams = resolved('train_policy', 'test')
+    hparams.override_from_dict({'rewards.online': 'on', 'rewards.online.labels': 96})
+    start = TrainedModel('test')
+    retraining, step = plans.memory_plans(hparams, start.hparams(), 1)
+    trainer = train_policy.build_trainer(hparams, start, LocalComm())
+    retrainer = Retrainer(
+        reward_model=trainer.networks['reward_model'],
+        ref_policy=trainer.ref_policy,
+        hparams=reward_hparams(),
+        comm=LocalComm(),
+        seed=7,
+    )
+    optimizers = (trainer.optimizer, retrainer.optimizer)
+    held = []
+    finish = RewardModelTrainer.finish
+    monkeypatch.setattr(
+        RewardModelTrainer,
+        'finish',
+        lambda self: (held.append(held_by(trainer, optimizers)), finish(self)),
+    )
+    trainer.step()
+    retrainer.train(simulated.generate_labels(reward_hparams(), encodings.Test), step=1)
+    trainer.step()
+    held.append(held_by(trainer, optimizers))
+    expected = [retraining.lasting_bytes(), step.lasting_bytes()]
+    assert expected[0] == pytest.approx(expected[1] * 9 / 6)  # gradients and two moments more
+    assert held == pytest.approx(expected, rel=0.02)
 
 
 # ---------------------------------------------------------------- questions and answers
@@ -232,7 +279,7 @@ def test_answers_in_the_order_of_questions(folder):
     assert given.answered(folder) == 2 and given.retired(folder) == 0
     wins = given.policy_wins(folder, answers)
     assert (wins.wins, wins.comparisons, wins.rate) == (1, 1, 1.0)
-    assert given.lines_read(folder) == {'anna': 2, 'ben': 2}
+    assert folder.lines_read() == {'anna': 2, 'ben': 2}
 
 
 def test_a_folder_as_it_was(folder):
@@ -377,7 +424,7 @@ def test_the_line_of_a_training():
         'own_accuracy': 0.75,
         'policy_wins': 0.75,
         'comparisons': 4,
-        'kl_coef': 0.15,
+        'kl_coef_before': 0.15,
     }
 
 

@@ -1,0 +1,100 @@
+"""Debian's chromium with a page for labellers, driven by selenium."""
+
+import json
+import shutil
+import time
+
+import pytest
+
+webdriver = pytest.importorskip('selenium.webdriver', reason='selenium is not installed')
+CHROMIUM, DRIVER = shutil.which('chromium'), shutil.which('chromedriver')
+FLAGS = '--headless --no-sandbox --disable-gpu --disable-background-networking'
+needs_chromium = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason='this machine has no chromium with a chromedriver'
+)
+
+
+class Window:
+    """A browser that shows a page."""
+
+    def __init__(self):
+        options = webdriver.ChromeOptions()
+        for flag in FLAGS.split():
+            options.add_argument(flag)
+        options.binary_location = CHROMIUM
+        options.set_capability('goog:loggingPrefs', {'browser': 'ALL', 'performance': 'ALL'})
+        service = webdriver.ChromeService(DRIVER)  # named, or selenium would download one
+        self.driver = webdriver.Chrome(options, service)
+
+    def script(self, code, *arguments):
+        return self.driver.execute_script(f'return {code}', *arguments)
+
+    def open(self, link):
+        self.driver.get('about:blank')  # a new fragment alone is no new page
+        self.driver.get(link)
+
+    def begin(self, link):
+        """Open a link, and close the help that comes first."""
+        self.open(link)
+        self.until("document.querySelector('dialog[open]')")
+        self.press('h')
+        self.ready()
+
+    def until(self, code, seconds=20):
+        """Wait until a script is true, and return what it is."""
+        end = time.monotonic() + seconds
+        while not (found := self.script(code)):
+            assert time.monotonic() < end, (code, self.script('document.body.innerText'))
+            time.sleep(0.01)
+        return found
+
+    def ready(self):
+        """Wait until a question takes an answer: the question's text."""
+        self.until("main.dataset.state === 'asking' && isReady()")
+        return self.text('.query .text')
+
+    def press(self, *keys):
+        for key in keys:
+            webdriver.ActionChains(self.driver).send_keys(key).perform()
+
+    def double_click(self, selector):
+        element = self.driver.find_element('css selector', selector)
+        webdriver.ActionChains(self.driver).double_click(element).perform()
+
+    def answer(self, *keys):
+        """Press each key when a question is ready, and wait until it has been answered."""
+        for key in keys:
+            self.ready()
+            shown = self.script('shownAt')
+            self.press(key)
+            self.until(f'shownAt !== {shown} || queue.length === 0')
+
+    def text(self, selector):
+        return self.script('document.querySelector(arguments[0]).textContent', selector)
+
+    def samples(self):
+        return self.script(
+            "[...document.querySelectorAll('.sample .text')].map(e => e.textContent)"
+        )
+
+    def emulate(self, width=1000, height=800, scheme='light'):
+        self.driver.execute_cdp_cmd(
+            'Emulation.setDeviceMetricsOverride',
+            {'width': width, 'height': height, 'deviceScaleFactor': 1, 'mobile': width < 500},
+        )
+        features = [{'name': 'prefers-color-scheme', 'value': scheme}]
+        self.driver.execute_cdp_cmd('Emulation.setEmulatedMedia', {'features': features})
+
+    def console(self):
+        return [entry['message'] for entry in self.driver.get_log('browser')]
+
+    def requests(self):
+        """The addresses of all requests since the last call."""
+        messages = [
+            json.loads(entry['message'])['message'] for entry in self.driver.get_log('performance')
+        ]
+        return [
+            message['params']['request']['url']
+            for message in messages
+            if message['method'] == 'Network.requestWillBeSent'
+        ]
