@@ -24,8 +24,8 @@ from lm_human_preferences.distributed import channel
 from lm_human_preferences.distributed.env import (
     DEFAULT_TIMEOUTS,
     EXIT_GRACE_SECONDS,
-    STEP_GRACE_SECONDS,
-    STOPPING,
+    Timeouts,
+    stopping_message,
 )
 from lm_human_preferences.errors import UserError
 
@@ -38,11 +38,10 @@ def launch_ranks(
     job: str,
     arguments: dict[str, Any],
     size: int,
-    rank_timeout: int = DEFAULT_TIMEOUTS.rank,
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> None:
     """Run `job` (see launch.start_job) in `size` ranks on this host; return when all are done.
 
-    rank_timeout: seconds in which a rank that runs has to give a sign of life.
     UserError: raised by a rank. SystemExit: 1 when a rank failed, 128 + N after signal N.
     """
     mpiexec, is_open_mpi = find_mpiexec()
@@ -61,7 +60,7 @@ def launch_ranks(
             directory,
         ]
         variables = rank_environment(directory, size, is_open_mpi)
-        ranks = RankSupervisor(directory, size, command, variables, rank_timeout)
+        ranks = RankSupervisor(directory, size, command, variables, timeouts)
         try:
             ranks.follow(signals, saves='hparams' in arguments)
         finally:
@@ -147,7 +146,7 @@ class RankSupervisor:
         size: int,
         command: Sequence[str],
         variables: dict[str, str],
-        rank_timeout: int,
+        timeouts: Timeouts,
     ) -> None:
         # With what arrives it calls the `data` of each key.
         self.selector = selectors.DefaultSelector()
@@ -157,7 +156,7 @@ class RankSupervisor:
         self.statuses = [channel.RankStatus()] * size
         self.alive: set[int] = set()
         self.failed_rank: int | None = None  # the first one that failed
-        self.rank_timeout = rank_timeout
+        self.timeouts = timeouts
         self.silence = dict.fromkeys(range(size), 0.0)  # seconds since a rank was heard of
         self.heard_at = time.monotonic()
         self.is_silent = False  # the failed rank, which gave no sign of life for too long
@@ -199,9 +198,10 @@ class RankSupervisor:
         if not signals:
             self._pass_on_the_rest(signals)
             return
+        seconds = self.timeouts.stop if saves else EXIT_GRACE_SECONDS
         if saves and signal.SIGPIPE not in signals:
-            print(STOPPING, flush=True)
-        self._let_step_end(signals)
+            print(stopping_message(seconds), flush=True)
+        self._let_step_end(signals, seconds)
 
     def end(self) -> None:
         """End mpiexec, and the ranks that it leaves behind."""
@@ -242,7 +242,7 @@ class RankSupervisor:
         if rank is not None and self.is_silent:
             return (
                 f'rank {rank}, process {self.statuses[rank].process}, has given no sign of life for'
-                f' {self.rank_timeout} s (--run.rank_timeout), so all {self.size} ranks'
+                f' {self.timeouts.rank} s (--run.rank_timeout), so all {self.size} ranks'
                 ' were stopped'
             )
         if exit_status < 0:
@@ -277,7 +277,7 @@ class RankSupervisor:
         self.heard_at = now
         for rank in self.alive:
             self.silence[rank] += passed
-            if self.failed_rank is None and self.silence[rank] >= self.rank_timeout:
+            if self.failed_rank is None and self.silence[rank] >= self.timeouts.rank:
                 self.failed_rank = rank
                 self.is_silent = True
 
@@ -296,11 +296,11 @@ class RankSupervisor:
             if not heard and not awaits_mpiexec:
                 return
 
-    def _let_step_end(self, signals: Sequence[int]) -> None:
-        """Ask the ranks to stop after this step; wait, but not after a second signal."""
+    def _let_step_end(self, signals: Sequence[int], seconds: int) -> None:
+        """Ask the ranks to stop after this step; wait for so long, or until a second signal."""
         self._mute()
         self._signal_ranks(signal.SIGTERM)
-        deadline = time.monotonic() + STEP_GRACE_SECONDS
+        deadline = time.monotonic() + seconds
         while len(signals) == 1 and self._running() and time.monotonic() < deadline:
             self._listen(POLL_SECONDS)
 

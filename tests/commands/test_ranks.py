@@ -138,7 +138,9 @@ def supervised(tmp_path, monkeypatch):
 
     def supervise(status):
         command = ['sh', '-c', f'exit {status}']
-        ranks = launcher.RankSupervisor(str(tmp_path), 2, command, dict(os.environ), 600)
+        ranks = launcher.RankSupervisor(
+            str(tmp_path), 2, command, dict(os.environ), env.DEFAULT_TIMEOUTS
+        )
         supervisors.append(ranks)
         pipes = [channel.StatusPipe(str(tmp_path), rank) for rank in range(2)]
         while not all(status.process for status in ranks.statuses):
