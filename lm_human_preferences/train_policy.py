@@ -336,6 +336,7 @@ def _train_unless_finished(hparams: HParams, comm: Comm) -> bool:
         resume=hparams.run.resume,
         schema=STATE,
         frozen_scopes=plans.policy_networks(hparams).frozen,
+        stop_timeout=hparams.run.stop_timeout,
     ) as checkpointer:
         is_finished = bool(checkpointer.state) and checkpointer.state['trainer']['step'] >= steps
         if not is_finished:

@@ -307,6 +307,7 @@ def train_in_run(
             schema=STATE,
             frozen_scopes=plans.REWARD_NETWORKS.frozen,
             max_to_keep=2,
+            stop_timeout=run.stop_timeout,
         ) as checkpointer,
     ):
         session.check(

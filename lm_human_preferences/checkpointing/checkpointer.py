@@ -23,7 +23,7 @@ import torch
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.distributed.env import STEP_GRACE_SECONDS, STOPPING
+from lm_human_preferences.distributed.env import DEFAULT_TIMEOUTS, stopping_message
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import Logger, log_line
@@ -62,6 +62,7 @@ class Checkpointer(contextlib.AbstractContextManager):
     resume: whether to go on from the last checkpoint in `directory` that can be resumed.
     schema: what the trainer's `state_dict` looks like, see `checkpoints.matches_schema`.
     frozen_scopes: scopes of variables that never change, which saving need not copy.
+    stop_timeout: seconds in which a step has to end after a signal.
     """
 
     def __init__(
@@ -73,12 +74,14 @@ class Checkpointer(contextlib.AbstractContextManager):
         schema: Any = dict,
         frozen_scopes: Iterable[str] = (),
         max_to_keep: int = 20,
+        stop_timeout: int = DEFAULT_TIMEOUTS.stop,
     ) -> None:
         self.directory = directory
         self.comm = comm
         self.resume = resume
         self.frozen_scopes = tuple(f'{scope}/' for scope in frozen_scopes)
         self.max_to_keep = max_to_keep
+        self.stop_timeout = stop_timeout
         checkpoint = None
         if resume and directory and comm.rank == 0:
             state_schema = {'trainer': schema, 'seed': SEEDS, 'random': [RANDOM_STATE]}
@@ -217,7 +220,7 @@ class Checkpointer(contextlib.AbstractContextManager):
     def defer_signals(self) -> Iterator[None]:
         """Within the block, the first SIGINT or SIGTERM waits until `after_step`.
 
-        It waits for STEP_GRACE_SECONDS at most.
+        It waits for `stop_timeout` seconds at most.
         """
         in_main_thread = threading.current_thread() is threading.main_thread()
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM) if in_main_thread else ()
@@ -234,10 +237,10 @@ class Checkpointer(contextlib.AbstractContextManager):
         if self.stop_requested or number == signal.SIGALRM:
             raise KeyboardInterrupt
         self.stop_requested = True
-        signal.alarm(STEP_GRACE_SECONDS)
+        signal.alarm(self.stop_timeout)
         if self.comm.rank == 0:
             # Not print(), which the signal may have interrupted.
-            os.write(2, f'\n{STOPPING}\n'.encode())
+            os.write(2, f'\n{stopping_message(self.stop_timeout)}\n'.encode())
 
     def after_step(self, trainer: Trainer) -> None:
         """Raise what went wrong in the background; if any rank was asked to stop, save and stop."""

@@ -1,17 +1,34 @@
 """What our launcher and the ranks that it starts tell each other, through a private directory.
 
-`job.json` in it says what to do. Rank r keeps the named pipe `rank-r` open for as long as it lives
-and reports its status through it, one JSON object a line, at least every second or so. So the
-launcher learns which rank failed first, and how, and which has been stopped; and a rank learns when
-the launcher is gone.
+`job.json` in it says what to do. Rank r reports its status through the named pipe `rank-r`, one
+JSON object a line, at least every second or so. So the launcher learns which rank failed first, and
+how, and which has been stopped; and a rank learns when the launcher is gone.
+
+The pipe `life-r` stays empty: rank r keeps it open for as long as it lives. The launcher learns of
+these pipes' closing in the order in which the ranks ended. The other pipes would not tell: one with
+a report that is still unread is ready already when its rank ends.
+
+A rank that crashes leaves the Python stacks of its threads in the file `crash-r`.
 """
 
 import contextlib
 import json
 import os
+import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+# By the words with which faulthandler begins.
+_CRASHES = {
+    'Aborted': signal.SIGABRT,
+    'Bus error': signal.SIGBUS,
+    'Floating point exception': signal.SIGFPE,
+    'Floating-point exception': signal.SIGFPE,
+    'Illegal instruction': signal.SIGILL,
+    'Segmentation fault': signal.SIGSEGV,
+}
 
 
 @dataclass(frozen=True)
@@ -55,24 +72,45 @@ def _job_path(directory: str) -> Path:
     return Path(directory, 'job.json')
 
 
-def open_for_launcher(directory: str, rank: int) -> int:
-    """Make the pipe of `rank`; returns the file descriptor from which the launcher reads."""
-    path = _pipe_path(directory, rank)
+def open_for_launcher(directory: str, rank: int) -> tuple[int, int]:
+    """Make the pipes of `rank`; returns the file descriptors to read from: (status, life)."""
+    status, life = _pipe_paths(directory, rank)
+    return _make_pipe(status), _make_pipe(life)
+
+
+def _make_pipe(path: str) -> int:
     os.mkfifo(path, 0o600)
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
 
-def _pipe_path(directory: str, rank: int) -> str:
-    return os.path.join(directory, f'rank-{rank}')
+def _pipe_paths(directory: str, rank: int) -> tuple[str, str]:
+    return os.path.join(directory, f'rank-{rank}'), os.path.join(directory, f'life-{rank}')
+
+
+def _crash_path(directory: str, rank: int) -> Path:
+    return Path(directory, f'crash-{rank}')
+
+
+def read_crash(directory: str, rank: int) -> tuple[signal.Signals | None, str]:
+    """What ended `rank` if it crashed: (the signal, the stacks of its threads); else (None, '')."""
+    try:
+        text = _crash_path(directory, rank).read_text(encoding='utf-8', errors='replace')
+    except FileNotFoundError:  # it ended before it could crash
+        return None, ''
+    reason = re.match('Fatal Python error: (.*)', text)
+    return (_CRASHES.get(reason[1]), text) if reason else (None, text)
 
 
 class StatusPipe:
-    """A rank's end of its pipe to the launcher that prepared `directory`."""
+    """A rank's end of its pipes to the launcher that prepared `directory`."""
 
     def __init__(self, directory: str, rank: int) -> None:
         self.directory = directory
+        self.rank = rank
+        status, life = _pipe_paths(directory, rank)
         # Without blocking, as this must fail where no launcher listens any more.
-        self.fd = os.open(_pipe_path(directory, rank), os.O_WRONLY | os.O_NONBLOCK)
+        self.life = os.open(life, os.O_WRONLY | os.O_NONBLOCK)
+        self.fd = os.open(status, os.O_WRONLY | os.O_NONBLOCK)
         os.set_blocking(self.fd, True)
         self.report(process=os.getpid())
 
@@ -81,3 +119,7 @@ class StatusPipe:
         line = json.dumps(changes).encode() + b'\n'
         with contextlib.suppress(BrokenPipeError):
             os.write(self.fd, line)
+
+    def open_crash_file(self) -> TextIO:
+        """Where faulthandler is to write, for the launcher to read."""
+        return _crash_path(self.directory, self.rank).open('w', encoding='utf-8')

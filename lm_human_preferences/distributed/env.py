@@ -42,8 +42,6 @@ VARIABLES = tuple(
     )
 )
 
-# How long a training that was asked to stop may take to finish its step.
-STEP_GRACE_SECONDS = 5
 # How long mpiexec may take to end its ranks, and to pass on what they printed before.
 EXIT_GRACE_SECONDS = 2
 # How long it takes until a rank's death, or its last output, has become known to the others. A rank
@@ -57,22 +55,27 @@ LAUNCHER_GRACE_SECONDS = 60
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long, in seconds, ranks wait for each other where that is limited.
+    """How long, in seconds, ranks wait for each other where that is limited, and are waited for.
 
-    rank: for a sign of life. allreduce: for each other's gradients.
+    rank: for a sign of life. allreduce: for each other's gradients. stop: for the step of a
+    training that was asked to stop.
     """
 
     rank: int = 600
     allreduce: int = 1800
+    # Batch systems kill what has not ended 30 s after SIGTERM, and the end of a run takes a moment.
+    stop: int = 20
 
 
 DEFAULT_TIMEOUTS = Timeouts()
 
 
-STOPPING = (
-    f'Stopping: the current step is saved if it finishes within {STEP_GRACE_SECONDS} s;'
-    ' interrupt again to stop at once'
-)
+def stopping_message(seconds: int) -> str:
+    """What is said when a training is asked to stop, and has so many seconds for it."""
+    return (
+        f'Stopping: the current step is saved if it finishes within {seconds} s; interrupt again to'
+        ' stop at once'
+    )
 
 
 def launcher_kind() -> LauncherKind | None:

@@ -4,7 +4,9 @@ This is the launcher's side; mpiexec runs `worker` for each rank. `channel` is w
 """
 
 import contextlib
+import functools
 import json
+import operator
 import os
 import selectors
 import shutil
@@ -22,8 +24,8 @@ from lm_human_preferences.distributed import channel
 from lm_human_preferences.distributed.env import (
     DEFAULT_TIMEOUTS,
     EXIT_GRACE_SECONDS,
-    STEP_GRACE_SECONDS,
-    STOPPING,
+    Timeouts,
+    stopping_message,
 )
 from lm_human_preferences.errors import UserError
 
@@ -36,11 +38,10 @@ def launch_ranks(
     job: str,
     arguments: dict[str, Any],
     size: int,
-    rank_timeout: int = DEFAULT_TIMEOUTS.rank,
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> None:
     """Run `job` (see launch.start_job) in `size` ranks on this host; return when all are done.
 
-    rank_timeout: seconds in which a rank that runs has to give a sign of life.
     UserError: raised by a rank. SystemExit: 1 when a rank failed, 128 + N after signal N.
     """
     mpiexec, is_open_mpi = find_mpiexec()
@@ -59,7 +60,7 @@ def launch_ranks(
             directory,
         ]
         variables = rank_environment(directory, size, is_open_mpi)
-        ranks = RankSupervisor(directory, size, command, variables, rank_timeout)
+        ranks = RankSupervisor(directory, size, command, variables, timeouts)
         try:
             ranks.follow(signals, saves='hparams' in arguments)
         finally:
@@ -145,23 +146,30 @@ class RankSupervisor:
         size: int,
         command: Sequence[str],
         variables: dict[str, str],
-        rank_timeout: int,
+        timeouts: Timeouts,
     ) -> None:
+        # With what arrives it calls the `data` of each key.
         self.selector = selectors.DefaultSelector()
+        self.directory = directory
+        self.size = size
         self.unread = [b''] * size  # the beginning of each rank's next line of status
         self.statuses = [channel.RankStatus()] * size
         self.alive: set[int] = set()
         self.failed_rank: int | None = None  # the first one that failed
-        self.rank_timeout = rank_timeout
+        self.timeouts = timeouts
         self.silence = dict.fromkeys(range(size), 0.0)  # seconds since a rank was heard of
         self.heard_at = time.monotonic()
         self.is_silent = False  # the failed rank, which gave no sign of life for too long
         self.exit_status: int | None = None  # mpiexec's, where it ended by itself
+        self.crashes: list[tuple[signal.Signals | None, str]] = []  # see `channel.read_crash`
         # Whether standard error now ends in an unfinished line, such as a progress bar.
         self.mid_line = False
         for rank in range(size):
-            pipe = channel.open_for_launcher(directory, rank)
-            self.selector.register(pipe, selectors.EVENT_READ, rank)
+            status, life = channel.open_for_launcher(directory, rank)
+            read_status = functools.partial(self._read_status, rank)
+            self.selector.register(status, selectors.EVENT_READ, read_status)
+            note_end = functools.partial(self._note_end, rank, status)
+            self.selector.register(life, selectors.EVENT_READ, note_end)
         # In a session of its own: the terminal's Ctrl-C is for the launcher only.
         self.mpiexec = subprocess.Popen(
             command,
@@ -172,7 +180,8 @@ class RankSupervisor:
             start_new_session=True,
         )
         for stream, destination in zip(self._outputs(), (sys.stdout, sys.stderr)):
-            self.selector.register(stream, selectors.EVENT_READ, destination)
+            pass_on = functools.partial(self._pass_on, destination)
+            self.selector.register(stream, selectors.EVENT_READ, pass_on)
 
     def follow(self, signals: list[int], *, saves: bool) -> None:
         """Pass on what the ranks print until all have ended, one has failed, or a signal has come.
@@ -189,9 +198,10 @@ class RankSupervisor:
         if not signals:
             self._pass_on_the_rest(signals)
             return
+        seconds = self.timeouts.stop if saves else EXIT_GRACE_SECONDS
         if saves and signal.SIGPIPE not in signals:
-            print(STOPPING, flush=True)
-        self._let_step_end(signals)
+            print(stopping_message(seconds), flush=True)
+        self._let_step_end(signals, seconds)
 
     def end(self) -> None:
         """End mpiexec, and the ranks that it leaves behind."""
@@ -205,6 +215,7 @@ class RankSupervisor:
         self._signal_ranks(signal.SIGKILL)
         while self.alive and self._listen(EXIT_GRACE_SECONDS):
             pass
+        self.crashes = [channel.read_crash(self.directory, rank) for rank in range(self.size)]
         if self.mid_line:
             print(file=sys.stderr)
 
@@ -213,7 +224,8 @@ class RankSupervisor:
         error = ''
         if self.failed_rank is not None:
             status = self.statuses[self.failed_rank]
-            error = status.error or ''
+            _, stacks = self.crashes[self.failed_rank]
+            error = status.error or stacks
             if status.is_user_error:
                 raise UserError(error)
         reason = self._failure()
@@ -226,21 +238,33 @@ class RankSupervisor:
         rank = self.failed_rank
         exit_status = self.exit_status or 0
         if rank is not None and self.statuses[rank].error is not None:
-            return f'rank {rank} failed, so all {len(self.statuses)} ranks were stopped'
+            return f'rank {rank} failed, so all {self.size} ranks were stopped'
         if rank is not None and self.is_silent:
             return (
                 f'rank {rank}, process {self.statuses[rank].process}, has given no sign of life for'
-                f' {self.rank_timeout} s (--run.rank_timeout), so all {len(self.statuses)} ranks'
+                f' {self.timeouts.rank} s (--run.rank_timeout), so all {self.size} ranks'
                 ' were stopped'
             )
         if exit_status < 0:
             return f'mpiexec was killed by {_signal_name(-exit_status)}'
         if rank is not None:
-            process = self.statuses[rank].process
-            return f'rank {rank}, process {process}, was killed by {_signal_name(exit_status)}'
+            return f'rank {rank}, process {self.statuses[rank].process}, {self._death_of(rank)}'
         if exit_status:
             return f'mpiexec ended with status {exit_status}'
         return None
+
+    def _death_of(self, rank: int) -> str:
+        """What ended `rank`, which could not report it itself."""
+        signals = [number for number, _ in self.crashes]
+        own = signals[rank]
+        if own is not None:
+            return f'was killed by {_signal_name(own)}'
+        if not self.exit_status:
+            return 'ended without a word'
+        # MPICH kills the other ranks, and its status is the bitwise OR of all of theirs.
+        mixed = functools.reduce(operator.or_, filter(None, signals), signal.SIGKILL)
+        number = signal.SIGKILL if self.exit_status == mixed else self.exit_status
+        return f'was killed by {_signal_name(number)}'
 
     def _running(self) -> bool:
         return self.mpiexec.poll() is None and self.failed_rank is None
@@ -253,7 +277,7 @@ class RankSupervisor:
         self.heard_at = now
         for rank in self.alive:
             self.silence[rank] += passed
-            if self.failed_rank is None and self.silence[rank] >= self.rank_timeout:
+            if self.failed_rank is None and self.silence[rank] >= self.timeouts.rank:
                 self.failed_rank = rank
                 self.is_silent = True
 
@@ -272,11 +296,11 @@ class RankSupervisor:
             if not heard and not awaits_mpiexec:
                 return
 
-    def _let_step_end(self, signals: Sequence[int]) -> None:
-        """Ask the ranks to stop after this step; wait, but not after a second signal."""
+    def _let_step_end(self, signals: Sequence[int], seconds: int) -> None:
+        """Ask the ranks to stop after this step; wait for so long, or until a second signal."""
         self._mute()
         self._signal_ranks(signal.SIGTERM)
-        deadline = time.monotonic() + STEP_GRACE_SECONDS
+        deadline = time.monotonic() + seconds
         while len(signals) == 1 and self._running() and time.monotonic() < deadline:
             self._listen(POLL_SECONDS)
 
@@ -304,31 +328,34 @@ class RankSupervisor:
             data = os.read(key.fd, 1 << 16)
             if not data:
                 self.selector.unregister(key.fileobj)
-            if isinstance(key.data, int):
-                self._read_status(key.data, data)
-            else:
-                self._pass_on(data, key.data)
+            key.data(data)
         return bool(ready)
 
-    def _pass_on(self, data: bytes, destination: TextIO) -> None:
+    def _pass_on(self, destination: TextIO, data: bytes) -> None:
         destination.buffer.write(data)
         destination.buffer.flush()
         if destination is sys.stderr and data:
             self.mid_line = not data.endswith(b'\n')
 
     def _read_status(self, rank: int, data: bytes) -> None:
-        """Update the status of `rank` by what it reported; no data means that it has ended."""
+        """Update the status of `rank` by what it reported; no data means that it will no more."""
+        if not data:
+            return
+        self.alive.add(rank)
+        self.silence[rank] = 0
         *lines, self.unread[rank] = (self.unread[rank] + data).split(b'\n')
         for line in lines:
             self.statuses[rank] = replace(self.statuses[rank], **json.loads(line))
-        status = self.statuses[rank]
-        self.silence[rank] = 0
-        if data:
-            self.alive.add(rank)
-        else:
-            self.alive.discard(rank)
-        died = not data and not status.done
-        if self.failed_rank is None and (died or status.error is not None):
+        if self.failed_rank is None and self.statuses[rank].error is not None:
+            self.failed_rank = rank
+
+    def _note_end(self, rank: int, status: int, no_data: bytes) -> None:
+        """`rank` has ended: read what it last reported through `status`, its pipe."""
+        with contextlib.suppress(BlockingIOError):  # that pipe is not quite closed yet
+            while data := os.read(status, 1 << 16):
+                self._read_status(rank, data)
+        self.alive.discard(rank)
+        if self.failed_rank is None and not self.statuses[rank].done:
             self.failed_rank = rank
 
 

@@ -5,6 +5,7 @@ user's own mpiexec or srun, started launch.py itself, that calls `run_job`.
 """
 
 import contextlib
+import faulthandler
 import importlib
 import io
 import os
@@ -34,6 +35,8 @@ from lm_human_preferences.distributed.mpi_library import NoLibrary
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils import streams
 
+STDERR = 2  # its file descriptor: `sys.stderr` is muted where this is not rank 0
+
 
 def main(directory: str) -> None:
     """Do the job that our launcher has written into `directory`."""
@@ -62,6 +65,8 @@ def run_job(
     ranks. at_interrupt: called on rank 0 when the user interrupts it.
     """
     drop_launchers_threads()
+    # A crash shows where it happened, as an exception does.
+    faulthandler.enable(pipe.open_crash_file() if pipe else STDERR)
     threading.Thread(target=_watch_parent, args=(os.getppid(), pipe), daemon=True).start()
     try:
         _call(job, arguments)

@@ -130,6 +130,14 @@ class RunHParams(hyperparams.HParams):
         at_most=LONGEST_TIMEOUT,
         ours=True,
     )
+    stop_timeout: int = option(
+        20,
+        'seconds in which a step has to end after Ctrl-C or SIGTERM, to be saved; a second signal'
+        ' stops at once',
+        at_least=1,
+        at_most=LONGEST_TIMEOUT,
+        ours=True,
+    )
     on_anomaly: str = option(
         'warn',
         'what to do if training goes wrong: off (nothing), warn, or stop (save a checkpoint first)',
@@ -161,8 +169,8 @@ class RunHParams(hyperparams.HParams):
 
     @property
     def timeouts(self) -> Timeouts:
-        """How long ranks wait for each other."""
-        return Timeouts(self.rank_timeout, self.allreduce_timeout)
+        """How long ranks wait for each other, and are waited for."""
+        return Timeouts(self.rank_timeout, self.allreduce_timeout, self.stop_timeout)
 
 
 @dataclass

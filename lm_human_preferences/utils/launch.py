@@ -85,7 +85,7 @@ def start_job(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
             if hasattr(hparams, 'check_ranks'):
                 hparams.check_ranks(size)
             timeouts = hparams.run.timeouts if is_training else env.DEFAULT_TIMEOUTS
-            launcher.launch_ranks(job, arguments, size, timeouts.rank)
+            launcher.launch_ranks(job, arguments, size, timeouts)
         else:
             worker.import_job(job)(**arguments)
     except KeyboardInterrupt:

@@ -472,7 +472,7 @@ def test_several_ranks(job, monkeypatch, mpi, count, ranks):
     monkeypatch.setattr(jobs.launcher, 'launch_ranks', lambda *args: launched.append(args))
     gpus(monkeypatch, count)
     jobs.start_job('fakejob:train', {'hparams': 3}, mpi)
-    assert launched == [('fakejob:train', {'hparams': 3}, ranks, 600)]  # rank_timeout's default
+    assert launched == [('fakejob:train', {'hparams': 3}, ranks, jobs.env.DEFAULT_TIMEOUTS)]
     assert not job
 
 

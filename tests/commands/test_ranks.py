@@ -8,6 +8,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import sys
 import termios
@@ -18,7 +19,7 @@ from launched import CONSOLE, MPIEXEC, REPOSITORY, Launch, job, needs_mpi, start
 
 import sample
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.distributed import env, launcher, worker
+from lm_human_preferences.distributed import channel, env, launcher, worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils import launch
 
@@ -121,6 +122,96 @@ def test_no_mpiexec(own_folder, path_folder):
     )
     with pytest.raises(UserError, match=message):
         launcher.launch_ranks('job:job', {}, 2)
+
+
+# ---------------------------------------------------------------- which rank failed
+
+
+@pytest.fixture
+def supervised(tmp_path, monkeypatch):
+    """A function (status of mpiexec) -> (the supervisor of two ranks, their pipes).
+
+    This process holds the pipes, and is not to be killed as their rank.
+    """
+    monkeypatch.setattr(launcher.RankSupervisor, '_signal_ranks', lambda self, number: None)
+    supervisors = []
+
+    def supervise(status):
+        command = ['sh', '-c', f'exit {status}']
+        ranks = launcher.RankSupervisor(
+            str(tmp_path), 2, command, dict(os.environ), env.DEFAULT_TIMEOUTS
+        )
+        supervisors.append(ranks)
+        pipes = [channel.StatusPipe(str(tmp_path), rank) for rank in range(2)]
+        while not all(status.process for status in ranks.statuses):
+            ranks._listen(1)
+        return ranks, pipes
+
+    yield supervise
+    for ranks in supervisors:
+        ranks.end()
+
+
+def close(pipe):
+    """As the kernel does when a rank ends."""
+    os.close(pipe.fd)
+    os.close(pipe.life)
+
+
+def failure_of(ranks, capsys):
+    ranks.mpiexec.wait()
+    ranks.follow([], saves=False)
+    ranks.end()
+    with pytest.raises(SystemExit, match='^1$'):
+        ranks.raise_failure()
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize('first', [0, 1])
+def test_the_first_rank_that_ended(supervised, capsys, first):
+    """Though the launcher comes to see it late, when the other has ended, and has more to read."""
+    ranks, pipes = supervised(signal.SIGKILL)
+    pipes[first].report()
+    close(pipes[first])
+    close(pipes[1 - first])
+    assert failure_of(ranks, capsys) == [
+        f'error: rank {first}, process {os.getpid()}, was killed by SIGKILL, probably out of memory'
+    ]
+
+
+CRASH = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):'
+# MPICH's status is the bitwise OR of those of all ranks, and it kills all but the first.
+MIXED = signal.SIGKILL | signal.SIGABRT
+
+
+def test_a_rank_that_crashed(supervised, capsys):
+    ranks, pipes = supervised(MIXED)
+    print(CRASH, file=pipes[1].open_crash_file(), flush=True)
+    close(pipes[1])
+    close(pipes[0])
+    assert failure_of(ranks, capsys) == [
+        *CRASH.splitlines(),
+        f'error: rank 1, process {os.getpid()}, was killed by SIGABRT',
+    ]
+
+
+def test_a_killed_rank_whose_neighbour_crashed(supervised, capsys):
+    ranks, pipes = supervised(MIXED)
+    close(pipes[0])
+    print(CRASH, file=pipes[1].open_crash_file(), flush=True)
+    close(pipes[1])
+    assert failure_of(ranks, capsys) == [
+        f'error: rank 0, process {os.getpid()}, was killed by SIGKILL, probably out of memory'
+    ]
+
+
+def test_a_rank_that_ended_without_a_word(supervised, capsys):
+    ranks, pipes = supervised(0)
+    close(pipes[0])
+    close(pipes[1])
+    assert failure_of(ranks, capsys) == [
+        f'error: rank 0, process {os.getpid()}, ended without a word'
+    ]
 
 
 # ---------------------------------------------------------------- being a rank

@@ -138,6 +138,21 @@ def test_killed_parent_of_the_ranks(waiting):
     )
 
 
+@pytest.mark.parametrize('rank', range(2))
+def test_crashed_rank(waiting, rank):
+    """Its signal is told, and where it was, though mpiexec's status mixes it with others."""
+    process = waiting.ranks()[rank]
+    os.kill(process, signal.SIGABRT)
+    assert_ended(waiting, time.monotonic(), status=1)
+    errors = waiting.errors()
+    assert re.search(
+        r'^Fatal Python error: Aborted$.* in run_job$', errors, re.MULTILINE | re.DOTALL
+    )
+    assert errors.splitlines()[-1] == (
+        f'error: rank {rank}, process {process}, was killed by SIGABRT'
+    )
+
+
 def test_stopped_rank(waiting):
     """A rank that does not answer is ended as well."""
     os.kill(waiting.ranks()[1], signal.SIGSTOP)

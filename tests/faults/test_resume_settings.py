@@ -71,6 +71,7 @@ WITHOUT_NUMBERS = {
     'run.allreduce',
     'run.rank_timeout',
     'run.allreduce_timeout',
+    'run.stop_timeout',
     'run.on_anomaly',
     'run.gradient_checkpointing',
     'ppo.micro_batch_size',

@@ -10,9 +10,15 @@ from lm_human_preferences.hparams import train_reward
 from lm_human_preferences.utils import hyperparams, launch, logging
 
 
+def say_that_ranks_wait(comm):
+    """Once all of them do: a test may then end any."""
+    comm.barrier()
+    print(f'{comm.size} ranks wait for ever')
+
+
 def wait(comm):
     """Rank 0 never stops by itself; the others wait for it."""
-    print(f'{comm.size} ranks wait for ever')
+    say_that_ranks_wait(comm)
     while comm.rank == 0:
         time.sleep(1)
     comm.barrier()
@@ -20,7 +26,7 @@ def wait(comm):
 
 def wait_for_rank_1(comm):
     """Rank 1 never stops by itself; rank 0 waits for it."""
-    print(f'{comm.size} ranks wait for ever')
+    say_that_ranks_wait(comm)
     while comm.rank == 1:
         time.sleep(1)
     comm.barrier()
@@ -28,7 +34,7 @@ def wait_for_rank_1(comm):
 
 def wait_for_life(comm, hparams):
     """No rank stops by itself; each needs a sign of life from the others every 10 seconds."""
-    print(f'{comm.size} ranks wait for ever')
+    say_that_ranks_wait(comm)
     while True:
         time.sleep(1)
 

@@ -1,6 +1,8 @@
 """Checkpointer on several ranks, as threads: who saves what, and who gets what back."""
 
+import signal
 import threading
+import time
 from unittest import mock
 
 import numpy as np
@@ -10,6 +12,7 @@ from ranks import on_ranks
 
 from lm_human_preferences.checkpointing import checkpointer
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
+from lm_human_preferences.distributed.comm import LocalComm
 
 
 @pytest.fixture
@@ -98,3 +101,14 @@ def test_another_seed_gives_every_rank_another_stream(tmp_path, generators):
     first = on_ranks(2, lambda comm: run(comm, False, 5))
     again = on_ranks(2, lambda comm: run(comm, True, 6))
     assert len({str(state) for state in first + again}) == 4
+
+
+def test_a_step_that_does_not_end_is_interrupted(tmp_path, capfd):
+    """Stop signals wait for its end, but no longer than they are allowed to."""
+    with Checkpointer(str(tmp_path), LocalComm(), resume=False, stop_timeout=1) as checkpoints:
+        since = time.monotonic()
+        with pytest.raises(KeyboardInterrupt), checkpoints.defer_signals():
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(20)
+    assert 0.9 < time.monotonic() - since < 10
+    assert 'if it finishes within 1 s; interrupt again' in capfd.readouterr().err
