@@ -8,6 +8,8 @@ import tempfile
 import traceback
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')
+# The tests start hundreds of processes: each would compile the package anew.
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 
 import hypothesis
 import pytest
