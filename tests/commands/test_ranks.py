@@ -205,7 +205,6 @@ def test_what_a_job_imports_is_no_garbage(tmp_path, monkeypatch, last_line, erro
             assert gc.get_freeze_count() - before > 100_000
         assert gc.isenabled()
     finally:
-        gc.unfreeze()
         sys.modules.pop(name, None)
 
 
