@@ -1,6 +1,7 @@
 """Settings for all tests: few threads, nothing new by chance, GPT-2's BPE files where they are at
 hand, no forks."""
 
+import gc
 import os
 import signal
 import sys
@@ -8,6 +9,8 @@ import tempfile
 import traceback
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')
+# The tests start hundreds of processes: each would compile the package anew.
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 
 import hypothesis
 import pytest
@@ -21,10 +24,11 @@ hypothesis.settings.load_profile(
     'ci'
 )  # the same inputs each time; `--hypothesis-profile default` draws new ones
 
-_cache = (
-    tempfile.TemporaryDirectory()
-)  # for the language model of the reviews, which is trained once for all tests
-os.environ['LMHP_CACHE'] = _cache.name
+# For the language model of the reviews, which is trained once for all tests: the processes of
+# pytest-xdist, and those that they start, have that of the process that started them.
+if 'PYTEST_XDIST_WORKER' not in os.environ:
+    _cache = tempfile.TemporaryDirectory()
+    os.environ['LMHP_CACHE'] = _cache.name
 
 if bpe_directory() is not None:
     os.environ['LMHP_GPT2_ENCODINGS'] = str(bpe_directory())
@@ -46,6 +50,11 @@ def pytest_collection_modifyitems(items):
             reason = why_no_cases(item.module.__name__)
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason), append=False)
+
+
+def pytest_collection_finish():
+    """What is here now stays: looking for garbage in it would take seconds of the tests' time."""
+    gc.freeze()
 
 
 _forks = []

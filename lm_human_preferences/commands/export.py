@@ -3,7 +3,7 @@
 import os
 import shutil
 
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError

@@ -25,7 +25,6 @@ EVERY_ENGINE = ['unit/test_comm.py']
 ONE_ENGINE = [
     'unit/test_one_against_many.py::test_policy_training',
     'recorded/test_ppo.py::test_updates_without_shuffling',
-    'recorded/test_reward_training.py::test_reward_training',
 ]
 SHORT = (
     '--ppo.total_episodes=128',

@@ -5,6 +5,7 @@ Ranks and launchers that are killed: tests/faults/test_kill.py.
 
 import contextlib
 import fcntl
+import gc
 import os
 import pty
 import re
@@ -278,6 +279,24 @@ def test_srun_and_mpi_disagree(no_mpi, monkeypatch):
         match=r'^--mpi 8, but 16 rank\(s\) were started by mpiexec, srun or torchrun: leave',
     ):
         launch.start_job('job:job', {}, 8)
+
+
+@pytest.mark.parametrize(
+    'last_line, error', [('def job(): pass', None), ('1 / 0', ArithmeticError)]
+)
+def test_what_a_job_imports_is_no_garbage(tmp_path, monkeypatch, last_line, error):
+    """It is never looked through again, and the collector is left as it was, whatever happens."""
+    name = f'job_{last_line[0]}'
+    (tmp_path / f'{name}.py').write_text(f'objects = [[] for _ in range(100_000)]\n{last_line}\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    before = gc.get_freeze_count()
+    try:
+        with pytest.raises(error) if error else contextlib.nullcontext():
+            assert worker.import_job(f'{name}:job') is sys.modules[name].job
+            assert gc.get_freeze_count() - before > 100_000
+        assert gc.isenabled()
+    finally:
+        sys.modules.pop(name, None)
 
 
 # ---------------------------------------------------------------- two ranks

@@ -20,11 +20,9 @@ sizes = pytest.mark.parametrize('size', [1, pytest.param(2, marks=needs_mpi)])
 encodings = pytest.mark.parametrize('variables', [LATIN, ASCII], ids=['latin', 'ascii'])
 some = pytest.mark.parametrize(
     'variables, size',
-    [  # of both
-        pytest.param(LATIN, 1, id='latin-1', marks=pytest.mark.slow),
+    [  # both encodings, one rank and two
         pytest.param(ASCII, 1, id='ascii-1'),
         pytest.param(LATIN, 2, id='latin-2', marks=[pytest.mark.slow, needs_mpi]),
-        pytest.param(ASCII, 2, id='ascii-2', marks=[pytest.mark.slow, needs_mpi]),
     ],
 )
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launched import FAULTS, FOREVER, MPIEXEC, Launch, eventually, job, start_job
+from launched import FAULTS, FOREVER, MPIEXEC, SMALL, Launch, eventually, job, start_job
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -32,10 +32,10 @@ def chance(request):
 
 
 def train_for_a_while(directory, chance):
-    """Two ranks that are somewhere between the first and the thirtieth step, or in the checkpoint
-    after it."""
-    launch = Launch(directory, '--mpi=2', *FOREVER)
-    launch.reach(chance.randrange(1, 30))
+    """Two ranks that are somewhere between the first and the tenth step, or in the checkpoint after
+    it."""
+    launch = Launch(directory, '--mpi=2', *SMALL, *FOREVER)
+    launch.reach(chance.randrange(1, 10))
     launch.assert_shared_memory_is_nameless()
     time.sleep(chance.random() / 10)
     return launch
@@ -80,7 +80,9 @@ def test_signal_to_the_launcher(tmp_path, chance, number, attempt):
 
 
 def test_four_launches_at_once(tmp_path):
-    launches = [Launch(tmp_path / str(i), '--mpi=2', '--ppo.total_episodes=256') for i in range(4)]
+    launches = [
+        Launch(tmp_path / str(i), '--mpi=2', *SMALL, '--ppo.total_episodes=128') for i in range(4)
+    ]
     for launch in launches:
         assert launch.wait() == 0, launch.errors()
         launch.assert_nothing_left(END)
@@ -162,7 +164,7 @@ def test_stopped_rank(waiting):
 
 def test_rank_that_is_stopped_for_too_long(tmp_path):
     """A few seconds are no death."""
-    launch = Launch(tmp_path, '--mpi=2', '--run.rank_timeout=10', *FOREVER)
+    launch = Launch(tmp_path, '--mpi=2', '--run.rank_timeout=10', *SMALL, *FOREVER)
     launch.reach(1)
     process = launch.ranks()[1]
     os.kill(process, signal.SIGSTOP)

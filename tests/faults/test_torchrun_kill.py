@@ -9,17 +9,13 @@ import signal
 import time
 
 import pytest
-from launched import FOREVER, TORCHRUN, Launch, eventually, start_by_slurm, start_job
+from launched import FOREVER, SMALL, TORCHRUN, Launch, eventually, start_by_slurm, start_job
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 
 pytestmark = pytest.mark.slow
 END = 20  # seconds in which everything has to end
-SMALL = (
-    '--rewards.train_new_model.labels.num_train=64',
-    '--rewards.train_new_model.normalize_samples=16',
-)
 
 
 def train(directory, *words, torchrun_options=()):
@@ -62,30 +58,41 @@ def test_killed_torchrun(tmp_path):
     assert_ended(launch)
 
 
-@pytest.mark.parametrize('stopped', [0, 1])
-def test_stopped_rank_under_srun(tmp_path, stopped):
-    """For less time than is allowed, and for more; rank 0, which keeps the store, for more."""
-    ranks = start_by_slurm(tmp_path, 'wait_for_life')
-    ranks[0].reach_line('2 ranks wait for ever')
-    process = ranks[stopped].process
-    if stopped == 1:
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(5)
-        process.send_signal(signal.SIGCONT)
-        time.sleep(6)
-    process.send_signal(signal.SIGSTOP)
-    other = ranks[1 - stopped]
-    assert other.wait(10 + END) == 1
-    told = (
-        f'rank 1, process {process.pid} on \\S+, has given no sign of life for 10 s: it is stopped,'
-        ' or its host is gone'
-        if stopped
-        else 'rank 1 has had no answer for 10 s from the host of rank 0, or of torchrun: it is gone'
-        ' or stopped'
+def test_stopped_ranks_under_srun(tmp_path):
+    """Rank 1 of a job for less time than is allowed, and for more; rank 0 of another, which keeps
+    the store, for more. Both at the same time, as this is mostly waiting."""
+    first, second = (
+        start_by_slurm(tmp_path / name, 'wait_for_life') for name in ('first', 'second')
     )
-    assert re.fullmatch(f'error: {told}; see --run.rank_timeout', other.errors())
-    process.send_signal(signal.SIGCONT)
-    assert ranks[stopped].wait(END) == 1
+    for ranks in first, second:
+        ranks[0].reach_line('2 ranks wait for ever')
+    stopped = first[1].process
+    stopped.send_signal(signal.SIGSTOP)
+    time.sleep(5)
+    stopped.send_signal(signal.SIGCONT)
+    time.sleep(6)
+    assert first[0].process.poll() is None, first[0].errors()
+    stopped.send_signal(signal.SIGSTOP)
+    second[0].process.send_signal(signal.SIGSTOP)
+    assert_noticed(
+        first[0],
+        f'rank 1, process {stopped.pid} on \\S+, has given no sign of life for 10 s: it is stopped,'
+        ' or its host is gone',
+    )
+    assert_noticed(
+        second[1],
+        'rank 1 has had no answer for 10 s from the host of rank 0, or of torchrun: it is gone'
+        ' or stopped',
+    )
+    for launch in first[1], second[0]:
+        launch.process.send_signal(signal.SIGCONT)
+        assert launch.wait(END) == 1
+
+
+def assert_noticed(launch, error):
+    """The rank ends by itself, with this error, a regular expression."""
+    assert launch.wait(10 + END) == 1
+    assert re.fullmatch(f'error: {error}; see --run.rank_timeout', launch.errors())
 
 
 def test_restart_goes_on(tmp_path):

@@ -95,12 +95,15 @@ def run_on_hosts(hosts, tmp_path):
 
 
 def test_engines(run_on_hosts):
-    """All in one start of the ranks, which takes as long as the tests of one engine."""
-    output = run_on_hosts(on_mpi_command(WHAT_RANKS_COMPUTE))
+    """All in one start of the ranks; trainings only by the engine that finds the way by itself."""
+    communication, *trainings = WHAT_RANKS_COMPUTE
+    by_torch = ['torch', *(str(TESTS / test) for test in trainings)]
+    output = run_on_hosts([*on_mpi_command([communication]), '--', *by_torch])
     for engine in available_engines():
         assert f'4 ranks, averaging by {engine}' in output
     passed = output.count("'test_comm::test_gradients_are_averaged': 2")
     assert passed == 4 * len(available_engines())
+    assert output.count("'test_one_against_many::test_policy_training': 2") == 4
     if skip_reason():
         pytest.skip(skip_reason())
 

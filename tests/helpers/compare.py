@@ -15,7 +15,7 @@ def array(value):
 def assert_close(ours, recorded, *, rtol=1e-4, atol=0.0, name=''):
     """Every element within rtol * |recorded| + atol, nan where nan was recorded, and the same
     shape."""
-    ours, recorded = array(ours), np.asarray(recorded)
+    ours, recorded = array(ours), array(recorded)
     assert ours.shape == recorded.shape, f'{name}: shape {ours.shape}, recorded {recorded.shape}'
     np.testing.assert_allclose(ours, recorded, rtol=rtol, atol=atol, err_msg=name)
 

@@ -27,6 +27,11 @@ FOREVER = (
     '--ppo.total_episodes=64_000_000',
     '--run.save_interval=1',
 )  # a checkpoint after every step
+# A reward model that is trained in a moment, where it is not the point.
+SMALL = (
+    '--rewards.train_new_model.labels.num_train=64',
+    '--rewards.train_new_model.normalize_samples=16',
+)
 MPIEXEC = Path(sys.executable).with_name('mpiexec')
 TORCHRUN = (
     sys.executable,

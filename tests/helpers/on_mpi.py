@@ -14,6 +14,7 @@ prints what pytest said.
 
 import collections
 import contextlib
+import gc
 import hashlib
 import io
 import itertools
@@ -86,3 +87,4 @@ def run_tests(engine, tests):
 
 if __name__ == '__main__':
     main(*sys.argv[1:])
+    gc.freeze()  # else Python looks for garbage for half a second before it ends
