@@ -179,7 +179,10 @@ class _Routes:
         fields = _Fields(await request.body())
         if fields.text('labeller') != labeller:
             # Else what one window shows would be answered in the name of the other.
-            raise Refused(401, f'Another window of this browser is open as {labeller}: open your own link again.')
+            raise Refused(
+                401,
+                f'Another window of this browser is open as {labeller}: open your own link again.',
+            )
         return labeller, fields
 
 
