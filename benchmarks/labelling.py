@@ -58,6 +58,7 @@ def training(directory):
         text=True,
         env={**os.environ, 'OMP_NUM_THREADS': '1'},
     )
+    assert process.stdout is not None
     try:
         if not any(line.startswith('[ppo_step 0]') for line in process.stdout):
             sys.exit('the training beside did not come to its first step')

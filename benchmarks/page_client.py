@@ -35,8 +35,10 @@ class Client:
         parts = urllib.parse.urlsplit(link)
         self.origin = f'{parts.scheme}://{parts.netloc}'
         self.token = parts.fragment
-        self.host, self.port, self.timeout = parts.hostname, parts.port, timeout
-        self.context = certificate and ssl.create_default_context(cafile=certificate)
+        self.host, self.port, self.timeout = str(parts.hostname), parts.port, timeout
+        self.context = None
+        if certificate:
+            self.context = ssl.create_default_context(cafile=certificate)
         self.connection = None
         self.cookie = self.name = None
         if signed_in:
@@ -140,6 +142,7 @@ class Server:
             text=True,
         )
         atexit.register(self.process.kill)  # where a check has failed
+        assert self.process.stdout is not None and self.process.stderr is not None
         lines = [self.process.stdout.readline() for _ in names]
         if not all(lines):
             sys.exit(self.process.stderr.read())
@@ -150,7 +153,8 @@ class Server:
     def peak_megabytes(self):
         """The most memory that the process has had."""
         status = Path(f'/proc/{self.process.pid}/status').read_text()
-        return int(re.search(r'VmHWM:\s*(\d+)', status)[1]) / 1024
+        (kilobytes,) = re.findall(r'VmHWM:\s*(\d+)', status)
+        return int(kilobytes) / 1024
 
     def end(self, number=signal.SIGTERM):
         """(what it still prints, its complaints); number: of the signal that ends it."""

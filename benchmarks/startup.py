@@ -147,6 +147,7 @@ def run(words, variables, until=None):
         stderr=subprocess.DEVNULL,
         text=True,
     )
+    assert process.stdout is not None
     if until is None:
         process.stdout.read()
     elif not any(line.startswith(until) for line in process.stdout):

@@ -114,6 +114,7 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
         f'test {tmp_path}/f --against {tmp_path}/x --labels.type scalar_rating'
     )
     assert 'give a local directory' in error('test az://account/container/f')
+    assert 'name another policy' in error(f'test {tmp_path}/f --policy run --against run/')
     assert '--count must be at least 1' in error(f'test {tmp_path}/f --count 0')
     (tmp_path / 'notes.txt').write_text('x')
     assert 'is not empty, and no folder of labels' in error(f'test {tmp_path}')

@@ -426,6 +426,19 @@ def test_what_is_no_folder(tmp_path):
         (tmp_path / 'task.json').write_text(text)
         with pytest.raises(UserError, match=r'task.json'):
             LabelFolder(str(tmp_path))
+    damaged = {'format': 1, **TASK, 'task': {'query_length': '3', 'response_length': 4}}
+    (tmp_path / 'task.json').write_text(json.dumps(damaged))
+    with pytest.raises(UserError, match=r'--task.query_length must be a whole number'):
+        LabelFolder(str(tmp_path))
+
+
+def test_a_damaged_record_of_what_was_used_is_named(tmp_path):
+    opened = make_folder(tmp_path / 'f', 1)
+    with Labeller(opened, 'anna') as anna:
+        anna.answer(anna.next_question(), 1, 1)
+        (tmp_path / 'f/used.jsonl').write_text('{"answers": {"anna": "1"}}\n')
+        with pytest.raises(UserError, match=r'used.jsonl, line 1 is damaged'):
+            anna.undo()
 
 
 GOOD = {'answer': 'u', 'best': 1, 'order': [0, 1, 2, 3], 'seconds': 1, 'time': 1}

@@ -112,7 +112,7 @@ class _Routes:
         fields = _Fields(await request.body())
         labeller = self.access.by_token(fields.text('token'))
         if labeller is None:
-            raise Refused(401, 'This link is not valid.')
+            raise Refused(401, 'This link is not valid, or a part of it is missing.')
         reply = Json({'labeller': labeller})
         reply.set_cookie(
             self.access.cookie_name,
@@ -179,7 +179,10 @@ class _Routes:
         fields = _Fields(await request.body())
         if fields.text('labeller') != labeller:
             # Else what one window shows would be answered in the name of the other.
-            raise Refused(401, f'Another window of this browser is open as {labeller}.')
+            raise Refused(
+                401,
+                f'Another window of this browser is open as {labeller}: open your own link again.',
+            )
         return labeller, fields
 
 
