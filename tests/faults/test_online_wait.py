@@ -1,0 +1,56 @@
+"""Several ranks wait for labels for longer than any of their timeouts."""
+
+import pytest
+from engines import why_not
+from launched import Launch, eventually, needs_mpi
+from online_runs import WORDS, lines_of, meanwhile, models_of
+
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.simulated_labeller import simulate, small_tokens
+
+SHORTEST_TIMEOUT = 10  # seconds that the options allow
+# Before the second step, when ranks have averaged gradients already, 28 labels are needed.
+SETTINGS = {
+    'ppo.total_episodes': 128,
+    'rewards.online.source': 'people',
+    'rewards.online.error': 0.0,
+    'rewards.online.labels': 32,
+    'rewards.online.initial': 16,
+    'rewards.online.ahead': 0,
+    'rewards.online.repeated': 0.0,
+    'rewards.online.validation': 0.0,
+    'rewards.online.retrainings': 1,
+    'rewards.online.patience': 0.05,
+    'run.rank_timeout': SHORTEST_TIMEOUT,
+    'run.allreduce_timeout': SHORTEST_TIMEOUT,
+}
+
+
+def answer_late(directory, done):
+    """Answer the first questions at once, and those that follow when every timeout is over."""
+    eventually((directory / 'labels/task.json').exists, 60)
+    with Labeller(LabelFolder(str(directory / 'labels')), 'anna') as anna:
+        for asked in (16, 17):
+            while len(anna.folder.questions) < asked and not done.wait(0.05):
+                anna.folder.refresh()
+            simulate(anna, small_tokens, answers=16 - len(anna.log.uuids))
+        done.wait(1.3 * SHORTEST_TIMEOUT)
+        simulate(anna, small_tokens)
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize('engine', ['torch', 'horovod'])
+def test_two_ranks_wait_longer_than_every_timeout(tmp_path, engine):
+    """The ranks meet every second, by MPI, and no gradients are on their way meanwhile."""
+    if reason := why_not(engine):
+        pytest.skip(f'{engine}: {reason}')
+    words = [f'--{name}={value}' for name, value in SETTINGS.items()]
+    launch = Launch(tmp_path, '--mpi=2', *WORDS, *words, f'--run.allreduce={engine}')
+    with meanwhile(answer_late, launch.run):
+        status = launch.wait()
+    assert status == 0, launch.errors()
+    answers = lines_of(launch.run / 'labels/answers/anna.jsonl')
+    assert answers[16]['time'] - answers[15]['time'] > SHORTEST_TIMEOUT
+    assert [line['labels'] for line in models_of(launch.run)] == [16, 32]
