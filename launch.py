@@ -241,7 +241,7 @@ def figures(settings: dict[str, Any]) -> None:
     hparams.override_from_dict(binds)
     module = 'online' if options.pop('online') else 'figures'
     job = f'lm_human_preferences.reproduction.{module}:figures'
-    launch.start_job(job, {'hparams': hparams, **options}, mpi=1)
+    launch.start_job(job, {'hparams': hparams, **options}, mpi=1, has_ranks=False)
 
 
 cli = Program(

@@ -7,11 +7,13 @@ rank in the ring has written. Without MPI the first that fails says so there, an
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 BEAT_SECONDS = 2
@@ -88,11 +90,11 @@ class Lifeline:
 
     def _beat_on(self) -> None:
         beats = 0
-        place = f'process {os.getpid()} on {socket.gethostname()}'
+        own = [os.getpid(), socket.gethostname(), _process_space()]
         with contextlib.suppress(RuntimeError):  # the store is gone; `_watch` will notice
             while True:
                 beats += 1
-                self.store.set(f'sign/{self.rank}', json.dumps([place, beats]))
+                self.store.set(f'sign/{self.rank}', json.dumps([*own, beats]))
                 if self.store.check([f'sign/{self.next_rank}']):
                     self.next_sign = self.store.get(f'sign/{self.next_rank}').decode()
                 if self.store.check(['failed']):
@@ -114,7 +116,10 @@ class Lifeline:
                     ' 0, or of torchrun: it is gone or stopped'
                 )
             if next_rank.seconds() >= self.timeout:
-                place = json.loads(self.next_sign)[0] if self.next_sign else 'never heard of'
+                place = 'never heard of'
+                if self.next_sign:
+                    process, host, *_ = json.loads(self.next_sign)
+                    place = f'process {process} on {host}'
                 self._end(
                     f'rank {self.next_rank}, {place}, has given no sign of life for'
                     f' {self.timeout} s: it is stopped, or its host is gone'
@@ -124,7 +129,17 @@ class Lifeline:
         if self.claim_failure():
             message = f'error: {reason}; see --run.rank_timeout'
             report(f'\n{message}', message)  # below a progress bar
+        self._kill_next_rank_if_stopped()
         os._exit(1)
+
+    def _kill_next_rank_if_stopped(self) -> None:
+        """A stopped process does not end by SIGTERM: torchrun would wait for it for 30 s."""
+        process, _, space, *_ = json.loads(self.next_sign or '[0, "", "", 0]')
+        if space != _process_space():
+            return  # it is on another host
+        with contextlib.suppress(OSError):  # it is gone
+            if _state_of(process) == 'T':
+                os.kill(process, signal.SIGKILL)
 
 
 # The one through which ranks without MPI learn that another has failed; MPI ends them otherwise.
@@ -155,6 +170,18 @@ def tell_torchrun(summary: str) -> None:
         content = {'message': {'message': summary, 'extraInfo': details}}
         with contextlib.suppress(OSError), open(path, 'w', encoding='utf-8') as file:
             json.dump(content, file)
+
+
+def _process_space() -> str:
+    """Where the number of a process means the same process: this host, or this container."""
+    boot_id = Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()
+    return f'{boot_id} {os.readlink("/proc/self/ns/pid")}'
+
+
+def _state_of(process: int) -> str:
+    """The letter for its state that Linux shows; T: stopped. OSError if it does not exist."""
+    status = Path(f'/proc/{process}/stat').read_text(encoding='utf-8', errors='replace')
+    return status.rpartition(')')[2].split()[0]
 
 
 class _Silence:

@@ -130,6 +130,7 @@ def experiment_command(
                 **launch.validated(options).to_nested_dict(),
             },
             mpi=1,
+            has_ranks=False,
         )
 
     return Command(

@@ -63,13 +63,19 @@ def validated(hparams: Settings) -> Settings:
 # ---------------------------------------------------------------- starting a job
 
 
-def start_job(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
+def start_job(
+    job: str, arguments: dict[str, Any], mpi: int | None, *, has_ranks: bool = True
+) -> None:
     """Call `job`, 'module:function', with keyword `arguments` on `mpi` ranks.
 
-    mpi: None for one rank for each GPU.
+    mpi: None for one rank for each GPU. has_ranks: whether the job can share its work; else it is
+    done by this process, or by the first of those that a launcher has started.
     """
     if 'VISIBLE_DEVICES' in os.environ:  # the variable that the original read
         os.environ.setdefault('CUDA_VISIBLE_DEVICES', os.environ['VISIBLE_DEVICES'])
+    if not has_ranks:
+        _do_alone(job, arguments)
+        return
     size = _world_size(mpi)
     hparams: Any = arguments.get('hparams')
     is_training = hasattr(hparams, 'writes')
@@ -96,6 +102,14 @@ def start_job(job: str, arguments: dict[str, Any], mpi: int | None) -> None:
             run_lock.release(hparams.run.directory)
             show_resume_hint()
         raise
+
+
+def _do_alone(job: str, arguments: dict[str, Any]) -> None:
+    if env.launched_rank() > 0:
+        return
+    if env.launched_size() > 1:
+        note(f'note: one of {env.launched_size()} ranks does all of this command')
+    worker.import_job(job)(**arguments)
 
 
 def _world_size(mpi: int | None) -> int:
@@ -144,9 +158,11 @@ def job_command(
         hparams = hparam_class()
         override(hparams, settings)
         nested = validated(hparams).to_nested_dict()
+        has_ranks = 'mpi' in nested
         mpi = nested.pop('mpi', 1)
         nested.pop('mode', None)
-        start_job(job, {**dict(zip(arguments, values)), **nested}, mpi)
+        job_arguments = {**dict(zip(arguments, values)), **nested}
+        start_job(job, job_arguments, mpi, has_ranks=has_ranks)
 
     click_arguments = [click.Argument([key]) for key in arguments]
     return Command(name, start, hyperparams.fields(hparam_class), click_arguments, **attrs)

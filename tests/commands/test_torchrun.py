@@ -5,6 +5,7 @@ Ranks that are killed or stopped: tests/faults/test_torchrun_kill.py.
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from command_line import invoke
 from launched import REPOSITORY, TORCHRUN, Launch, job, needs_mpi, start_by_slurm
 
 import sample
+from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 
 SHORT = ('--ppo.total_episodes=256', '--run.log_interval=1')
@@ -99,6 +101,32 @@ def test_sampling(trained, tmp_path):
     queries = queries_in(sampling.output())
     assert len(queries) == 5
     assert queries == queries_in(by_one.stdout)
+
+
+def launch(directory, program, *words):
+    """A command by torchrun that has ended well."""
+    launched = Launch(directory, *words, command=(program,), started_by=TORCHRUN)
+    assert launched.wait() == 0, launched.errors()
+    return launched
+
+
+def test_reward_training(tmp_path):
+    """One line per fact, and a model in the end."""
+    settings = '--labels.num_train=64', '--normalize_samples=16', f'--save_dir={tmp_path}'
+    launched = launch(tmp_path, 'launch.py', 'train_reward', 'test', 'run', *settings)
+    assert launched.output().startswith('2 ranks, averaging by torch (gloo)\n')
+    assert launched.output().splitlines().count('hparams:') == 1
+    bundle = Bundle(checkpoints.latest(launched.run / 'reward_model/checkpoints'))
+    assert 'reward_model/reward_norm/gain' in bundle
+
+
+def test_evaluation(trained, tmp_path):
+    """One rank does it; the other ends, as this command cannot share its work."""
+    run = tmp_path / 'run'
+    shutil.copytree(trained[0].run, run)
+    launched = launch(tmp_path, 'launch.py', 'evaluate', run, '--queries=2')
+    assert launched.errors().count('note: one of 2 ranks does all of this command') == 1
+    assert (run / 'evaluation.json').exists()
 
 
 def test_a_user_error_on_all_ranks_is_one_line(tmp_path):

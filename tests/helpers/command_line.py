@@ -16,7 +16,9 @@ def caught_jobs(monkeypatch):
     """A list that will hold (job, arguments, mpi) of every job that a command would start."""
     found = []
     monkeypatch.setattr(
-        jobs, 'start_job', lambda job, arguments, mpi: found.append((job, arguments, mpi))
+        jobs,
+        'start_job',
+        lambda job, arguments, mpi, **settings: found.append((job, arguments, mpi)),
     )
     return found
 
