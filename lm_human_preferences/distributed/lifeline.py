@@ -135,8 +135,8 @@ class Lifeline:
     def _kill_next_rank_if_stopped(self) -> None:
         """A stopped process does not end by SIGTERM: torchrun would wait for it for 30 s."""
         process, _, space, *_ = json.loads(self.next_sign or '[0, "", "", 0]')
-        if space != _process_space():
-            return  # it is on another host
+        if not space or space != _process_space():
+            return  # it is on another host, or may be
         with contextlib.suppress(OSError):  # it is gone
             if _state_of(process) == 'T':
                 os.kill(process, signal.SIGKILL)
@@ -173,9 +173,15 @@ def tell_torchrun(summary: str) -> None:
 
 
 def _process_space() -> str:
-    """Where the number of a process means the same process: this host, or this container."""
-    boot_id = Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()
-    return f'{boot_id} {os.readlink("/proc/self/ns/pid")}'
+    """Where the number of a process means the same process: this host, or this container.
+
+    Empty where that is unknown, as on systems other than Linux.
+    """
+    try:
+        boot_id = Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()
+        return f'{boot_id} {os.readlink("/proc/self/ns/pid")}'
+    except OSError:
+        return ''
 
 
 def _state_of(process: int) -> str:
