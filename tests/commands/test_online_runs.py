@@ -12,6 +12,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from command_line import caught_jobs, error_of, hparams_of, invoke
 from events import events_of
 from experiments import resolved
@@ -39,7 +40,7 @@ from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
 from lm_human_preferences.labels.simulated_labeller import simulate, small_tokens
 from lm_human_preferences.online import collection
 from lm_human_preferences.reproduction import online
-from lm_human_preferences.training import memory
+from lm_human_preferences.training import memory, precision
 
 PEOPLE = {
     'rewards__online__source': 'people',
@@ -149,6 +150,24 @@ def test_a_run_replayed_from_its_files_is_the_same(live, tmp_path):
     shutil.copytree(live / 'labels', tmp_path / 'run/labels')
     train(tmp_path / 'run', **PEOPLE, run__resume=True)
     assert_same(online_result(tmp_path / 'run'), online_result(live))
+
+
+def test_in_bf16_a_run_is_repeated_as_well(live, tmp_path):
+    reduced = {
+        'run__precision': 'bf16',
+        'rewards__train_new_model__run__precision': 'bf16',
+        'ppo__total_episodes': 256,
+        'rewards__online__retrainings': 2,
+    }
+    try:
+        train(tmp_path / 'run', **reduced)
+        shutil.copytree(tmp_path / 'run/labels', tmp_path / 'again/labels')
+        train(tmp_path / 'again', **{**reduced, **PEOPLE}, run__resume=True)
+    finally:
+        precision.configure('fp32', torch.device('cpu'))
+    result = online_result(tmp_path / 'run')
+    assert_same(online_result(tmp_path / 'again'), result)
+    assert result['ppo', 'online/loss'] != online_result(live)['ppo', 'online/loss'][:3]
 
 
 def test_the_policy_is_not_disturbed_by_questions(live, tmp_path):

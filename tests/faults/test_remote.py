@@ -14,6 +14,8 @@ from blobserver.server import BlobServer, Fault
 from command_line import error_of, invoke
 from interrupted import STEP, TRAIN_BATCH, assert_same, result_of, run, start
 from launched import eventually
+from online_runs import WORDS as ONLINE
+from online_runs import online_result
 
 import sample
 from lm_human_preferences import storage, train_policy
@@ -436,6 +438,31 @@ def test_overwrite(store, monkeypatch, tmp_path):
     assert listed(store) == ['model.ckpt-1'] and sum('model.ckpt' in name for name in store) == 3
     assert sum('tfevents' in name for name in store) == 1
     assert store['run/notes.txt'] == b'mine' and store['run2/train_policy_hparams.json'] == b'{}'
+
+
+def test_labels_that_are_collected(store, monkeypatch, tmp_path):
+    """They are kept in the store: another machine goes on, and what people said is not deleted."""
+    words = f'train_policy test run --mpi 1 {" ".join(ONLINE)} --save_dir'
+    assert invoke(f'{words} {tmp_path}').exit_code == 0
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        after_steps(patch, {5: interrupt})
+        assert invoke(f'{words} {STORE}').exit_code == 130
+    on_another_machine(monkeypatch, tmp_path)
+    result = invoke(f'resume {RUN}')
+    assert result.exit_code == 0 and f'Going on from {staged()}' in result.stdout, result.output
+    downloaded(store, tmp_path / 'store')
+    found = online_result(tmp_path / 'store/run')
+    assert len(found['answers']) == 2
+    assert_same(found, online_result(tmp_path / 'run'))
+    path = 'run/labels/answers/anna.jsonl'
+    store[path] = store['run/labels/answers/test1.jsonl']
+    message = error_of(invoke(f'{words} {STORE} --overwrite'))
+    assert message.startswith(f'--overwrite would delete what anna answered in {RUN}/labels')
+    assert path in store
 
 
 def test_two_at_once(store, monkeypatch, tmp_path):
