@@ -28,6 +28,7 @@ def wait_for_rank_1(comm):
 
 def wait_for_life(comm, hparams):
     """No rank stops by itself; each needs a sign of life from the others every 10 seconds."""
+    comm.barrier()  # all have given the first one
     print(f'{comm.size} ranks wait for ever')
     while True:
         time.sleep(1)
