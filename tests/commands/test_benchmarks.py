@@ -53,6 +53,10 @@ BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
             'labelling many large --answers 60 --pause 0 --alone --questions 300',
             r'60 answers in .*\n.* 99 %: .*\n300 questions of .*\n(.*\n)*the report on 300 answers',
         ),
+        (
+            'online_step --size test --batch 1 --steps 1 --threads 1',
+            r'a look that finds nothing .*\n5,000 labels in .*\n60,000 labels in .*% of a step',
+        ),
     ],
     ids=[
         'ppo_update',
@@ -64,6 +68,7 @@ BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
         'startup',
         'tokenise',
         'labelling',
+        'online_step',
     ],
 )
 def test_benchmark(command, printed):

@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""What collecting labels adds to a PPO step, besides the trainings of the reward model.
+
+    pipenv run python benchmarks/online_step.py [--size 124M] [--batch 16] [--steps 3]
+
+Before every second step, questions about the policy are asked and answered by a script; before the
+others there is nothing to do but to see that. From the cost of both follows what a step costs more
+at a number of labels per episode. Weights are random, the queries are letters.
+"""
+
+import argparse
+import statistics
+import types
+
+import measuring
+import ppo_update
+import torch
+import workload
+from workload import QUERY_LENGTH, RESPONSE_LENGTH
+
+from lm_human_preferences import lm_tasks, train_policy, train_reward
+from lm_human_preferences.distributed import comm
+from lm_human_preferences.hparams.online import ASKED_AT_ONCE, OnlineHParams, Schedule
+from lm_human_preferences.language import encodings
+from lm_human_preferences.online.collection import Collection
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import RewardModel, make_score_fn
+
+RATES = {
+    '5,000 labels in 2,000,000 episodes': 5_000 / 2_000_000,
+    '60,000 labels in 2,000,000 episodes': 60_000 / 2_000_000,
+}
+
+
+class LetterModel(workload.RandomModel):
+    """A model of random weights whose queries are letters, which need no file."""
+
+    encoding = encodings.Test
+
+
+class AlternateSchedule(Schedule):
+    """Asks a batch of questions before every second step; the reward model is left as it is."""
+
+    def labels_at(self, step):
+        return ASKED_AT_ONCE * (step // 2 + 1)
+
+    def questions_at(self, step):
+        return self.labels_at(step)
+
+    def is_trained_at(self, step):
+        return False
+
+
+def hparams_of(args):
+    """The setting of ppo_update, with labels that a script gives while the policy trains."""
+    hparams = ppo_update.hparams_of(args.batch)
+    hparams.ppo.total_episodes = args.batch * args.steps
+    hparams.rewards.trained_model = None
+    hparams.rewards.online = OnlineHParams()
+    hparams.rewards.online.override_from_dict(
+        {'labels': ASKED_AT_ONCE * args.steps, 'source': 'test', 'validation': 0.0}
+    )
+    new_model = hparams.rewards.train_new_model = train_reward.HParams()
+    new_model.labels.type = 'best_of_4'
+    new_model.labels.source = 'test'
+    new_model.task = hparams.task
+    return hparams
+
+
+def build_trainer(hparams, size, world):
+    """A policy, its reference and a reward model."""
+    trained_model = LetterModel(size)
+    reward_model = RewardModel(trained_model)
+    reward_model.score = reward_model.get_rewards
+    settings = {
+        'temperature': ppo_update.TEMPERATURE,
+        'embed_queries': lm_tasks.query_formatter(hparams.task, encodings.Test.get_encoder()),
+    }
+    return train_policy.PPOTrainer(
+        policy=Policy(trained_model, **settings),
+        ref_policy=Policy(trained_model, scope='ref_policy', **settings),
+        reward_model=reward_model,
+        hparams=hparams,
+        comm=world,
+        query_sampler=lm_tasks.make_query_sampler(
+            hparams=hparams.task,
+            encoder=encodings.Test.get_encoder(),
+            batch_size=hparams.ppo.batch_size,
+        ),
+        score_fn=make_score_fn(hparams.task, reward_model),
+    )
+
+
+def measure(args):
+    """Seconds of (a step, the asking of a batch of questions, a look that finds nothing to do)."""
+    world = comm.init_comm()
+    hparams = hparams_of(args)
+    trainer = build_trainer(hparams, args.size, world)
+    trainer.global_step = 2  # step 0 would print
+    schedule = hparams.rewards.online.schedule(trainer.total_steps)
+    steps, asked, idle = [], [], []
+    collection = Collection(
+        trainer,
+        reward_model=trainer.networks['reward_model'],
+        checkpointer=types.SimpleNamespace(seed=1, stop_requested=False),
+        labels=None,
+    )
+    collection.schedule = AlternateSchedule(**vars(schedule))
+    with collection:
+        for step in range(2, 2 * args.steps + 4):
+            begin = measuring.now()
+            collection.before_step(step)
+            looked = measuring.now()
+            trainer.step()
+            if step >= 4:  # the first of each kind warm up
+                seconds = idle if step % 2 else asked
+                seconds.append(looked - begin)
+                steps.append(measuring.now() - looked)
+    return [statistics.median(seconds) for seconds in (steps, asked, idle)]
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--size', choices=workload.SIZES, default='124M')
+    parser.add_argument('--batch', type=int, default=16)
+    parser.add_argument('--steps', type=int, default=3, help='of each kind')
+    parser.add_argument('--threads', type=int, default=2, help='of the CPU')
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    measuring.set_up('fp32')
+    step, asked, idle = measure(args)
+    print(
+        f'{measuring.machine()}, torch {torch.__version__}, {args.size}, batch {args.batch},'
+        f' queries of {QUERY_LENGTH} and responses of {RESPONSE_LENGTH} tokens'
+    )
+    print(f'a step: {step:.2f} s')
+    print(f'asking {ASKED_AT_ONCE} questions of four samples: {asked:.2f} s')
+    print(f'a look that finds nothing to do: {1000 * idle:.1f} ms, {idle / step:.2%} of a step')
+    for name, rate in RATES.items():
+        more = args.batch * rate * (asked - idle) / ASKED_AT_ONCE + idle
+        print(f'{name}: {more / step:.2%} of a step more')
+
+
+if __name__ == '__main__':
+    main()
