@@ -52,9 +52,13 @@ class Lifeline:
         self.next_rank = (rank + 1) % size
         self.timeout = timeout
         self.closed = threading.Event()
+        self.place = [os.getpid(), socket.gethostname(), _process_space()]
+        self.beats = 0
         self.answers = 0  # of the store
         self.next_sign = ''
         self.is_failure_of_another = False
+        with contextlib.suppress(RuntimeError):  # the store is gone; `_watch` will notice
+            self._beat()  # here, so that the others know this rank whenever it is stopped
         # Two threads, as one that asks the store waits for as long as that does not answer.
         self.threads = [
             threading.Thread(target=work, daemon=True) for work in (self._beat_on, self._watch)
@@ -89,20 +93,20 @@ class Lifeline:
         return all(claimed)
 
     def _beat_on(self) -> None:
-        beats = 0
-        own = [os.getpid(), socket.gethostname(), _process_space()]
-        with contextlib.suppress(RuntimeError):  # the store is gone; `_watch` will notice
-            while True:
-                beats += 1
-                self.store.set(f'sign/{self.rank}', json.dumps([*own, beats]))
-                if self.store.check([f'sign/{self.next_rank}']):
-                    self.next_sign = self.store.get(f'sign/{self.next_rank}').decode()
-                if self.store.check(['failed']):
-                    failed = self.store.get('failed').decode()
-                    self.is_failure_of_another = failed != str(self.rank)
-                self.answers += 1
-                if self.closed.wait(BEAT_SECONDS):
-                    return
+        with contextlib.suppress(RuntimeError):  # as in `__init__`
+            while not self.closed.wait(BEAT_SECONDS):
+                self._beat()
+
+    def _beat(self) -> None:
+        """Give a sign of life, and look for what other ranks have said."""
+        self.beats += 1
+        self.store.set(f'sign/{self.rank}', json.dumps([*self.place, self.beats]))
+        if self.store.check([f'sign/{self.next_rank}']):
+            self.next_sign = self.store.get(f'sign/{self.next_rank}').decode()
+        if self.store.check(['failed']):
+            failed = self.store.get('failed').decode()
+            self.is_failure_of_another = failed != str(self.rank)
+        self.answers += 1
 
     def _watch(self) -> None:
         store = _Silence(lambda: self.answers)

@@ -16,7 +16,7 @@ import termios
 
 import pytest
 from command_line import invoke
-from launched import CONSOLE, MPIEXEC, REPOSITORY, Launch, job, needs_mpi, start_job
+from launched import CONSOLE, MPIEXEC, REPOSITORY, SMALL, Launch, job, needs_mpi, start_job
 
 import sample
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -24,7 +24,7 @@ from lm_human_preferences.distributed import channel, env, launcher, worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils import launch
 
-SHORT = ('--ppo.total_episodes=256', '--run.log_interval=1')
+SHORT = (*SMALL, '--ppo.total_episodes=256', '--run.log_interval=1')
 
 
 # ---------------------------------------------------------------- calling mpiexec

@@ -13,13 +13,13 @@ import sys
 
 import pytest
 from command_line import invoke
-from launched import REPOSITORY, TORCHRUN, Launch, job, needs_mpi, start_by_slurm
+from launched import REPOSITORY, SMALL, TORCHRUN, Launch, job, needs_mpi, start_by_slurm
 
 import sample
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 
-SHORT = ('--ppo.total_episodes=256', '--run.log_interval=1')
+SHORT = (*SMALL, '--ppo.total_episodes=256', '--run.log_interval=1')
 BLOCKER = """
 import sys
 

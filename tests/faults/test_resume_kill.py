@@ -14,7 +14,7 @@ import time
 
 import pytest
 from interrupted import RECORD_STEP_STATS, TRAIN_BATCH, assert_same, result_anywhere, run, start
-from launched import FAULTS, PATIENCE, Launch, eventually
+from launched import FAULTS, PATIENCE, SMALL, Launch, eventually
 
 from lm_human_preferences.checkpointing import checkpoints
 
@@ -123,7 +123,7 @@ def test_asked_to_end(tmp_path, moment, count, number):
 
 def test_two_ranks_asked_to_end(tmp_path):
     asked = Launch(
-        tmp_path, '--mpi=2', '--run.save_interval=1000', '--ppo.total_episodes=64_000_000'
+        tmp_path, '--mpi=2', *SMALL, '--run.save_interval=1000', '--ppo.total_episodes=64_000_000'
     )
     asked.reach(3)
     asked.process.send_signal(signal.SIGINT)

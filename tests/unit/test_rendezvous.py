@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from launched import eventually
 
 from lm_human_preferences.distributed import env, lifeline, messages, network
 from lm_human_preferences.errors import UserError
@@ -171,9 +172,12 @@ def test_silence_is_counted_in_seconds_awake():
 
 
 class SlowStore:
-    """A store that takes its time over every question."""
+    """A store that takes its time over every question, and counts the signs of life."""
+
+    signs = 0
 
     def set(self, key, value):
+        self.signs += 1
         time.sleep(0.5)
 
     def check(self, keys):
@@ -181,8 +185,19 @@ class SlowStore:
         return False
 
 
-def test_a_closed_lifeline_asks_nothing_more():
+def test_a_rank_gives_a_sign_of_life_before_it_does_anything_else():
+    """So that the others can name it, however soon it is stopped."""
+    store = SlowStore()
+    line = lifeline.Lifeline(store, rank=0, size=2, timeout=600)
+    assert store.signs == 1
+    line.close()
+
+
+def test_a_closed_lifeline_asks_nothing_more(monkeypatch):
     """Python aborts when it ends while a thread is inside the store, which is written in C++."""
-    line = lifeline.Lifeline(SlowStore(), rank=0, size=2, timeout=600)
+    monkeypatch.setattr(lifeline, 'BEAT_SECONDS', 0)
+    store = SlowStore()
+    line = lifeline.Lifeline(store, rank=0, size=2, timeout=600)
+    eventually(lambda: store.signs > 1)
     line.close()
     assert not any(thread.is_alive() for thread in line.threads)
