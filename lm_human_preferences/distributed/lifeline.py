@@ -155,6 +155,12 @@ def tell_failures_through(lifeline: Lifeline) -> None:
     _telling_of_failures.append(lifeline)
 
 
+def stop_watching() -> None:
+    """Let this rank, which has failed itself, end with its own status, whatever others do."""
+    for lifeline in _telling_of_failures:
+        lifeline.closed.set()
+
+
 def claim_failure() -> bool:
     """Whether the error of this rank is its to report."""
     return all(lifeline.claim_failure() for lifeline in _telling_of_failures)

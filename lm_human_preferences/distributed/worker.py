@@ -20,16 +20,18 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from lm_human_preferences.distributed import channel, lifeline, mpi_library
+from lm_human_preferences.distributed import channel, lifeline, mpi_library, network
 from lm_human_preferences.distributed.channel import StatusPipe
 from lm_human_preferences.distributed.env import (
     LAUNCHER_GRACE_SECONDS,
     RANK_0_GRACE_SECONDS,
     REPORT_GRACE_SECONDS,
+    WITHOUT_MPI,
     drop_launchers_threads,
     is_first_on_host,
     launched_rank,
     launched_size,
+    launcher_kind,
 )
 from lm_human_preferences.distributed.lifeline import RankLost
 from lm_human_preferences.distributed.mpi_library import NoLibrary
@@ -183,6 +185,7 @@ def _end_all_ranks(error: BaseException, pipe: StatusPipe | None) -> None:
 def _print_error(error: BaseException, text: str) -> None:
     """Print `error`, since no launcher of ours will; the other ranks let rank 0 report first."""
     rank = launched_rank()
+    lifeline.stop_watching()
     if isinstance(error, NoLibrary):
         # Where srun ends the others after the first, they still end with the same status.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -200,6 +203,10 @@ def _print_error(error: BaseException, text: str) -> None:
         message = f'{text}error: rank {rank} failed'
     lifeline.report(message, text.splitlines()[-1])
     time.sleep(REPORT_GRACE_SECONDS)  # mpiexec drops what it has not yet passed on when ranks abort
+    if launcher_kind() in WITHOUT_MPI and network.is_store_host():
+        # The others ask the store whether the failure is theirs to report. Without an answer they
+        # would report it, too, below what torch says of a store that is gone.
+        time.sleep(RANK_0_GRACE_SECONDS)
 
 
 if __name__ == '__main__':

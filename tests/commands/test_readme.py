@@ -65,6 +65,8 @@ OTHER_TOOLS = {  # their options
     '--rdzv-id',
     '--rdzv-endpoint',
     '--max-restarts',
+    '--mca',
+    '--shutdown-timeout',
     '--standalone',
     '--signal',
 }

@@ -183,6 +183,14 @@ def test_plain_srun(tmp_path):
     assert second.output() == ''
 
 
+def test_a_user_error_under_srun_is_one_line(tmp_path):
+    """The others do not lose the store, which rank 0 keeps, before they know that it is told."""
+    first, second = start_by_slurm(tmp_path, 'raise_user_error')
+    assert (first.wait(), second.wait()) == (2, 2)
+    assert first.errors() == 'error: /labels.json is no label file'
+    assert second.errors() == ''
+
+
 def test_a_killed_rank_under_srun_ends_the_other(tmp_path):
     """Though nothing but the connection tells."""
     first, second = start_by_slurm(tmp_path, 'wait_for_rank_1')
