@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,20 @@ def read_job(directory: str) -> Job:
 
 def _job_path(directory: str) -> Path:
     return Path(directory, 'job.json')
+
+
+def remove(directory: str) -> bool:
+    """Delete the directory of a job, for its ranks; False if another one of them does.
+
+    It gets another name first, so that no rank makes a file in it meanwhile.
+    """
+    ended = f'{directory}.ended'
+    try:
+        os.rename(directory, ended)
+    except OSError:
+        return False
+    shutil.rmtree(ended, ignore_errors=True)
+    return True
 
 
 def open_for_launcher(directory: str, rank: int) -> tuple[int, int]:

@@ -11,18 +11,19 @@ import importlib
 import io
 import os
 import select
-import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from lm_human_preferences.distributed import channel, lifeline, mpi_library, network
 from lm_human_preferences.distributed.channel import StatusPipe
 from lm_human_preferences.distributed.env import (
+    EXIT_GRACE_SECONDS,
     LAUNCHER_GRACE_SECONDS,
     RANK_0_GRACE_SECONDS,
     REPORT_GRACE_SECONDS,
@@ -43,8 +44,11 @@ STDERR = 2  # its file descriptor: `sys.stderr` is muted where this is not rank 
 
 def main(directory: str) -> None:
     """Do the job that our launcher has written into `directory`."""
-    pipe = StatusPipe(directory, launched_rank())
-    job = channel.read_job(directory)
+    try:
+        pipe = StatusPipe(directory, launched_rank())
+        job = channel.read_job(directory)
+    except OSError:  # the launcher was killed while this process started
+        _end_orphans(os.getppid(), directory)
     streams.make_safe()
     mute_unless_rank_0()
     if job.columns:
@@ -154,10 +158,36 @@ def _watch_parent(parent: int, pipe: StatusPipe | None) -> None:
     while os.getppid() == parent and not poll.poll(1000):
         if pipe:
             pipe.report()
+    if pipe and poll.poll(0):
+        _end_orphans(parent, pipe.directory)
     if pipe:
         pipe.report(error='the mpiexec process that started this rank was killed\n')
-        shutil.rmtree(pipe.directory, ignore_errors=True)
     os._exit(1)
+
+
+def _end_orphans(parent: int, directory: str) -> NoReturn:
+    """End this rank and the other children of `parent`, and delete the directory of their job.
+
+    Our launcher is gone, which does that else.
+    """
+    if not channel.remove(directory):
+        time.sleep(EXIT_GRACE_SECONDS)  # another rank is at it, and ends this one
+    own = os.getpid()
+    for process in _children(parent):
+        if process != own:
+            # One that is inside MPI_Init would wait there for this one for ever.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+    os._exit(1)
+
+
+def _children(process: int) -> list[int]:
+    """Those of a process on Linux; none where that is unknown."""
+    found = []
+    for path in Path(f'/proc/{process}/task').glob('*/children'):
+        with contextlib.suppress(OSError):
+            found += [int(word) for word in path.read_text(encoding='ascii').split()]
+    return found
 
 
 def _end_all_ranks(error: BaseException, pipe: StatusPipe | None) -> None:
