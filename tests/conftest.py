@@ -41,7 +41,7 @@ for _number in signal.SIGINT, signal.SIGHUP:
 
 
 def pytest_collection_modifyitems(items):
-    """Slow tests first, so that none is begun last, when one of two workers has nothing else to
+    """Slow tests first, so that none is begun last, when the other workers have nothing else to
     do; and tests without a case say which recording they miss."""
     items.sort(key=lambda item: item.get_closest_marker('slow') is None)
     for item in items:
