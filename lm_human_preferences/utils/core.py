@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+# Not as np.random, which is loaded when it is first used: a Ctrl-C in that moment is lost, and by
+# then the run has begun.
+from numpy import random as numpy_random
+
 MIN_TEMPERATURE = 1e-10  # the original's clamp: temperature 0 means greedy
 RANK_SEED_STRIDE = 100003  # the original's prime between the seeds of two ranks
 
@@ -48,7 +52,7 @@ def ceil_div(a: int, b: int) -> int:
 def set_seed(seed: int | None, rank: int = 0) -> None:
     """Seed numpy and torch for this rank, as the original's set_mpi_seed; None: fresh entropy."""
     seed = None if seed is None else seed + rank * RANK_SEED_STRIDE
-    np.random.seed(seed and seed % 2**32)  # it takes no others
+    numpy_random.seed(seed and seed % 2**32)  # it takes no others
     torch.seed() if seed is None else torch.manual_seed(seed)
 
 
@@ -60,13 +64,13 @@ def random_stream(*key: object) -> Iterator[None]:
     """
     seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:4], 'big')
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    before = np.random.get_state()
+    before = numpy_random.get_state()
     with torch.random.fork_rng(devices=devices):
         set_seed(seed)
         try:
             yield
         finally:
-            np.random.set_state(before)
+            numpy_random.set_state(before)
 
 
 def whiten(values: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
