@@ -53,4 +53,6 @@ def test_two_ranks_wait_longer_than_every_timeout(tmp_path, engine):
     assert status == 0, launch.errors()
     answers = lines_of(launch.run / 'labels/answers/anna.jsonl')
     assert answers[16]['time'] - answers[15]['time'] > SHORTEST_TIMEOUT
-    assert [line['labels'] for line in models_of(launch.run)] == [16, 32]
+    first, second = [line['labels'] for line in models_of(launch.run)]
+    assert first == 16
+    assert 28 <= second <= 32  # the run goes on at 28, while the others are being given
