@@ -18,13 +18,11 @@ import torch
 import workload
 from workload import QUERY_LENGTH, RESPONSE_LENGTH
 
-from lm_human_preferences import lm_tasks, train_policy, train_reward
+from lm_human_preferences import lm_tasks, train_reward
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.hparams.online import ASKED_AT_ONCE, OnlineHParams, Schedule
 from lm_human_preferences.language import encodings
 from lm_human_preferences.online.collection import Collection
-from lm_human_preferences.policy import Policy
-from lm_human_preferences.rewards import RewardModel, make_score_fn
 
 RATES = {
     '5,000 labels in 2,000,000 episodes': 5_000 / 2_000_000,
@@ -67,41 +65,20 @@ def hparams_of(args):
     return hparams
 
 
-def build_trainer(hparams, size, world):
-    """A policy, its reference and a reward model."""
-    trained_model = LetterModel(size)
-    reward_model = RewardModel(trained_model)
-    reward_model.score = reward_model.get_rewards
-    settings = {
-        'temperature': ppo_update.TEMPERATURE,
-        'embed_queries': lm_tasks.query_formatter(hparams.task, encodings.Test.get_encoder()),
-    }
-    return train_policy.PPOTrainer(
-        policy=Policy(trained_model, **settings),
-        ref_policy=Policy(trained_model, scope='ref_policy', **settings),
-        reward_model=reward_model,
-        hparams=hparams,
-        comm=world,
-        query_sampler=lm_tasks.make_query_sampler(
-            hparams=hparams.task,
-            encoder=encodings.Test.get_encoder(),
-            batch_size=hparams.ppo.batch_size,
-        ),
-        score_fn=make_score_fn(hparams.task, reward_model),
-    )
-
-
 def measure(args):
     """Seconds of (a step, the asking of a batch of questions, a look that finds nothing to do)."""
     world = comm.init_comm()
     hparams = hparams_of(args)
-    trainer = build_trainer(hparams, args.size, world)
-    trainer.global_step = 2  # step 0 would print
+    sampler = lm_tasks.make_query_sampler(
+        hparams=hparams.task, encoder=encodings.Test.get_encoder(), batch_size=args.batch
+    )
+    ours = ppo_update.Ours(args.size, hparams, sampler()['tokens'], world, LetterModel)
+    trainer = ours.trainer
     schedule = hparams.rewards.online.schedule(trainer.total_steps)
     steps, asked, idle = [], [], []
     collection = Collection(
         trainer,
-        reward_model=trainer.networks['reward_model'],
+        reward_model=ours.reward_model,
         checkpointer=types.SimpleNamespace(seed=1, stop_requested=False),
         labels=None,
     )

@@ -49,9 +49,9 @@ def hparams_of(episodes):
 class Ours:
     """The trainer that `./launch.py train_policy` uses."""
 
-    def __init__(self, size, hparams, queries, world):
-        trained_model = RandomModel(size)
-        scorer = RewardModel(trained_model)
+    def __init__(self, size, hparams, queries, world, model=RandomModel):
+        trained_model = model(size)
+        self.reward_model = scorer = RewardModel(trained_model)
         scorer.score = scorer.get_rewards
         self.trainer = train_policy.PPOTrainer(
             policy=Policy(trained_model, temperature=TEMPERATURE),

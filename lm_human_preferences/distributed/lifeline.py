@@ -120,10 +120,8 @@ class Lifeline:
                     ' 0, or of torchrun: it is gone or stopped'
                 )
             if next_rank.seconds() >= self.timeout:
-                place = 'never heard of'
-                if self.next_sign:
-                    process, host, *_ = json.loads(self.next_sign)
-                    place = f'process {process} on {host}'
+                process, host, _ = self._place_of_next_rank()
+                place = f'process {process} on {host}' if process else 'never heard of'
                 self._end(
                     f'rank {self.next_rank}, {place}, has given no sign of life for'
                     f' {self.timeout} s: it is stopped, or its host is gone'
@@ -136,9 +134,16 @@ class Lifeline:
         self._kill_next_rank_if_stopped()
         os._exit(1)
 
+    def _place_of_next_rank(self) -> tuple[int, str, str]:
+        """Its process, host and process space; 0 and empty if it was never heard of."""
+        if not self.next_sign:
+            return 0, '', ''
+        process, host, space, _ = json.loads(self.next_sign)
+        return process, host, space
+
     def _kill_next_rank_if_stopped(self) -> None:
         """A stopped process does not end by SIGTERM: torchrun would wait for it for 30 s."""
-        process, _, space, *_ = json.loads(self.next_sign or '[0, "", "", 0]')
+        process, _, space = self._place_of_next_rank()
         if not space or space != _process_space():
             return  # it is on another host, or may be
         with contextlib.suppress(OSError):  # it is gone

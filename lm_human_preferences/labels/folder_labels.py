@@ -44,7 +44,8 @@ def answers_so_far(source: str, comm: Comm) -> dict[str, int] | None:
     None where `source` is no folder."""
     if not is_folder(source):
         return None
-    return comm.all_gather_object(LabelFolder(source).lines_read())[0]
+    lines = LabelFolder(source).lines_read() if comm.rank == 0 else None
+    return comm.all_gather_object(lines)[0]
 
 
 def recorded_answers(state: Mapping[str, Any]) -> dict[str, int] | None:
