@@ -98,9 +98,12 @@ def test_arguments_may_follow_a_switch(words, tmp_path):
 
 
 @pytest.mark.parametrize('penalty, printed', [('-0.5', '-0.5'), ('-2', '-2'), ('0.0', '0')])
-def test_a_penalty_may_be_a_fraction(penalty, printed):
-    result = invoke(f'train_policy test first --dry_run --task.penalty_reward_value {penalty}')
-    assert result.exit_code == 0
+def test_a_penalty_may_be_a_fraction(penalty, printed, tmp_path):
+    result = invoke(
+        f'train_policy test first --dry_run --save_dir {tmp_path}'
+        f' --task.penalty_reward_value {penalty}'
+    )
+    assert result.exit_code == 0, result.output
     assert f'penalty_reward_value: {printed}\n' in result.stdout
 
 
