@@ -17,7 +17,7 @@ import pytest
 import torch
 from golden_data import bpe_directory, why_no_cases
 
-pytest_plugins = ['limits', 'blobserver.fixtures', 'slurm_cluster']
+pytest_plugins = ['limits', 'scheduling', 'blobserver.fixtures', 'slurm_cluster']
 
 torch.set_num_threads(1)
 hypothesis.settings.load_profile(
