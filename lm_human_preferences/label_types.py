@@ -2,8 +2,8 @@
 
 To train on a label type, one class is all: its fields and their checks, its loss, and the answers
 that simulated labels give (the original's label_types.py; paper, section 2.1). To add one, derive
-it from LabelType and decorate it with `register`. To ask people for it (`ask`, `label`), see also
-labels/answers.py, labels/folder.py, labels/simulated_labeller.py and commands/label.py.
+it from LabelType and decorate it with `register`. To ask people for it (`ask`, `label`), more files
+have to know it: see the map in CONTRIBUTING.md.
 """
 
 import math
