@@ -278,8 +278,9 @@ cli = Program(
             [click.Argument(['save_dir'])],
             example='./launch.py resume /tmp/save/train_policy/first',
             help=(
-                'Continue the run in SAVE_DIR where it was interrupted. Its settings stay, except'
-                ' those given here.'
+                'Continue the run in SAVE_DIR where it was interrupted, with as many ranks as it'
+                ' had and with its own settings, except for those given here. The defaults below'
+                ' are those of a new run.'
             ),
         ),
         launch.job_command(
@@ -298,8 +299,8 @@ cli = Program(
             'lm_human_preferences.commands.doctor:doctor',
             example='./launch.py doctor',
             help=(
-                'Check that this machine has what training needs. Prints one line for each thing,'
-                ' with the fix where something is wrong.'
+                'Check that this machine has what training needs. Prints one line for each check,'
+                ' with the fix if something is wrong.'
             ),
         ),
         launch.job_command(

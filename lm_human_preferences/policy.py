@@ -55,7 +55,8 @@ class Policy:
     ) -> dict[str, Any]:
         """A step of `sample_sequence`, after `past_tokens (batch, m)`, whose cache is `past`.
 
-        Returns logits and values at the last of `tokens (batch, n)`, and the extended cache.
+        Returns 'logits' (batch, n_vocab) and 'values' (batch,) at the last of `tokens (batch, n)`,
+        and the extended cache as 'past'.
         """
         all_tokens = torch.cat([past_tokens, tokens], dim=1)
         _, mask = self.model.mask_padding(all_tokens, self.padding_token)

@@ -21,7 +21,8 @@ from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.logging import log_as_original
 
-# (queries, responses) -> (scores (batch,), the responses as they were scored, {'score': scores})
+# (queries (batch, query_length), responses (batch, response_length)) ->
+# (scores (batch,), the responses as they were scored, {'score': scores}), as in the original
 ScoreFn = Callable[
     [torch.Tensor, torch.Tensor],
     tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
@@ -53,6 +54,7 @@ class _Scorer(nn.Module):
         }
 
     def get_params(self) -> list[nn.Parameter]:
+        """All parameters, of the network and of the scale."""
         return list(self.tf_parameters().values())
 
     def get_rewards_op(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
@@ -106,9 +108,9 @@ class RewardModel(_Scorer):
 
     @torch.no_grad()
     def restart(self, language_model: Model) -> None:
-        """Begin anew as `language_model`, of the same sizes, with a random head and no scale.
+        """Begin again as `language_model`, of the same sizes; with a random head, gain 1, bias 0.
 
-        All values are replaced in place, so that an optimizer's parameters stay what they are.
+        All values are replaced in place, so that an optimizer goes on with the same parameters.
         """
         own = dict(self.model.transformer.named_parameters())
         for name, parameter in language_model.transformer.named_parameters():
@@ -202,9 +204,9 @@ def load_reward_model(name: str, encoding: Encoding) -> FrozenRewardModel:
 
 
 def scoring_model(hparams: HParams, initial_model: trained_models.TrainedModel) -> ScoringModel:
-    """What a training of a policy learns from; hparams: train_policy's.
+    """The reward model that a policy learns from; hparams: train_policy's.
 
-    It is a saved reward model or the known reward, or one that is yet to learn.
+    It is a saved one, the known reward, or, with --rewards.online, one that is yet to learn.
     """
     if hparams.rewards.online is not None:
         return RewardModel(initial_model)
@@ -214,8 +216,9 @@ def scoring_model(hparams: HParams, initial_model: trained_models.TrainedModel) 
 def reward_model_of(save_dir: str, hparams: HParams) -> str:
     """The directory of the reward model that the run in `save_dir` learned from, or 'mock'.
 
-    If the directory is gone, the policy's, whose checkpoint has a copy of the weights. So it is for
-    a reward model that was trained anew with the policy: the last one. hparams: train_policy's.
+    It is the policy's own directory, whose checkpoint has a copy of the weights, if that of the
+    reward model is gone, or if the reward model was retrained while the policy learned.
+    hparams: train_policy's.
     """
     if hparams.rewards.online is not None:
         return storage.join(save_dir, 'policy')

@@ -59,6 +59,7 @@ __all__ = [
     'train',
 ]
 
+# What PPOTrainer.state_dict returns, for checkpoints.matches_schema
 STATE = {
     'step': COUNT,
     'kl_coef': float | int,
@@ -97,7 +98,7 @@ class PPOTrainer:
         self.global_step = 0
         self.rollout: Rollout | None = None  # of the last step
         self.step_seconds = 0.0  # that it took
-        self.reward_version = 0  # how often the reward model was trained anew in this process
+        self.reward_version = 0  # how often this process has retrained the reward model
         self.start_time = self.last_time = time.time()
         self.kl_ctl = make_kl_controller(hparams.rewards)
         self.networks = dict(policy=policy, ref_policy=ref_policy, reward_model=reward_model)
@@ -254,7 +255,7 @@ class PPOTrainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned; the caller then fills in the variables."""
         self.global_step = state['step']
-        # Unless the user has set another initial coefficient
+        # A resumed run may have been given another initial coefficient, which then counts.
         if self.hparams.rewards.kl_coef == state['initial_kl_coef']:
             self.kl_ctl.value = state['kl_coef']
         self.start_time = self.last_time - state['elapsed']

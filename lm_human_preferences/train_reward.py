@@ -36,6 +36,7 @@ from lm_human_preferences.utils.logging import Logger, announce, log_as_original
 
 __all__ = ['HParams', 'LabelHParams', 'RewardModelTrainer', 'RunHParams', 'train']
 
+# What RewardModelTrainer.state_dict must have, for checkpoints.matches_schema
 STATE = {'step': COUNT, 'optimizer_steps': COUNT, 'order': [COUNT], 'queries': (COUNT, COUNT)}
 
 
@@ -47,8 +48,8 @@ class RewardModelTrainer:
     policy: the initial policy, whose samples set the scale. query_sampler: see
     lm_tasks.make_query_sampler. labels: {field: tensor (num_train, ...)}, the same on every rank.
     held_out: labels to measure the reward model by, see labels.held_out; None for none. optimizer:
-    of the reward model, which begins anew; None: one is made. label_notes: lines that tell the user
-    about them. answers: where the labels are those of a folder, {labeller: how many lines of the
+    of the reward model, with no update yet; None: a new one. label_notes: lines that tell the user
+    about the labels. answers: if the labels are those of a folder, {labeller: how many lines of the
     answers count}, so that a resumed run has the same.
     """
 

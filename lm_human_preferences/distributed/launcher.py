@@ -148,7 +148,7 @@ class RankSupervisor:
         variables: dict[str, str],
         timeouts: Timeouts,
     ) -> None:
-        # With what arrives it calls the `data` of each key.
+        # The `data` of each key is the function that handles what arrives there.
         self.selector = selectors.DefaultSelector()
         self.directory = directory
         self.size = size
@@ -270,7 +270,7 @@ class RankSupervisor:
         return self.mpiexec.poll() is None and self.failed_rank is None
 
     def _notice_silence(self) -> None:
-        """Let a rank have failed that has given no sign of life for too long."""
+        """Count a rank as failed if it has given no sign of life for too long."""
         now = time.monotonic()
         # This process may have been stopped itself, with all ranks, and go on now.
         passed = min(now - self.heard_at, 2 * POLL_SECONDS)
@@ -338,7 +338,7 @@ class RankSupervisor:
             self.mid_line = not data.endswith(b'\n')
 
     def _read_status(self, rank: int, data: bytes) -> None:
-        """Update the status of `rank` by what it reported; no data means that it will no more."""
+        """Update the status of `rank` by what it reported; no data: it has closed the pipe."""
         if not data:
             return
         self.alive.add(rank)

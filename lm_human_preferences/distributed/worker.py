@@ -115,9 +115,9 @@ def mute_unless_rank_0() -> None:
 
 
 def settle_user_error(message: str) -> None:
-    """Once rank 0 has printed an error that all ranks have met: see to it that this is seen.
+    """Make sure that the user sees the error that all ranks have met and rank 0 has printed.
 
-    The others, which are mute, give rank 0 time: what started them ends all when one has ended.
+    The others, which are mute, end later: what started the ranks ends them all when one has ended.
     """
     if launched_rank():
         time.sleep(RANK_0_GRACE_SECONDS)
@@ -168,10 +168,10 @@ def _watch_parent(parent: int, pipe: StatusPipe | None) -> None:
 def _end_orphans(parent: int, directory: str) -> NoReturn:
     """End this rank and the other children of `parent`, and delete the directory of their job.
 
-    Our launcher is gone, which does that else.
+    Our launcher, which otherwise does that, is gone.
     """
     if not channel.remove(directory):
-        time.sleep(EXIT_GRACE_SECONDS)  # another rank is at it, and ends this one
+        time.sleep(EXIT_GRACE_SECONDS)  # another rank does it, and ends this one
     own = os.getpid()
     for process in _children(parent):
         if process != own:

@@ -15,7 +15,8 @@ class HParams(hyperparams.HParams):
     quick: bool = option(False, 'a smaller set: fewer KL targets, episodes and seeds')
     online: bool = option(
         False,
-        'in their place, labels collected while the policy trains against as many collected before',
+        'instead of the figures, compare labels that are collected while the policy trains with as'
+        ' many that are collected before',
     )
     seeds: int | None = option(None, 'runs of each kind; None: 5, or 2 with --quick', at_least=1)
     processes: int | None = option(None, 'runs at a time; None: one per CPU', at_least=1)

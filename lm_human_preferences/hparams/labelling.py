@@ -26,7 +26,7 @@ class AskHParams(hyperparams.HParams):
     )
     instructions: str | None = option(
         None,
-        'text file with instructions for the labellers; None: one sentence on which keys to press',
+        'text file with instructions for the labellers; None: two sentences that say what to do',
     )
     batch_size: int = option(64, 'queries to sample responses for at a time', at_least=1)
     seed: int = option(1, 'seed of the sampling')
@@ -68,7 +68,7 @@ class ScoreHParams(hyperparams.HParams):
     batch_size: int = option(64, 'responses that are scored at a time', at_least=1)
     too_long: str = option(
         'refuse',
-        'what becomes of longer texts: refuse, cut (the end), cut_start (the beginning of a query,'
+        'what to do with longer texts: refuse, cut (the end), cut_start (the beginning of a query,'
         ' the end of a response) or skip (its scores are null)',
         one_of=TOO_LONG,
     )
@@ -83,7 +83,7 @@ class ScoreHParams(hyperparams.HParams):
 @dataclass
 class ImportHParams(hyperparams.HParams):
     labeller: str = option(
-        'imported', 'whose answers these are in a folder, where the file does not say it'
+        'imported', 'in a folder, who gave the answers for which the file names nobody'
     )
 
 
@@ -168,15 +168,18 @@ class ReportHParams(hyperparams.HParams):
         None, 'leave out the answers of this labeller, or of several: NAME,NAME'
     )
     reward: str | None = option(
-        None, 'how well the reward model of this run predicts the answers, local or remote'
+        None,
+        'also show how well the reward model of this run, local or remote, predicts the answers',
     )
     learning_curve: int = option(
         0,
-        'train reward models, as that of --reward, on 1/8, 1/4, 1/2 and all of the labels, so many'
-        ' times each',
+        'train reward models, with the settings of that of --reward, on 1/8, 1/4, 1/2 and all of'
+        ' the labels, this many on each',
         at_least=0,
     )
-    picture: str | None = option(None, 'draw learning curve and comparisons into this file, as PNG')
+    picture: str | None = option(
+        None, 'draw the learning curve and the comparisons into this PNG file'
+    )
 
     def validate(self, *, prefix: str = '') -> None:
         """Also ValueError for options that need another one."""

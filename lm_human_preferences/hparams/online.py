@@ -81,21 +81,23 @@ class ServeHParams(WebHParams):
 
 @dataclass
 class OnlineHParams(hyperparams.HParams):
-    labels: int = option(None, 'labels that the reward model learns from by the end', at_least=1)
+    labels: int = option(
+        None, 'labels that the reward model has learned from by the end', at_least=1
+    )
     initial: int | None = option(
-        None, 'of these, before the first episode; None: a quarter', at_least=1
+        None, 'how many of these there are before the first episode; None: a quarter', at_least=1
     )
     retrainings: int = option(
         19,
-        'how often the reward model is trained anew after the first time, at evenly spaced numbers'
-        ' of labels',
+        'how often the reward model is retrained after the first time, at evenly spaced numbers of'
+        ' labels',
         at_least=0,
         at_most=1000,
     )
     ahead: int | None = option(
         None,
         'questions asked beyond the labels that are wanted, so that people need not wait; None: one'
-        ' for 50 labels',
+        ' for every 50 labels',
         at_least=0,
     )
     repeated: float = option(
@@ -104,8 +106,8 @@ class OnlineHParams(hyperparams.HParams):
     labellers: int = option(5, 'how many labellers answer such a question', at_least=2)
     validation: float = option(
         0.05,
-        'comparisons of the policy with the initial model, in addition to labels, as a share of'
-        ' their number',
+        'how many comparisons of the policy with the initial model to ask for beside the labels, as'
+        ' a share of their number',
         at_least=0,
         at_most=1,
     )
@@ -117,12 +119,13 @@ class OnlineHParams(hyperparams.HParams):
     )
     error: float = option(
         0.0,
-        'where it is not people who answer, the probability of a random answer instead of the best',
+        'if source is not people: the probability of a random answer instead of the best',
         at_least=0,
         at_most=1,
     )
     instructions: str | None = option(
-        None, 'text file of what labellers are told; None: a sentence about what keys to press'
+        None,
+        'text file with instructions for the labellers; None: two sentences that say what to do',
     )
     patience: float | None = option(
         None,

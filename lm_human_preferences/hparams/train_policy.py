@@ -49,7 +49,7 @@ class RewardHParams(hyperparams.HParams):
 
     online: OnlineHParams | None = option(
         None,
-        'collect labels while the policy trains, and train the reward model anew as they come',
+        'collect labels while the policy trains, and retrain the reward model as they come in',
         ours=True,
     )
 

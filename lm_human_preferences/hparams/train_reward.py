@@ -55,7 +55,7 @@ class LabelHParams(hyperparams.HParams):
     )
     error: float = option(
         0.0,
-        "of the source 'mock', the probability of a random answer instead of the best",
+        "with the source 'mock', the probability of a random answer instead of the best",
         at_least=0,
         at_most=1,
         ours=True,

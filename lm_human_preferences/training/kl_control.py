@@ -23,7 +23,7 @@ class AdaptiveKLController:
         self.hparams = hparams
 
     def update(self, current: float, n_steps: int) -> None:
-        """current: KL in nats of the last step; n_steps: episodes that it took."""
+        """Adapt to the last step. current: its KL in nats; n_steps: its number of episodes."""
         proportional_error = np.clip(current / self.hparams.target - 1, -0.2, 0.2)
         self.value *= float(1 + proportional_error * n_steps / self.hparams.horizon)
 

@@ -27,9 +27,9 @@ class Trainer(checkpointing.Trainer, Protocol):
 
 
 class Hook(contextlib.AbstractContextManager):
-    """What happens besides the steps.
+    """What happens beside the steps of a training.
 
-    It is entered before the first one and left after the last, or at an error.
+    It is entered before the first step, and left after the last one or at an error.
     """
 
     def before_step(self, step: int) -> None:

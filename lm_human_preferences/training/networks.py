@@ -25,8 +25,8 @@ class Networks:
     """The networks of a training, by the scopes that their variables have in checkpoints.
 
     learning: those that the optimizer updates. frozen: those that stay as they are loaded, of which
-    a checkpoint need not copy anything before it is written. retrained: those that are trained anew
-    between two steps, by an optimizer of their own of which nothing is left when the step begins.
+    a checkpoint need not copy anything before it is written. retrained: those that are trained
+    between two steps, by an optimizer of their own that keeps nothing until the next training.
 
     What depends on it is derived: the optimizer's parameters, the checkpointer's frozen scopes, the
     memory estimate, what rank 0 broadcasts, the variables of a checkpoint.

@@ -88,7 +88,7 @@ class Adam:
         return self.state[parameter]
 
     def reset(self) -> None:
-        """Begin anew, and free what the updates have left."""
+        """Forget all updates: their count, the moments and the gradients."""
         self.steps = 0
         self.state.clear()
         self.gradients.zero_grad()
@@ -96,7 +96,7 @@ class Adam:
     def start_at(self, steps: int) -> None:
         """Prepare to resume after `steps` updates.
 
-        The caller then fills in the moments, which `tf_slots` gives.
+        The caller then fills in the moments, which `tf_slots` returns.
         """
         self.steps = steps
         if steps == 0:

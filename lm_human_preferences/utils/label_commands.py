@@ -37,8 +37,8 @@ def _commands_of_experiments(reward_experiments: Experiments) -> list[Command]:
             ['folder'],
             example='./launch.py ask mock_sentiment ./my-labels --count 200',
             help=(
-                'Add questions for people to FOLDER, which is made if need be. They are queries of'
-                " the experiment's data set, each with responses of a policy."
+                'Add questions for people to FOLDER, which is created if it does not exist. They'
+                " are queries of the experiment's data set, each with responses of a policy."
             ),
         ),
         experiment_command(
@@ -49,7 +49,7 @@ def _commands_of_experiments(reward_experiments: Experiments) -> list[Command]:
             ['file', 'output'],
             example='./launch.py import_labels mock_sentiment pairs.jsonl ./my-labels',
             help=(
-                'Bring labels that are texts into OUTPUT: a label file if its name ends in .json,'
+                'Import labels that are texts into OUTPUT: a label file if its name ends in .json,'
                 ' else a folder. FILE has prompt, chosen and rejected, or query, sample0 and so on,'
                 ' or is an export of Label Studio.'
             ),
@@ -88,7 +88,7 @@ def _commands_of_folders() -> list[Command]:
             ['run', 'file'],
             example='./launch.py score /tmp/save/train_reward/my-reward texts.jsonl',
             help=(
-                'Score texts by the reward model of RUN. FILE has a query, and a response or'
+                'Score texts with the reward model of RUN. FILE has a query, and a response or'
                 ' several, in each line; a JSON object with their scores is printed for each.'
             ),
         ),

@@ -296,11 +296,17 @@ class ExperimentLauncher:
 
 def _launch_class(command: str) -> type[hyperparams.HParams]:
     """The options of the command itself, beside those of its experiment."""
-    dry_run = option(False, 'print the resolved hyperparameters and start nothing')
+    dry_run = option(
+        False,
+        'print all settings, make the checks that need no work, say what would start, and start'
+        ' nothing',
+    )
     save_dir = option(
         f'/tmp/save/{command}', 'parent folder: the run is saved in SAVE_DIR/NAME; None: not at all'
     )
-    overwrite = option(False, 'delete what a run of this NAME has left, and start anew')
+    overwrite = option(
+        False, 'delete what an earlier run of this NAME has written, and start again'
+    )
     return dataclasses.make_dataclass(
         'LaunchHParams',
         bases=(RankHParams,),
