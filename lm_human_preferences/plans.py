@@ -92,7 +92,7 @@ def reward_memory(
 
 
 def retraining_memory(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
-    """What takes memory where one of `ranks` trains a reward model anew while the policy waits.
+    """What takes memory where one of `ranks` retrains a reward model while the policy waits.
 
     The policy keeps its gradients and moments meanwhile.
     """

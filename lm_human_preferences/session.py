@@ -1,7 +1,7 @@
 """What both trainings set up.
 
-These are ranks and console, the checks before anything is spent, and a trainer that starts anew or
-where its last checkpoint was taken.
+These are ranks and console, the checks before anything is spent, and a trainer that starts from
+scratch or where its last checkpoint was taken.
 """
 
 from __future__ import annotations

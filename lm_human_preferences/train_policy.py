@@ -154,7 +154,7 @@ class PPOTrainer:
         )
 
     def train(self, rollout: Rollout) -> dict[str, list[torch.Tensor]]:
-        """`noptepochs` passes over this rank's episodes in minibatches, shuffled anew each time.
+        """`noptepochs` passes over this rank's episodes in minibatches, reshuffled each time.
 
         Returns {statistic: [one scalar tensor per minibatch]}.
         """

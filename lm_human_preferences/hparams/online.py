@@ -18,7 +18,7 @@ def _ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When an online run wants labels and trains its reward model anew (paper, section 2.3).
+    """When an online run wants labels and retrains its reward model (paper, section 2.3).
 
     Before `step` of `steps`, from 0, it needs l(n) = initial + (labels - initial) * (1 - (1 -
     step / steps)^2) labels. The reward model is trained before the first step, and again
@@ -44,13 +44,13 @@ class Schedule:
         return self.initial + _ceil_div(more, self.steps**2)
 
     def questions_at(self, step: int) -> int:
-        """How many training questions are asked by `step`: l(n), those ahead, and what fills a
-        batch of questions."""
+        """How many training questions have been asked before `step`: l(n) and those ahead, rounded
+        up to whole batches of questions."""
         wanted = self.labels_at(step) + self.ahead
         return min(self.labels, _ceil_div(wanted, ASKED_AT_ONCE) * ASKED_AT_ONCE)
 
     def validation_at(self, step: int) -> int:
-        """How many comparisons with the initial model are asked by `step`."""
+        """How many comparisons with the initial model have been asked for before `step`."""
         return self.validation * step // self.steps
 
     def models_at(self, step: int) -> int:
@@ -134,7 +134,7 @@ class OnlineHParams(hyperparams.HParams):
     )
 
     def validate(self, *, prefix: str = '') -> None:
-        """Also ValueError for more labels at first than in all, and errors of people."""
+        """Also ValueError for more initial labels than there are in all, and errors of people."""
         super().validate(prefix=prefix)
         if self.initial is not None and self.initial > self.labels:
             raise ValueError(

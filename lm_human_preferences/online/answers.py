@@ -1,4 +1,4 @@
-"""Answers as labels to learn from, and what they tell of the policy."""
+"""Answers as labels to learn from, and what they tell about the policy."""
 
 from __future__ import annotations
 
@@ -54,8 +54,10 @@ def active_labellers(folder: LabelFolder) -> list[str]:
 
 
 def collected(folder: LabelFolder) -> list[Answer]:
-    """The answers to learn from, in the order of the questions, so that it does not matter who
-    answered when: of a question for one labeller the first, else all."""
+    """The answers to learn from: the first to a question for one labeller, all to one for several.
+
+    They are in the order of the questions, so that it does not matter who answered when.
+    """
     found: list[Answer] = []
     for question in folder.questions.values():
         if question.kind not in (TRAIN, VALIDATION):
@@ -92,7 +94,7 @@ def as_labels(
     hparams: train_reward.HParams,
     encoding: Encoding,
 ) -> dict[str, torch.Tensor]:
-    """`answers` as labels, {field: (answers, ...)}; UserError where the folder is damaged."""
+    """`answers` as labels, {field: (answers, ...)}; UserError if the folder is damaged."""
     field = answer_field(folder.label_type)
     objects: list[dict[str, Any]] = []
     try:

@@ -1,8 +1,8 @@
-"""Labels while a policy trains: before each step of it, ask, wait for answers, and when it is time,
-train the reward model anew (paper, section 2.3).
+"""Labels while a policy trains: before each of its steps, ask, wait for answers, and retrain the
+reward model when it is time to (paper, section 2.3).
 
-Rank 0 writes questions, reads answers and decides; it tells the others often, so that nobody sits
-in a collective for hours while people sleep.
+Rank 0 writes questions, reads answers and decides. While it waits, it tells the other ranks every
+second, so that none of them is in one collective for hours, which would time out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lm_human_preferences.labels import simulated_labeller
 from lm_human_preferences.labels.answers import INSTRUCTIONS, answer_field
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.online import answers as given
+from lm_human_preferences.online import answers as online_answers
 from lm_human_preferences.online import progress
 from lm_human_preferences.online.decisions import Batch, Decisions
 from lm_human_preferences.online.questions import QuestionSource
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 POLL_SECONDS = 1.0  # between two looks for answers
 REPORT_SECONDS = 60.0  # between two lines about them
 HOUR = 3600.0
-# From a training of the reward model until the KL divergence tells of it: a step whose samples are
-# from before, and which learns from it, and the step after that.
+# Steps from a training of the reward model until the KL divergence shows its effect: the samples of
+# the first are from before, and it learns from the new scores; those of the second are from after.
 STEPS_TO_REACT = 2
 
 
@@ -56,13 +56,15 @@ STEPS_TO_REACT = 2
 class _Known:
     """What rank 0 knows before a training of the reward model; every rank gets it.
 
-    labels: to learn from. new: those since the last training, on the policy's samples.
+    labels: to learn from, {field: (labels, ...)}. new: those of them, about the policy's samples,
+    that came since the last training; None if there are none. wins: see answers.policy_wins, of the
+    comparisons since then.
     """
 
     batch: Batch
     labels: Labels
     new: Labels | None
-    wins: given.Wins
+    wins: online_answers.Wins
 
     def to_message(self) -> dict[str, Any]:
         """This as what ranks can send each other, see distributed.messages."""
@@ -80,13 +82,13 @@ class _Known:
             batch=Batch(**message['batch']),
             labels=message['labels'],
             new=message['new'],
-            wins=given.Wins(**message['wins']),
+            wins=online_answers.Wins(**message['wins']),
         )
 
 
 def check(hparams: HParams, comm: Comm, sizes: Sizes) -> None:
-    """UserError if reward models of `sizes` are to be trained anew and that cannot be done here;
-    warns if memory may be insufficient."""
+    """UserError if a reward model of `sizes` is to be retrained and that cannot be done here; warns
+    if memory may be insufficient."""
     new_model = hparams.rewards.train_new_model
     if hparams.rewards.online is None:
         return
@@ -96,7 +98,7 @@ def check(hparams: HParams, comm: Comm, sizes: Sizes) -> None:
 
 
 def hooks(trainer: PPOTrainer, checkpointer: Checkpointer) -> list[Hook]:
-    """What collects labels while `trainer` trains a policy; nothing where they are there before."""
+    """The hook that collects labels while a policy trains; none without --rewards.online."""
     hparams = trainer.hparams
     if hparams.rewards.online is None:
         return []
@@ -128,8 +130,9 @@ def serve(folder: str, options: ServeHParams) -> Iterator[None]:
 class Collection(Hook):
     """Collects labels while `trainer` trains a policy; entered on every rank.
 
-    reward_model: what the policy learns from. checkpointer: saves where nobody answers in time; its
-    seed is the run's. labels: source of queries that may stand in, see lm_tasks.make_query_sampler.
+    reward_model: what the policy learns from. checkpointer: saves the run if people do not answer
+    in time; its seed is the run's. labels: source of queries that may stand in, see
+    lm_tasks.make_query_sampler.
     """
 
     def __init__(
@@ -167,7 +170,7 @@ class Collection(Hook):
         self._stack.close()
 
     def _open(self, stack: contextlib.ExitStack) -> Desk:
-        """The folder of labels, which is made if need be, and what reads and writes it."""
+        """What reads and writes the folder of labels, which is created if it does not exist."""
         trainer, hparams = self.trainer, self.trainer.hparams
         directory = hparams.run.directory or stack.enter_context(tempfile.TemporaryDirectory())
         writer = stack.enter_context(QuestionWriter(os.path.join(directory, LABELS), self._task()))
@@ -207,7 +210,7 @@ class Collection(Hook):
     def before_step(self, step: int) -> None:
         """Ask and wait until `step` has its labels, and train the reward model if it is time to.
 
-        UserError, with everything saved, where nobody answers in time.
+        UserError, with everything saved, if people do not answer in time.
         """
         if self.desk is not None:
             self.desk.ask(step)
@@ -216,8 +219,8 @@ class Collection(Hook):
             self._train(step)
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
-        """Log the KL coefficient as soon as the controller has seen a KL divergence that a new
-        reward model had a part in: that of the second step after its training."""
+        """Log the KL coefficient once the controller has seen a KL divergence that a new reward
+        model has influenced: that of the second step after its training."""
         begun = step - STEPS_TO_REACT
         if begun >= 0 and self.schedule.is_trained_at(begun):
             after = {'kl_coef_after': self.trainer.kl_ctl.value}
@@ -261,19 +264,19 @@ class Collection(Hook):
         )
 
     def _train(self, step: int) -> None:
-        """Train the reward model anew, and tell how it went."""
+        """Retrain the reward model, and log how it went."""
         message = self.desk.known(step).to_message() if self.desk is not None else None
         message = self.comm.all_gather_object(message)[0]
         assert message is not None
         known = _Known.from_message(message)
-        own = self.retrainer.predict(known.new) if known.new is not None else None
+        previous = self.retrainer.predict(known.new) if known.new is not None else None
         outcome = self.retrainer.train(known.labels, step)
         self.trainer.reward_version += 1
         report = progress.Report(
             batch=known.batch,
             loss=outcome.loss,
             held_out=outcome.held_out,
-            own=own,
+            previous=previous,
             wins=known.wins,
             kl_coef=self.trainer.kl_ctl.value,
         )
@@ -284,8 +287,8 @@ class Collection(Hook):
             log_line(report.line(self.schedule))
         if outcome.held_out is not None:
             self.health.check(step, known.batch.model, outcome.held_out)
-        else:  # labels that came since tell of the model before
-            self.health.check(step, known.batch.model - 1, own)
+        else:  # the labels that came since then judge the previous model
+            self.health.check(step, known.batch.model - 1, previous)
 
 
 class Desk:
@@ -325,13 +328,13 @@ class Desk:
             simulated_labeller.simulate(labeller, self.judge, error=self.online.error)
 
     def missing(self, step: int) -> int:
-        """How many labels `step` lacks; questions that were skipped are asked anew, as others."""
+        """How many labels `step` lacks; other questions are asked in place of those skipped."""
         wanted = self.schedule.labels_at(step)
         if self.answered < wanted:
             self.folder.refresh()
-            self.answered = given.answered(self.folder)
+            self.answered = online_answers.answered(self.folder)
         if self.answered < wanted:
-            skipped = given.retired(self.folder) - self.decisions.asked_again(step)
+            skipped = online_answers.retired(self.folder) - self.decisions.asked_again(step)
             if skipped > 0:
                 self.decisions.ask_again(step, skipped)
                 self.ask(step)
@@ -343,23 +346,23 @@ class Desk:
             return
         self.reported = time.monotonic()
         wanted = self.schedule.labels_at(step)
-        active = given.active_labellers(self.folder)
+        active = online_answers.active_labellers(self.folder)
         log_line(progress.waiting_line(missing, wanted, active, self.folder.path))
 
     def known(self, step: int) -> _Known:
-        """What the reward model learns from before `step`: as it was decided before an
-        interruption, else all that is there."""
+        """What the reward model learns from before `step`: what was decided before an interruption,
+        else all that is there."""
         decided = self.decisions.batches.get(step)
         lines = decided.answers if decided else self.folder.lines_read()
         folder = LabelFolder(self.folder.path, lines)
-        answers = given.collected(folder)
+        answers = online_answers.collected(folder)
         batch = Batch(
             model=self.schedule.models_at(step),
             step=step,
             wanted=self.schedule.labels_at(step),
             labels=len(answers),
             answers=lines,
-            digest=given.digest(answers),
+            digest=online_answers.digest(answers),
         )
         if decided is None:
             self.decisions.learn_from(batch)
@@ -369,11 +372,11 @@ class Desk:
                 ' restore the files, or begin again under another NAME'
             )
         before = self.decisions.last_batch_before(step)
-        new, wins = None, given.Wins(0, 0)
+        new, wins = None, online_answers.Wins(0, 0)
         if before is not None:
-            newer = given.newer(folder, answers, before.answers)
-            wins = given.policy_wins(folder, newer)
-            new = self._as_labels(folder, given.of_kind(folder, newer, TRAIN))
+            newer = online_answers.newer(folder, answers, before.answers)
+            wins = online_answers.policy_wins(folder, newer)
+            new = self._as_labels(folder, online_answers.of_kind(folder, newer, TRAIN))
         labels = self._as_labels(folder, answers)
         assert labels is not None  # the schedule has some before the first step
         return _Known(batch, labels, new, wins)
@@ -381,4 +384,4 @@ class Desk:
     def _as_labels(self, folder: LabelFolder, answers: list[Any]) -> Labels | None:
         if not answers:
             return None
-        return given.as_labels(folder, answers, self.new_model, self.encoding)
+        return online_answers.as_labels(folder, answers, self.new_model, self.encoding)

@@ -1,16 +1,16 @@
 """What an online run has decided from the answers that were there at the time.
 
-People answer when they please, so a run that goes on after an interruption would find other answers
-than it found before. It looks here first: each decision is on the disk before anything follows from
-it, and stays what it was. used.jsonl has one JSON object a line, of three kinds:
+People answer when they please, so a resumed run would find other answers than it found before. It
+looks here first: each decision is on the disk before anything follows from it, and never changes.
+used.jsonl has one JSON object a line, of three kinds:
 
     {"asked_again": 2, "step": 12}
     {"model": 5, "step": 130, "wanted": 512, "labels": 530, "answers": {"anna": 3}, "digest": ""}
     {"trained": 5, "step": 130, "loss": 1.2}
 
-The first says how many questions were asked in the place of those that labellers have skipped, the
-second what a reward model learns from: so many of the first lines of each file of answers. The
-third says how well it did; it has more statistics, for people to read.
+The first says how many questions were asked in place of those that labellers have skipped. The
+second says what a reward model learns from: how many of the first lines of each file of answers.
+The third says how well it did, with more statistics than shown here.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class Decisions:
             raise UserError(f'{where} is no decision of an online run')
 
     def asked_again(self, step: int) -> int:
-        """How many questions more are asked by `step`, in the place of others."""
+        """How many more questions have been asked by `step`, in place of skipped ones."""
         return sum(count for when, count in self._asked_again if when <= step)
 
     def ask_again(self, step: int, count: int) -> None:
-        """Have `count` questions more asked from `step` on."""
+        """Have `count` more questions asked from `step` on."""
         self._writer.append([{'asked_again': count, 'step': step}])
         self._asked_again.append((step, count))
 
@@ -108,5 +108,5 @@ class Decisions:
         self._trained.add(batch.step)
 
     def close(self) -> None:
-        """Let another training go on in this folder."""
+        """Let another training use this folder."""
         self._writer.close()

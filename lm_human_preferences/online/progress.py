@@ -18,28 +18,28 @@ TAG = 'online/'  # of the names in TensorBoard
 class Report:
     """What is known when a reward model has been trained.
 
-    loss, held_out: see retraining.Outcome. own: how the model before it predicts the labels that
-    came since, most of them on the policy's own samples. wins: of the policy in the comparisons
-    since then. kl_coef: the coefficient of the KL penalty at that moment, before the controller has
-    seen what the new reward model does to the policy.
+    loss, held_out: see retraining.Outcome. previous: how the previous model predicts the labels
+    that came since its training, most of them about the policy's own samples. wins: of the policy
+    in the comparisons since then. kl_coef: the coefficient of the KL penalty at that moment, before
+    the controller has seen what the new reward model does to the policy.
     """
 
     batch: Batch
     loss: float
     held_out: Prediction | None
-    own: Prediction | None
+    previous: Prediction | None
     wins: Wins
     kl_coef: float
 
     def statistics(self) -> dict[str, float]:
-        """As TensorBoard has them, without TAG."""
+        """All of it as numbers, by their names in TensorBoard, without TAG."""
         numbers: dict[str, float | None] = {
             'model': self.batch.model,
             'wanted': self.batch.wanted,
             'labels': self.batch.labels,
             'loss': self.loss,
             'held_out_accuracy': _accuracy(self.held_out),
-            'own_accuracy': _accuracy(self.own),
+            'own_accuracy': _accuracy(self.previous),
             'policy_wins': self.wins.rate,
             'comparisons': self.wins.comparisons,
             'kl_coef_before': self.kl_coef,
@@ -52,8 +52,9 @@ class Report:
         parts = [f'{batch.labels} labels ({batch.wanted} wanted)', f'loss {self.loss:.3f}']
         if self.held_out is not None:
             parts.append(f'held out: {_short(self.held_out)}')
-        if self.own is not None:
-            parts.append(f'the model before on the {self.own.labels} new: {_short(self.own)}')
+        if self.previous is not None:
+            labels, prediction = self.previous.labels, _short(self.previous)
+            parts.append(f'the previous model on the {labels} new ones: {prediction}')
         if self.wins.rate is not None:
             parts.append(
                 f'the policy beats the initial model in {self.wins.wins} of {self.wins.comparisons}'
@@ -82,7 +83,7 @@ def _short(prediction: Prediction) -> str:
 
 
 def waiting_line(missing: int, wanted: int, active: Sequence[str], folder: str) -> str:
-    """That the run waits, for how many labels, and who is labelling."""
+    """A line that says how many labels the run waits for, and who is labelling."""
     who = ', '.join(active) if active else 'nobody'
     return (
         f'waiting for {missing} of {wanted} labels; active: {who}; to answer:'
@@ -91,5 +92,5 @@ def waiting_line(missing: int, wanted: int, active: Sequence[str], folder: str) 
 
 
 def label_command(folder: str) -> str:
-    """The command by which people answer."""
+    """The command with which people answer."""
     return f'./launch.py label {shlex.quote(folder)} --labeller NAME'

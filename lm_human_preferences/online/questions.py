@@ -1,8 +1,8 @@
 """Questions about a policy in training: the same ones whether or not the run was interrupted.
 
 What is asked before a step depends on the policy as it is then, the questions of earlier steps, and
-random numbers of its own. So it can be asked again after an interruption: what the folder has of it
-already is passed over. The policy's own random numbers go on as if nothing had been asked.
+random numbers of its own. So a resumed run makes the same questions again, and leaves out those
+that are in the folder already. The policy's own random numbers go on as if nothing had been asked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Query:
 
 
 class Queries:
-    """The queries of a task in their order, from any of them on."""
+    """The queries of a task in their order, beginning at any of them."""
 
     def __init__(self, sampler: lm_tasks.QuerySampler) -> None:
         """sampler: with batches of one."""
@@ -107,8 +107,8 @@ class QuestionSource:
     def ask(self, step: int, counts: dict[str, int]) -> int:
         """Have so many questions of each kind in the folder; returns how many were added.
 
-        counts: {kind: number}. Those that lack are asked about the policy as it is before `step`.
-        UserError where it gives nothing to choose from.
+        counts: {kind: number}. Those that are missing are asked about the policy as it is before
+        `step`. UserError if its responses leave nothing to choose from.
         """
         added = 0
         for kind in (VALIDATION, TRAIN):

@@ -1,4 +1,4 @@
-"""Training a reward model anew while a policy trains."""
+"""Retraining a reward model while a policy trains."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Outcome:
     """How the training of a reward model went.
 
     loss: the mean over the last quarter of the batches, each before it was learned. held_out: how
-    it predicts the labels held out; None where there are none.
+    the model predicts the labels held out; None if there are none.
     """
 
     loss: float
@@ -35,11 +35,12 @@ class Outcome:
 
 
 class Retrainer:
-    """Trains a reward model anew on all labels so far, as the first time (paper, section 2.3).
+    """Trains a reward model on all labels so far, from the beginning (paper, section 2.3).
 
-    It begins as the initial model with a random head, goes through the labels once, and is
-    normalised on the initial model's samples. hparams: train_reward's. seed: of the run. The
-    random numbers of everything else go on as if nothing had happened.
+    It starts each time as the initial model with a random head, goes through the labels once, and
+    is normalised on the initial model's samples. Random numbers are drawn from a stream of its own,
+    so that those of everything else go on as if nothing had happened. hparams: train_reward's.
+    seed: of the run.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class Retrainer:
         reward_model.model.gradient_checkpointing = hparams.run.gradient_checkpointing
 
     def train(self, labels: Labels, step: int) -> Outcome:
-        """Train anew on `labels` {field: (labels, ...)}, the same on all ranks, before a step of
-        the policy."""
+        """Train on `labels` {field: (labels, ...)}, the same on all ranks, before `step` of the
+        policy."""
         with (
             memory.explain_oom('--rewards.train_new_model.micro_batch_size'),
             random_stream(self.seed, 'reward model', step, self.comm.rank),
@@ -95,7 +96,7 @@ class Retrainer:
         return Outcome(sum(last) / len(last), trainer.predict_held_out())
 
     def predict(self, labels: Labels) -> Prediction | None:
-        """How the reward model as it is predicts `labels`; None where there are none."""
+        """How well the present reward model predicts `labels`; None if there are none."""
         return predict(
             self.reward_model.get_rewards,
             labels,

@@ -1,6 +1,6 @@
 """The picture of `figures --online`.
 
-It shows what a policy attains against how often its reward model was trained anew.
+It shows what a policy attains against how often its reward model was retrained.
 """
 
 from __future__ import annotations

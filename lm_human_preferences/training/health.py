@@ -147,7 +147,7 @@ def reward_alarms(
 
 
 def retraining_alarms(model: int, prediction: Prediction) -> list[Alarm]:
-    """The alarm of a reward model that was trained anew, the `model`-th, if there is one.
+    """The alarm of the `model`-th reward model of an online run, if there is one.
 
     prediction: of labels that it has not learned from.
     """
@@ -217,8 +217,7 @@ class PolicyHealth(HealthMonitor):
         """is_valid: tells of responses (batch, response_length) which score without penalty."""
         super().__init__(mode, trainer, checkpointer, comm)
         self.is_valid = is_valid
-        # Statistics of the first step with the present reward model: scores of others compare with
-        # nothing.
+        # Of the first step with the present reward model: the scores of two models do not compare.
         self.first: Mapping[str, float] | None = None
         self.reward_version = trainer.reward_version
 
@@ -273,13 +272,13 @@ class RewardHealth(HealthMonitor):
 
 
 class RetrainingHealth(HealthMonitor):
-    """Watches the reward models that are trained anew while a policy trains.
+    """Watches the reward models that are retrained while a policy trains.
 
     See retraining_alarms.
     """
 
     def alarms(self, step: int, stats: Mapping[str, float]) -> list[Alarm]:
-        """None: a step of the policy tells nothing of its reward model."""
+        """None: a step of the policy tells nothing about its reward model."""
         return []
 
     def check(self, step: int, model: int, prediction: Prediction | None) -> None:

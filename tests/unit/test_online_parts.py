@@ -1,4 +1,4 @@
-"""The parts of an online run: random streams, reward models trained anew, answers as labels."""
+"""The parts of an online run: random streams, retrained reward models, answers as labels."""
 
 import math
 
@@ -405,15 +405,15 @@ def test_the_line_of_a_training():
         batch=BATCH,
         loss=1.25,
         held_out=Prediction(labels=10, accuracy=0.5, chance=0.25, agreement=0.3),
-        own=Prediction(labels=4, accuracy=0.75, chance=0.25, agreement=0.3),
+        previous=Prediction(labels=4, accuracy=0.75, chance=0.25, agreement=0.3),
         wins=given.Wins(3, 4),
         kl_coef=0.15,
     )
     schedule = Schedule(initial=4, labels=16, retrainings=2, steps=20)
     assert report.line(schedule) == (
         'reward model 2 of 3, before step 6: 9 labels (8 wanted); loss 1.250; held out: 50 % right;'
-        ' the model before on the 4 new: 75 % right; the policy beats the initial model in 3 of 4;'
-        ' KL coef 0.15; next before step 10, from 13 labels'
+        ' the previous model on the 4 new ones: 75 % right; the policy beats the initial model in 3'
+        ' of 4; KL coef 0.15; next before step 10, from 13 labels'
     )
     assert report.statistics() == {
         'model': 2,

@@ -12,10 +12,10 @@ LEASE_SECONDS = 600.0
 
 
 class Assignments:
-    """Gives the questions of a folder to several labellers, none to more of them than it needs.
+    """Gives the questions of a folder to several labellers, none of them to more than it needs.
 
-    Who is given a question has a lease on it, which ends when it is answered or `seconds` have
-    passed; then others may be given it. Callers hold the folder's lock.
+    Whoever is given a question has a lease on it, which ends when it is answered or after
+    `seconds`; then others may be given it. Callers hold the folder's lock.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class Assignments:
         self._queues = {name: _Queue(name) for name in labellers}
         self._damaged: set[str] = set()
         self._open: set[str] = set()
-        # {labeller: open questions that they have answered or skipped, and that others are asked}
-        self._told: dict[str, set[str]] = {name: set() for name in labellers}
+        # {labeller: open questions that they have answered or skipped, and that others still get}
+        self._done_by: dict[str, set[str]] = {name: set() for name in labellers}
         self.update(folder.questions)
 
     def update(self, questions: Iterable[str]) -> None:
@@ -56,27 +56,27 @@ class Assignments:
         question = None if id in self._damaged else self.folder.questions.get(id)
         answers = [] if question is None else self.folder.answers_to(question)
         is_open = question is not None and question.needs(answers)
-        told = {answer.labeller for answer in answers} if is_open else set()
+        done_by = {answer.labeller for answer in answers} if is_open else set()
         if is_open:
             self._open.add(id)
         else:
             self._open.discard(id)
-        for name, questions in self._told.items():
-            if name in told:
+        for name, questions in self._done_by.items():
+            if name in done_by:
                 questions.add(id)
             else:
                 questions.discard(id)
 
     def left(self, labeller: str) -> int:
-        """How many questions wait for a labeller, whoever has been given them now."""
-        return len(self._open) - len(self._told[labeller])
+        """How many questions wait for a labeller, including those leased to others."""
+        return len(self._open) - len(self._done_by[labeller])
 
     def open(self) -> int:
         """How many questions wait for anybody."""
         return len(self._open)
 
     def renew(self, labeller: str, held: Iterable[str]) -> list[str]:
-        """Begin anew the leases on questions that a labeller still has on the page.
+        """Renew the leases on the questions that a labeller still has on the page.
 
         Returns those that are theirs no more: answered, or given to somebody else.
         """
@@ -92,8 +92,8 @@ class Assignments:
     def give(self, labeller: str, count: int, held: Iterable[str] = ()) -> list[Question]:
         """Up to `count` questions for a labeller besides those `held`.
 
-        What they were given already comes first, so that a page that is loaded anew goes on where
-        it was.
+        Those that they have a lease on come first, so that a page that is reloaded goes on where it
+        was.
         """
         held = set(held)
         given: list[Question] = []
@@ -108,7 +108,7 @@ class Assignments:
         return given
 
     def give_back(self, labeller: str, question: str) -> None:
-        """Have a labeller asked once more, and first, what they have taken back."""
+        """Ask a labeller again, and first, a question whose answer they have taken back."""
         self._leases[labeller].pop(question, None)
         ends = self.clock() + self.seconds
         self._leases[labeller] = {question: ends, **self._leases[labeller]}
@@ -122,11 +122,11 @@ class Assignments:
 
     def _candidates(self, labeller: str) -> Iterator[str]:
         yield from tuple(self._leases[labeller])
-        yield from self._queues[labeller].upcoming(self._open, self._told[labeller])
+        yield from self._queues[labeller].upcoming(self._open, self._done_by[labeller])
 
     def _is_free(self, id: str, labeller: str) -> bool:
         """Whether a labeller may be asked a question now."""
-        if id not in self._open or id in self._told[labeller]:
+        if id not in self._open or id in self._done_by[labeller]:
             return False
         now = self.clock()
         others = sum(
@@ -137,7 +137,7 @@ class Assignments:
 
 
 class _Queue:
-    """The questions in a labeller's order, and where in it those are that may be asked."""
+    """The questions in a labeller's order, and the position before which none is open."""
 
     def __init__(self, labeller: str) -> None:
         self.labeller = labeller
@@ -156,12 +156,12 @@ class _Queue:
             self._ranked.sort()
         self._position = 0
 
-    def upcoming(self, open: set[str], told: set[str]) -> Iterator[str]:
-        """Yield the questions that are open, without those that the labeller has told of."""
+    def upcoming(self, open: set[str], done: set[str]) -> Iterator[str]:
+        """Yield the questions that are `open`, without those that the labeller has `done`."""
         is_start = True
         for position in range(self._position, len(self._ranked)):
             question = self._ranked[position][1]
-            if question in open and question not in told:
+            if question in open and question not in done:
                 is_start = False
                 yield question
             elif is_start:
