@@ -179,7 +179,7 @@ class Session:
                 self._show(tokens, order)
 
     def _key(self) -> str:
-        """The next key in lower case; _Leave where the labeller goes."""
+        """The next key in lower case; _Leave if the labeller leaves."""
         try:
             key = self.keys.next().lower()
         except (EOFError, KeyboardInterrupt):
@@ -198,7 +198,7 @@ class Session:
         return chosen_value(self.folder.label_type, order, number)
 
     def _skip(self, question: Question, begin: float) -> bool:
-        """Ask why, and record it; False where the labeller thinks better of it."""
+        """Ask why, and record it; False if the labeller changes their mind."""
         click.echo('Why? Any other key: do not skip')
         for key, reason in REASON_OF.items():
             click.echo(f'{key}  {reason}')
@@ -271,13 +271,13 @@ class Session:
 
 
 class _Leave(Exception):
-    """The labeller goes."""
+    """The labeller leaves."""
 
 
 def printable(text: str) -> str:
-    """`text` with escapes for characters that are not to be printed.
+    """`text` with escapes for characters that must not be printed.
 
-    Such as those that move the cursor or turn the direction of writing.
+    These are, for instance, those that move the cursor or change the direction of writing.
     """
     return ''.join(
         character if character.isprintable() else character.encode('unicode_escape').decode()

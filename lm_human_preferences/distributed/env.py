@@ -71,7 +71,7 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 
 def stopping_message(seconds: int) -> str:
-    """What is said when a training is asked to stop, and has so many seconds for it."""
+    """The line for a training that is asked to stop, and has this many seconds to do so."""
     return (
         f'Stopping: the current step is saved if it finishes within {seconds} s; interrupt again to'
         ' stop at once'

@@ -156,7 +156,7 @@ _telling_of_failures: list[Lifeline] = []
 
 
 def tell_failures_through(lifeline: Lifeline) -> None:
-    """Let the first rank that fails end the others through `lifeline`, without a word of theirs."""
+    """Let the first rank that fails end the others silently, through `lifeline`."""
     _telling_of_failures.append(lifeline)
 
 
@@ -208,7 +208,7 @@ def _state_of(process: int) -> str:
 class _Silence:
     """How long `read()` has returned the same, in seconds in which this process was running.
 
-    So a job that was stopped as a whole, and goes on, does not take its ranks for dead.
+    So a job that was stopped as a whole, and goes on, does not count its ranks as dead.
     """
 
     def __init__(self, read: Callable[[], object]) -> None:

@@ -58,11 +58,12 @@ def record_of(run: str) -> HParams | None:
 
 
 def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict[str, Any]:
-    """How often the reward model of `run` answers as the labellers, as JSON has it.
+    """How often the reward model of `run` answers like the labellers, as JSON has it.
 
-    held_out: labels that its training kept aside, None where it kept none; trained_on: the other
-    labels that count for training, which it may have learned; comparisons: of two policies, on
-    which nothing is trained. labellers: accuracy and number of all answers of each but gold ones.
+    held_out: labels that its training held out, None if there were none; trained_on: the other
+    labels that count for training, which it may have learned; comparisons: of two policies, from
+    which only an online run learns. labellers: accuracy and number of all answers of each but gold
+    ones.
     """
     saved = saved_model(run)
     _check(saved, folder)

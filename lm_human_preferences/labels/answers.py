@@ -91,7 +91,7 @@ def chosen_value(label_type: str, order: Sequence[int], number: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a labeller said of a question.
+    """A labeller's answer to a question, or a skip.
 
     value: the index of the best sample, a score or a difference; None where the question was
     skipped, for `reason`. order: the samples as they were shown. seconds: how long it took. time:
@@ -108,7 +108,7 @@ class Answer:
     time: float
 
     def shown_position(self) -> int:
-        """Where the sample that was chosen as the best stood."""
+        """The position, from 0, at which the chosen sample was shown."""
         assert self.value is not None
         return self.order.index(int(self.value))
 
@@ -179,7 +179,7 @@ class AnswerLog:
         return answer
 
     def is_taken_back(self, answer: Answer) -> bool:
-        """Whether a labeller has thought better of an answer."""
+        """Whether the labeller has taken an answer back."""
         return answer.uuid in self._taken_back
 
     def _parsed(self, record: dict[str, Any], where: str) -> Answer:
@@ -200,7 +200,7 @@ class AnswerLog:
         return answer
 
     def last(self) -> Answer | None:
-        """The answer given last of those that were not taken back."""
+        """The last answer that has not been taken back."""
         for uuid in reversed(self.uuids):
             if uuid not in self._taken_back:
                 return self.uuids[uuid]
@@ -223,7 +223,7 @@ def is_number(value: Any) -> bool:
 
 
 def check_answer(answer: Answer, label_type: str) -> None:
-    """Raise TypeError or ValueError, which says what is wrong, for an answer that cannot be."""
+    """Raise TypeError or ValueError, which says what is wrong, for an impossible answer."""
     count = len(sample_names(label_type))
     if not isinstance(answer.uuid, str) or not isinstance(answer.question, str):
         raise TypeError('answer and question must be texts')

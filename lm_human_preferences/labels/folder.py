@@ -71,15 +71,15 @@ class Question:
         return sum(answer.value is not None for answer in answers)
 
     def is_retired(self, answers: Iterable[Answer]) -> bool:
-        """Whether so many labellers have skipped it that it is not asked any more.
+        """Whether enough labellers have skipped it for it not to be asked any more.
 
-        A gold question stays: it tells of each labeller what the others' answers do not.
+        A gold question stays: it measures each labeller, whatever the others have answered.
         """
         skips = sum(answer.value is None for answer in answers)
         return self.kind != GOLD and skips >= RETIRED_AFTER
 
     def needs(self, answers: Sequence[Answer]) -> bool:
-        """Whether it is to be asked of somebody who is not among those who gave these answers."""
+        """Whether to ask it of one more labeller, given all `answers` so far."""
         return not self.is_retired(answers) and self.given(answers) < self.labellers
 
 
@@ -186,7 +186,7 @@ class LabelFolder:
         return tokens
 
     def is_retired(self, question: Question) -> bool:
-        """Whether so many labellers have skipped a question that it is not asked any more."""
+        """Whether enough labellers have skipped a question for it not to be asked any more."""
         return question.is_retired(self.answers_to(question))
 
     def answers_to(self, question: Question) -> list[Answer]:
@@ -204,8 +204,8 @@ class LabelFolder:
     def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
         """The answers to questions of a kind that count, the oldest first.
 
-        Of a question that one labeller was to answer it is the first one, else all.
-        without: labellers whose answers do not; UserError for one that there is not.
+        Of a question for one labeller that is the first answer, else all of them. without:
+        labellers whose answers do not count; UserError for one who has given none.
         """
         self.check_labellers(without)
         found = []
@@ -238,7 +238,7 @@ class LabelFolder:
         return lines
 
     def check_labellers(self, names: Iterable[str]) -> None:
-        """Raise UserError for a name of which there are no answers."""
+        """Raise UserError for a name that has no file of answers."""
         for name in names:
             if name not in self.logs:
                 known = ', '.join(sorted(self.logs)) or 'no answers yet'
@@ -312,7 +312,7 @@ def _parse_question(line: bytes, begin: int, where: str, samples: int) -> Questi
 
 
 class QuestionWriter:
-    """Adds questions to a folder, which is made if need be, as the only one who does.
+    """The only writer of a folder's questions; creates the folder if it does not exist.
 
     task: what task.json has to hold; the UserError for another task names the first difference.
     """
@@ -368,7 +368,7 @@ class QuestionWriter:
 def check_same_task(path: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Raise UserError where the questions of a folder are of another task than `here`.
 
-    The data set may differ, and the policy, of which each question says its own.
+    The data set may differ, and so may the policy, which each question records.
     """
     for name in ('label_type', 'encoding'):
         if name in here and there[name] != here[name]:

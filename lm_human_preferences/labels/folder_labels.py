@@ -40,8 +40,10 @@ def training_labels(folder: LabelFolder, without: Collection[str] = ()) -> Itera
 
 
 def answers_so_far(source: str, comm: Comm) -> dict[str, int] | None:
-    """How much of a folder rank 0 sees, {labeller: lines of answers}, as people may be answering;
-    None where `source` is no folder."""
+    """How much of a folder rank 0 sees, {labeller: lines of answers}; None if it is no folder.
+
+    All ranks get the same, even if people are answering now.
+    """
     if not is_folder(source):
         return None
     lines = LabelFolder(source).lines_read() if comm.rank == 0 else None
@@ -49,8 +51,10 @@ def answers_so_far(source: str, comm: Comm) -> dict[str, int] | None:
 
 
 def recorded_answers(state: Mapping[str, Any]) -> dict[str, int] | None:
-    """The same as it was when a training began whose checkpoint has this state; None where it does
-    not tell."""
+    """What `answers_so_far` was when the training began whose checkpoint has this `state`.
+
+    None if the state does not have it.
+    """
     answers = state.get('trainer', {}).get('answers')
     return answers if are_line_counts(answers) else None
 

@@ -72,7 +72,7 @@ def parse(line: bytes, where: str) -> dict[str, Any]:
 
 
 class Writer:
-    """Appends to a file, which is made if need be, as the only one who does.
+    """The only writer of a file, which appends to it; creates the file if it does not exist.
 
     in_use: the error where another process is writing the file. dropped: bytes of an unfinished
     last line that was removed.

@@ -36,7 +36,7 @@ class AlreadyUsed(UserError):
 
 
 class AlreadyAnswered(UserError):
-    """A labeller answers what they have answered, and should not be asked again."""
+    """The labeller has answered this question already, and should not be asked again."""
 
 
 class Labeller:
@@ -104,7 +104,7 @@ class Labeller:
         return not is_left_out and self.folder.is_open_for(question, self.name)
 
     def leave_out(self, question: Question) -> None:
-        """Ask this labeller a question no more: it is damaged."""
+        """Stop asking this labeller a question, which is damaged."""
         self._left_out.add(question.id)
 
     def _rank(self, question: Question) -> bytes:
@@ -187,9 +187,9 @@ class Labeller:
         }
 
     def undo(self, uuid: str | None = None) -> Answer | None:
-        """Take back an answer, the last one unless told; None where there is nothing to take back.
+        """Take back the answer `uuid`, or the last one; None if there is none.
 
-        To take one back twice does nothing. The question is asked again. AlreadyUsed where a
+        The question is then asked again. Taking an answer back twice does nothing. AlreadyUsed if a
         training has learned from the answer.
         """
         with self._one_at_a_time:

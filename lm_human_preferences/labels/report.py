@@ -1,4 +1,4 @@
-"""What a folder of labels tells of its questions, its labellers and the policies compared."""
+"""What a folder of labels tells about its questions, its labellers and the policies compared."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_choice(folder: LabelFolder) -> bool:
 
 
 def _answers_by_question(folder: LabelFolder, names: Collection[str]) -> dict[str, list[Answer]]:
-    """{question: the last answer, or skip, of each of the labellers}; of those that have some."""
+    """{question: the last answer, or skip, of each labeller}, for questions that have any."""
     found: dict[str, list[Answer]] = collections.defaultdict(list)
     for name in names:
         for question in folder.logs[name].by_question:

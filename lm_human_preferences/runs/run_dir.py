@@ -101,11 +101,11 @@ def refuse_to_delete_answers(hparams: Training) -> None:
 
 
 def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Collection[str]) -> None:
-    """See to it that a run may begin in its directory, or go on; UserError if not.
+    """Make sure that a run can begin in its directory, or go on there; UserError if it cannot.
 
-    Nothing is written there yet. overwrite: delete the run that is there, and nothing else,
-    unless people have answered its questions.
-    explicitly_set: see `run_settings.check_settings`.
+    Nothing is written there yet. overwrite: delete the run that is there, and nothing else;
+    UserError if people have answered its questions. explicitly_set: see
+    `run_settings.check_settings`.
     """
     directory = hparams.run.directory
     if directory is None or env.launched_rank():

@@ -154,7 +154,7 @@ def _fetch(blob: Blob, show_progress: bool = True) -> None:
 
 
 def _download(blob: Blob, stat: Stat, show_progress: bool) -> None:
-    """Download a blob, of which the server has said `stat`, and verify it before it is visible."""
+    """Download a blob that the server describes as `stat`; verify it before it becomes visible."""
     from tqdm import tqdm
 
     if shutil.disk_usage(os.path.dirname(blob.cached)).free < stat.size:
@@ -207,7 +207,7 @@ def _is_intact(path: str) -> bool:
 
 
 def _is_current(blob: Blob, stat: Stat) -> bool:
-    """Whether the copy in the cache is intact and the version of which the server says `stat`."""
+    """Whether the copy in the cache is intact, and is the version that `stat` describes."""
     if not _is_intact(blob.cached):
         return False
     return not blob.may_change or _md5_when_fetched(blob.cached) == stat.md5

@@ -228,7 +228,7 @@ class RewardTable(Hook):
 class HeldOut(Hook):
     """Measures a reward model by the labels held out: after 1/8, 1/4, 1/2 and all of the steps.
 
-    Each label is learned once, so these are roughly what so many labels give.
+    Each label is learned once, so these show roughly what fewer labels would have given.
     """
 
     def __init__(self, trainer: RewardModelTrainer) -> None:

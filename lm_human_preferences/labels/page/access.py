@@ -83,7 +83,7 @@ def _open_private(path: str, flags: int) -> int:
 
 
 class Access:
-    """Links and cookies of labellers, and whose one is."""
+    """The labellers' links and cookies, and to whom each belongs."""
 
     def __init__(self, key: bytes, labellers: Sequence[str]) -> None:
         self._key = key
@@ -98,7 +98,7 @@ class Access:
 
     @property
     def folder(self) -> str:
-        """A name of the folder for the browser, which tells nothing of its path."""
+        """A name of the folder for the browser, which reveals nothing about its path."""
         return self.cookie_name
 
     def token(self, labeller: str) -> str:
@@ -119,7 +119,7 @@ class Access:
 
 
 def _owner(codes: dict[str, str], given: str) -> str | None:
-    """The name whose code was given; the time that this takes tells nothing."""
+    """The name whose code was given; how long this takes reveals nothing about the codes."""
     found = None
     for name, code in codes.items():
         if hmac.compare_digest(code.encode(), given.encode(errors='replace')):

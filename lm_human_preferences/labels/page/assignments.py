@@ -48,7 +48,7 @@ class Assignments:
                 queue.add(new)
 
     def leave_out(self, question: str) -> None:
-        """Ask a question no more: it is damaged."""
+        """Stop asking a question, which is damaged."""
         self._damaged.add(question)
         self.update([question])
 

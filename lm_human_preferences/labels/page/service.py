@@ -102,7 +102,7 @@ class LabellingService:
             return {'questions': shown, 'lost': lost, **self._state(name)}
 
     def _give(self, name: str, count: int, held: set[str]) -> list[dict[str, Any]]:
-        """Questions as they are shown, in the place of damaged ones others."""
+        """Questions as they are shown; others replace damaged ones."""
         shown: list[dict[str, Any]] = []
         while len(shown) < count:
             given = self.assignments.give(name, count - len(shown), held)

@@ -59,8 +59,8 @@ def add_questions(
 def add_answers(questions: Questions, folder: LabelFolder, labeller: str) -> dict[str, int]:
     """Record the answers to `questions`, which are in the folder.
 
-    Returns how many of each labeller were added. labeller: who has given those that do not say it.
-    An answer that was brought in before is not added again; one that has changed since then is, and
+    Returns how many of each labeller were added. labeller: who gave those that name nobody. An
+    answer that was imported before is not added again; one that has changed since then is, and
     counts from then on.
     """
     now = time.time()

@@ -25,10 +25,10 @@ class Skipped(Exception):
 class Tokeniser:
     """Turns texts into token ids that fit a task, and counts what did not fit.
 
-    query_length, response_length: the most tokens of each. too_long: what becomes of longer texts:
+    query_length, response_length: the most tokens of each. too_long: what to do with longer texts:
     'refuse' them; 'cut' the end, as the task cuts its own queries; 'cut_start', the beginning of a
     query and the end of a response; 'skip' the label. An empty query becomes the token that ends a
-    text, before which nothing of it is, where the encoding has one. option: that errors name.
+    text, if the encoding has one. option: that errors name.
     """
 
     def __init__(
