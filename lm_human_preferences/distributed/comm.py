@@ -42,7 +42,7 @@ from lm_human_preferences.distributed.lifeline import (
 from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 AS_LONG_AS_IT_TAKES = datetime.timedelta(days=365)
 T = TypeVar('T')
