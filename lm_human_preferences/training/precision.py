@@ -111,7 +111,8 @@ def _times_prepacked(
     computed before rounding.
     """
     version = _version_of(weight)
-    version_then, prepacked = getattr(weight, 'prepacked', (None, None))
+    copied: Any = getattr(weight, 'prepacked', (None, None))
+    version_then, prepacked = copied
     if version_then != version:
         assert _prepack is not None
         prepacked = _prepack(transposed())
