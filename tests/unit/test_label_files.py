@@ -193,7 +193,10 @@ def test_from_the_command_line_a_mistake_is_one_line_and_status_2(tmp_path):
 
 
 def test_missing_file_is_one_line(tmp_path):
-    result = invoke(f'train_reward test first --mpi 1 --labels.source {tmp_path}/none.json')
+    result = invoke(
+        f'train_reward test first --mpi 1 --save_dir {tmp_path}'
+        f' --labels.source {tmp_path}/none.json'
+    )
     assert (
         result.stderr.splitlines()[-1] == f'error: {tmp_path}/none.json: no such file or directory'
     )

@@ -363,9 +363,10 @@ def test_what_a_step_works_on():
     )
 
 
-def test_what_both_trainings_of_a_run_share(monkeypatch):
+def test_what_both_trainings_of_a_run_share(monkeypatch, tmp_path):
     started = caught_jobs(monkeypatch)
-    invoke('train_policy test a --run.precision bf16 --run.gradient_checkpointing true')
+    command = f'train_policy test run --save_dir {tmp_path} --run.precision bf16'
+    invoke(f'{command} --run.gradient_checkpointing true')
     run, new = hparams_of(started).run, hparams_of(started).rewards.train_new_model.run
     assert (
         run.precision == new.precision == 'bf16'
@@ -373,5 +374,5 @@ def test_what_both_trainings_of_a_run_share(monkeypatch):
         and new.gradient_checkpointing
     )
     started.clear()
-    invoke(f'train_policy test b --run.precision bf16 --{NEW}.run.precision fp32')
+    invoke(f'{command} --{NEW}.run.precision fp32')
     assert hparams_of(started).rewards.train_new_model.run.precision == 'fp32'
