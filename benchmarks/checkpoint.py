@@ -82,7 +82,7 @@ def medians(times):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or '').partition('\n')[0])
     parser.add_argument('--size', choices=SIZES, default='124M')
     parser.add_argument('--episodes', type=int, default=16)
     parser.add_argument('--steps', type=int, default=2)
@@ -95,7 +95,6 @@ def main():
     world = comm.LocalComm()
     queries = torch.randint(VOCABULARY, (args.episodes, QUERY_LENGTH))
     trainer = Ours(args.size, hparams_of(args.episodes), queries, world).trainer
-    trainer.query_sampler.position = (0, 0)  # these queries come from no text
     with (
         tempfile.TemporaryDirectory() as directory,
         Checkpointer(

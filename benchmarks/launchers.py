@@ -137,7 +137,9 @@ def interrupt(launcher: Launcher, engine: str, directory: Path, *, kill: bool) -
         launch.process.terminate()
     seconds = seconds_until_ended(launch)
     assert 'Traceback (most recent call last)' not in own_errors(launch), launch.errors()
-    bundle = Bundle(checkpoints.latest(str(launch.run / 'policy/checkpoints')))
+    latest = checkpoints.latest(str(launch.run / 'policy/checkpoints'))
+    assert latest is not None, 'no checkpoint was saved'
+    bundle = Bundle(latest)
     assert all(bundle[name] is not None for name in bundle)
     if not kill and launcher.started_by != LAUNCHERS['mpiexec'].started_by:
         # mpiexec ends its ranks at once; a launcher that passes SIGTERM on lets the step be saved.

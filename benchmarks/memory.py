@@ -21,6 +21,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import ppo_update
 import reward_step
 import torch
@@ -89,13 +90,13 @@ def reward_trainer(args, hparams):
     trainer = train_reward.RewardModelTrainer(
         reward_model=reward_model,
         policy=Policy(workload.RandomModel(args.size)),
-        query_sampler=None,
+        query_sampler=reward_step.NOT_USED,
         labels=reward_step.labels(args.batch),
         hparams=hparams,
         comm=comm.init_comm(),
     )
     trainer.train_step = 1  # step 0 would print
-    return trainer, lambda: trainer.train_batch(range(args.batch), lr=5e-5)
+    return trainer, lambda: trainer.train_batch(np.arange(args.batch), lr=5e-5)
 
 
 def reward(args, common):

@@ -20,7 +20,6 @@ import measuring
 import ppo_update
 import torch
 import workload
-from torch.autograd import DeviceType
 from torch.profiler import profile
 
 from lm_human_preferences.distributed import comm
@@ -55,7 +54,7 @@ def costliest(update, count):
     )
     # On a GPU, kernels are listed too, as events of the GPU: their time is that of the operators
     # that start them.
-    found = [event for event in profiler.key_averages() if event.device_type == DeviceType.CPU]
+    found = [event for event in profiler.key_averages() if event.device_type.name == 'CPU']
     total = sum(map(own_time, found)) or 1  # if the profiler has no access to the GPU
     return [
         (event.key, own_time(event) / 1e6 / count, own_time(event) / total)

@@ -9,8 +9,8 @@ at a number of labels per episode. Weights are random, the queries are letters.
 """
 
 import argparse
+import functools
 import statistics
-import types
 
 import measuring
 import ppo_update
@@ -19,6 +19,7 @@ import workload
 from workload import QUERY_LENGTH, RESPONSE_LENGTH
 
 from lm_human_preferences import lm_tasks, train_reward
+from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.hparams.online import ASKED_AT_ONCE, OnlineHParams, Schedule
 from lm_human_preferences.language import encodings
@@ -33,7 +34,9 @@ RATES = {
 class LetterModel(workload.RandomModel):
     """A model of random weights whose queries are letters, which need no file."""
 
-    encoding = encodings.Test
+    @functools.cached_property
+    def encoding(self) -> encodings.Encoding:
+        return encodings.Test
 
 
 class AlternateSchedule(Schedule):
@@ -74,16 +77,17 @@ def measure(args):
     )
     ours = ppo_update.Ours(args.size, hparams, sampler()['tokens'], world, LetterModel)
     trainer = ours.trainer
-    schedule = hparams.rewards.online.schedule(trainer.total_steps)
+    checkpointer = Checkpointer(None, world, resume=False)
+    checkpointer.set_seed(1)
     steps, asked, idle = [], [], []
     collection = Collection(
         trainer,
         reward_model=ours.reward_model,
-        checkpointer=types.SimpleNamespace(seed=1, stop_requested=False),
+        checkpointer=checkpointer,
         labels=None,
     )
-    collection.schedule = AlternateSchedule(**vars(schedule))
-    with collection:
+    collection.schedule = AlternateSchedule(**vars(collection.schedule))
+    with checkpointer, collection:
         for step in range(2, 2 * args.steps + 4):
             begin = measuring.now()
             collection.before_step(step)

@@ -17,7 +17,7 @@ import measuring
 import torch
 import trl_ppo
 import workload
-from workload import PADDING, QUERY_LENGTH, RESPONSE_LENGTH, RandomModel
+from workload import PADDING, QUERY_LENGTH, RESPONSE_LENGTH, RandomModel, SameQueries
 
 from lm_human_preferences import train_policy
 from lm_human_preferences.distributed import comm
@@ -59,7 +59,7 @@ class Ours:
             hparams=hparams,
             comm=world,
             ref_policy=Policy(trained_model, scope='ref_policy', temperature=TEMPERATURE),
-            query_sampler=lambda: {'tokens': queries},
+            query_sampler=SameQueries(queries),
             score_fn=train_policy.make_score_fn(hparams.task, scorer),
         )
         self.trainer.global_step = 1  # step 0 would print

@@ -10,7 +10,10 @@ implementation; `of rate` is the achieved share of this machine's rate of matrix
 in the same process.
 """
 
+from typing import Any
+
 import measuring
+import numpy as np
 import torch
 import workload
 from workload import PADDING, RESPONSE_LENGTH, VOCABULARY
@@ -20,6 +23,7 @@ from lm_human_preferences.distributed import comm
 from lm_human_preferences.rewards import RewardModel
 
 NUM_RESPONSES = 4
+NOT_USED: Any = None  # steps on labels that are there sample nothing
 
 
 def labels(batch):
@@ -45,14 +49,14 @@ def ours(args, batch):
     )
     trainer = train_reward.RewardModelTrainer(
         reward_model=RewardModel(workload.RandomModel(args.size)),
-        policy=None,
-        query_sampler=None,
+        policy=NOT_USED,
+        query_sampler=NOT_USED,
         labels=batch,
         hparams=hparams,
         comm=comm.init_comm(),
     )
     trainer.train_step = 1  # step 0 would print
-    return lambda: trainer.train_batch(range(args.batch), lr=5e-5)
+    return lambda: trainer.train_batch(np.arange(args.batch), lr=5e-5)
 
 
 def plain(args, batch):

@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from transformers import GPT2TokenizerFast
+import workload
+from transformers import GPT2Tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -71,7 +72,7 @@ def encoding(copies, repeats):
     passages = [
         passage for text in pydoc_data.topics.topics.values() for passage in text.split('\n\n')
     ] * copies
-    ours, theirs = encodings.Main.get_encoder(), GPT2TokenizerFast(vocab=vocab, merges=merges)
+    ours, theirs = encodings.Main.get_encoder(), GPT2Tokenizer(vocab=vocab, merges=merges)
     assert [ours.encode(passage) for passage in passages[:2000]] == theirs(passages[:2000])[
         'input_ids'
     ]
@@ -128,16 +129,12 @@ def labels(count, repeats):
                 'task.response_length': RESPONSE_LENGTH,
             }
         )
-        main = argparse.Namespace(
-            n_vocab=encodings.Main.n_vocab,
-            get_encoder=lambda: argparse.Namespace(padding_token=PADDING),
-        )
         show(
             f'{count} labels of {QUERY_LENGTH + SAMPLES * RESPONSE_LENGTH} tokens',
             seconds(
                 {
                     'as tensors, checked': functools.partial(
-                        label_files.load_labels, hparams, main
+                        label_files.load_labels, hparams, workload.ENCODING
                     ),
                     'json.loads': lambda: json.loads(path.read_text()),
                 },

@@ -1,9 +1,11 @@
 """TRL's PPO on the workload of ppo_update.py, if TRL is installed; the project does without it."""
 
 import argparse
+import importlib
 import importlib.util
 import os
 import tempfile
+from typing import Any
 
 import torch
 import workload
@@ -21,18 +23,17 @@ def scorer(size):
     from transformers import GPT2Config, GPT2ForSequenceClassification
 
     n_embd, n_head, n_layer = workload.SIZES[size]
-    return GPT2ForSequenceClassification(
-        GPT2Config(
-            n_embd=n_embd,
-            n_head=n_head,
-            n_layer=n_layer,
-            num_labels=1,
-            pad_token_id=END_OF_TEXT,
-            embd_pdrop=0,
-            attn_pdrop=0,
-            resid_pdrop=0,
-        )
+    config = GPT2Config(
+        n_embd=n_embd,
+        n_head=n_head,
+        n_layer=n_layer,
+        pad_token_id=END_OF_TEXT,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        resid_pdrop=0,
     )
+    config.num_labels = 1
+    return GPT2ForSequenceClassification(config)
 
 
 class Trl:
@@ -43,13 +44,12 @@ class Trl:
 
     def __init__(self, size, hparams, queries, temperature):
         os.environ['TRL_EXPERIMENTAL_SILENCE'] = '1'
-        from trl.experimental.ppo import PPOConfig, PPOTrainer
-
+        trl: Any = importlib.import_module('trl.experimental.ppo')
         tokens, mask = workload.padded_left(queries.masked_fill(queries == END_OF_TEXT, 0))
         dataset = list(tokens.masked_fill(~mask, END_OF_TEXT))
         self.folder = tempfile.TemporaryDirectory()
-        self.trainer = PPOTrainer(
-            PPOConfig(
+        self.trainer = trl.PPOTrainer(
+            trl.PPOConfig(
                 output_dir=self.folder.name,
                 per_device_train_batch_size=len(queries),
                 gradient_accumulation_steps=1,

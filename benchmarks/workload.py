@@ -1,14 +1,18 @@
 """What the speed benchmarks work on: models of random weights, queries, and the FLOPs they need."""
 
-import argparse
+import functools
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lm_human_preferences.language import encodings, model
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.lm_tasks import QuerySampler
 from lm_human_preferences.utils.core import default_device
 
 SIZES = {
@@ -21,39 +25,63 @@ SIZES = {
 QUERY_LENGTH, RESPONSE_LENGTH, VOCABULARY, PADDING = 64, 24, encodings.Main.n_vocab, 50259
 
 
-class RandomModel:
-    """Stands in for TrainedModel: random weights of a size, without the files of the encoding."""
+class PaddingEncoder(encodings.LetterEncoder):
+    """Letters, with the padding of GPT-2's encoding."""
 
-    is_random = True
+    padding_token = PADDING
 
-    class encoding:
-        name, n_vocab = 'main', VOCABULARY
 
-        @staticmethod
-        def get_encoder():
-            return argparse.Namespace(padding_token=PADDING)
+class EncodingWithoutFiles(encodings.Encoding):
+    """An encoding as far as its files are not needed: its size and padding."""
 
-    def __init__(self, size):
+    def get_encoder(self) -> encodings.Encoder:
+        return PaddingEncoder()
+
+
+ENCODING = EncodingWithoutFiles('main', VOCABULARY, encodings.Main.eot_token)
+
+
+class RandomModel(TrainedModel):
+    """Random weights of a size, without the files of the encoding."""
+
+    def __init__(self, size: str) -> None:
+        super().__init__('test')
         n_embd, n_head, n_layer = SIZES[size]
         self.sizes = model.HParams(
             n_vocab=VOCABULARY, n_ctx=1024, n_embd=n_embd, n_head=n_head, n_layer=n_layer
         )
 
-    def hparams(self):
+    @functools.cached_property
+    def encoding(self) -> encodings.Encoding:
+        return ENCODING
+
+    def hparams(self) -> model.HParams:
         return self.sizes
 
-    def build(self, *, scope, scalar_heads=()):
+    def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> model.Model:
         torch.manual_seed(0)
         return model.Model(self.sizes, scalar_heads).initialize()
 
 
-def plain_model(size):
+class SameQueries(QuerySampler):
+    """Gives the same queries at each call."""
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self.tokens = tokens
+        self.position = (0, 0)  # they come from no text
+
+    def __call__(self) -> dict[str, torch.Tensor]:
+        return {'tokens': self.tokens}
+
+
+def plain_model(size: str) -> Any:
     """GPT-2 as `transformers` makes it, of random weights and without dropout."""
     # Takes seconds to import: only who needs it waits.
     from transformers import GPT2Config, GPT2LMHeadModel
 
     n_embd, n_head, n_layer = SIZES[size]
-    network = GPT2LMHeadModel(
+    # Decorators of its class hide from type checkers what its methods take.
+    network: Any = GPT2LMHeadModel(
         GPT2Config(
             n_embd=n_embd, n_head=n_head, n_layer=n_layer, embd_pdrop=0, attn_pdrop=0, resid_pdrop=0
         )

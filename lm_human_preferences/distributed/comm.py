@@ -42,7 +42,7 @@ from lm_human_preferences.distributed.lifeline import (
 from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 AS_LONG_AS_IT_TAKES = datetime.timedelta(days=365)
 T = TypeVar('T')
@@ -161,9 +161,8 @@ class MpiComm(EngineComm):
         _unlink_shared_memory()
         if self.size != launched_size():
             raise UserError(
-                f'{launched_size()} ranks were started, but each sees a world of {self.size}: they'
-                ' were started by the mpiexec of another MPI; put the one of this environment'
-                ' first on PATH'
+                f'{launched_size()} ranks were started, but each sees a world of {self.size}:'
+                f' {mpi_library.why_worlds_differ()}'
             )
         self.node = self.world.Split_type(mpi.COMM_TYPE_SHARED)
         self.local_rank = self.node.Get_rank()

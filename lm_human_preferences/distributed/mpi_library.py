@@ -135,6 +135,17 @@ def announcement() -> str:
     return f'; MPI: {name} {".".join(map(str, version))}, {path}'
 
 
+def why_worlds_differ() -> str:
+    """Why ranks whose MPI is loaded do not see each other, and the fix."""
+    for name in CHOICES:
+        if os.environ.get(name):
+            return f'{name} names another MPI than the one that started them; unset it'
+    return (
+        'they were started by the mpiexec of another MPI; put the one of this environment first on'
+        ' PATH'
+    )
+
+
 def abort(status: int) -> None:
     """End all ranks by MPI, which then returns `status`; do nothing if MPI is not loaded."""
     mpi = sys.modules.get('mpi4py.MPI')

@@ -22,7 +22,10 @@ from lm_human_preferences.distributed.lifeline import RankLost
 from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store, TCPStore
+    from torch.distributed import (
+        Store,  # pyright: ignore[reportPrivateImportUsage]
+        TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+    )
 
     from lm_human_preferences.distributed.comm import MpiComm
 

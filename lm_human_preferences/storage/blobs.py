@@ -235,7 +235,7 @@ def _connection_pool(host: str) -> PoolManager:
     return urllib3.ProxyManager(proxy, proxy_headers=headers, maxsize=MAX_CONNECTIONS)
 
 
-# --- What blobfile has no public name for. tests/test_storage.py tells which of it has gone. ---
+# --- What blobfile has no public name for: tests/unit/test_storage.py tells which has gone. ---
 
 
 def _has_credentials() -> bool:

@@ -110,23 +110,14 @@ def _times_prepacked(
     time: the digits are the same, but 16 rows take twice as long and 1,000 a fifth longer. gelu is
     computed before rounding.
     """
-    version, prepacked = getattr(weight, 'prepacked', (None, None))
-    if version != weight._version:  # PyTorch's count of changes
+    version = _version_of(weight)
+    copied: Any = getattr(weight, 'prepacked', (None, None))
+    version_then, prepacked = copied
+    if version_then != version:
         assert _prepack is not None
         prepacked = _prepack(transposed())
-        weight.prepacked = weight._version, prepacked  # pyright: ignore[reportAttributeAccessIssue]
-    activation = ('gelu', [], 'tanh') if gelu else ('none', [], '')
-    return torch.ops.mkldnn._linear_pointwise(x, prepacked, bias, *activation)
-
-
-def _prepack_operator() -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The operator by which PyTorch's compiler prepacks weights; None if it has none for bf16."""
-    operators: Any = torch.ops.mkldnn
-    try:
-        needed = operators._reorder_linear_weight, operators._linear_pointwise
-        return needed[0] if operators._is_mkldnn_bf16_supported() else None
-    except AttributeError:  # they are private, and may go
-        return None
+        weight.prepacked = version, prepacked  # pyright: ignore[reportAttributeAccessIssue]
+    return _prepacked_product(x, prepacked, bias, gelu)
 
 
 def prefer_onednn() -> None:
@@ -167,3 +158,29 @@ def _error_of_a_product() -> float:
     a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
     exact = a.double() @ b.double()
     return ((a @ b - exact).norm() / exact.norm()).item()
+
+
+# --- What PyTorch has no public name for: tests/unit/test_fast_paths.py tells which has gone. ---
+
+
+def _version_of(tensor: torch.Tensor) -> int:
+    """PyTorch's count of changes to a tensor in place."""
+    return tensor._version
+
+
+def _prepack_operator() -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The operator by which PyTorch's compiler prepacks weights; None if it has none for bf16."""
+    operators: Any = torch.ops.mkldnn
+    try:
+        needed = operators._reorder_linear_weight, operators._linear_pointwise
+        return needed[0] if operators._is_mkldnn_bf16_supported() else None
+    except AttributeError:  # they may go
+        return None
+
+
+def _prepacked_product(
+    x: torch.Tensor, prepacked: torch.Tensor, bias: torch.Tensor | None, gelu: bool
+) -> torch.Tensor:
+    """`x` times what `_prepack_operator` has made of a weight, plus `bias`, or gelu of that."""
+    activation = ('gelu', [], 'tanh') if gelu else ('none', [], '')
+    return torch.ops.mkldnn._linear_pointwise(x, prepacked, bias, *activation)

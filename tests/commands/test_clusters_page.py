@@ -1,5 +1,5 @@
 """docs/clusters.md: its batch script runs on a cluster of Slurm that is this machine, its manifest
-is one, and its messages are what the program says."""
+is one, and its messages and waiting times are the program's."""
 
 import itertools
 import re
@@ -11,6 +11,7 @@ from command_line import caught_jobs, invoke
 from launched import REPOSITORY, eventually
 
 from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.hparams.train_reward import RunHParams
 from lm_human_preferences.runs import run_dir
 
 PAGE = (REPOSITORY / 'docs/clusters.md').read_text(encoding='utf-8')
@@ -22,8 +23,12 @@ def fenced(language):
     return block
 
 
+def section(heading, end):
+    return PAGE.partition(f'{heading}\n')[2].partition(f'\n{end} ')[0]
+
+
 def test_messages_are_those_of_the_program():
-    table = PAGE.partition('### When something is missing')[2].partition('\n### ')[0]
+    table = section('### When something is missing', '###')
     messages = re.findall(r'^\| `(.*?)` \|', table, re.MULTILINE)
     assert len(messages) > 5
     source = ''
@@ -32,6 +37,18 @@ def test_messages_are_those_of_the_program():
         source += re.sub(r"'\s+f?'", '', path.read_text(encoding='utf-8'))
     for message in messages:
         assert re.sub(r'libmpi\.so\.\d+', '{soname}', message) in source, message
+    # Of the table of launchers: what each says.
+    of_launchers = re.findall(r'\| `([^|`]*)` \|$', section('## Launchers', '###'), re.MULTILINE)
+    assert len(of_launchers) == 7
+    assert {*of_launchers} <= {*messages}
+
+
+def test_waiting_times_are_those_of_the_program():
+    rows = re.findall(r'^\| `--run\.(\w+)` \| (\d+) \|', PAGE, re.MULTILINE)
+    defaults = vars(RunHParams())
+    assert {name: int(seconds) for name, seconds in rows} == {
+        name: value for name, value in defaults.items() if name.endswith('_timeout')
+    }
 
 
 # ---------------------------------------------------------------- Kubernetes

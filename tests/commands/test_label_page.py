@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import command_line
 import pytest
 from label_folders import TASK, make_folder
 from label_page import answers_of, served, write_texts, written
+from launched import eventually
 from page_client import Client
 
 from lm_human_preferences.commands import label_page
@@ -251,6 +253,30 @@ def test_slow_clients_are_cut_off(one, monkeypatch):
         assert reply.startswith(b'HTTP/1.1 401 ') and reply.endswith(b'}')
         client.sendall(request)
         assert client.recv(4096) == b''
+
+
+def test_uvicorn_still_says_when_a_reply_is_complete(one, monkeypatch):
+    """It may take longer than a request may, and then the time for the next request begins."""
+    _, page, anna, _ = one
+    monkeypatch.setattr(connections, 'REQUEST_SECONDS', 1.0)
+    completed = []
+    on_response_complete = connections.TimedProtocol.on_response_complete
+
+    def note_completion(protocol):
+        on_response_complete(protocol)
+        completed.append(protocol)
+
+    monkeypatch.setattr(connections.TimedProtocol, 'on_response_complete', note_completion)
+    task = page.service.task
+
+    def task_at_leisure(name):
+        time.sleep(1.5)
+        return task(name)
+
+    monkeypatch.setattr(page.service, 'task', task_at_leisure)
+    anna.close()  # a new connection has the new limit
+    assert anna.task()['labeller'] == 'anna'
+    eventually(lambda: completed)
 
 
 # ---------------------------------------------------------------- what is recorded

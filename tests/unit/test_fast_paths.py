@@ -298,6 +298,51 @@ def test_without_the_operators_products_are_ordinary_ones(net, monkeypatch):
     assert not hasattr(net.transformer.wte.weight, 'prepacked')
 
 
+# --- what PyTorch has no public name for: the first of these to fail tells what has gone ---
+
+
+@pytest.mark.parametrize(
+    'name', ['_reorder_linear_weight', '_linear_pointwise', '_is_mkldnn_bf16_supported']
+)
+def test_pytorch_still_has_the_operator(name):
+    """Without it bf16 is slower on CPUs, and the tests above skip."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip('this PyTorch has no oneDNN')
+    assert hasattr(torch.ops.mkldnn, name)
+
+
+def test_pytorch_still_prepacks_on_processors_with_avx512():
+    flags = torch.cpu.get_capabilities()
+    if not all(flags.get(name) for name in ('avx512_bw', 'avx512_vl', 'avx512_dq')):
+        pytest.skip('this processor has no AVX-512')
+    assert precision._prepack_operator() is not None
+
+
+@needs_bf16
+def test_pytorch_still_takes_what_it_has_prepacked():
+    x, weight, bias = (torch.randn(shape).bfloat16() for shape in ((3, 32), (16, 32), (16,)))
+    prepacked = precision._prepack_operator()(weight)
+    for with_bias in (bias, None):
+        product = torch.nn.functional.linear(x, weight, with_bias)
+        assert torch.equal(precision._prepacked_product(x, prepacked, with_bias, False), product)
+    fused = precision._prepacked_product(x, prepacked, bias, True)
+    rounded = torch.nn.functional.gelu(
+        torch.nn.functional.linear(x, weight, bias), approximate='tanh'
+    )
+    assert_close(fused.float(), rounded.float(), rtol=0.02, atol=0.02)
+
+
+def test_pytorch_still_counts_changes():
+    """In place, through whatever shares its memory."""
+    weight = torch.nn.Parameter(torch.zeros(2))
+    counts = [precision._version_of(weight)]
+    for change in (lambda: weight.detach().add_(1), lambda: torch.nn.init.ones_(weight)):
+        change()
+        counts.append(precision._version_of(weight))
+    assert counts == sorted(set(counts))
+    assert precision._version_of(weight) == counts[-1]
+
+
 @pytest.mark.parametrize(
     'train, overrides',
     [

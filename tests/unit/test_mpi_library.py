@@ -100,6 +100,7 @@ def test_the_users_choice_counts(launched, loaded, variables, choice):
     launched({**variables, choice: 'mine'})
     assert mpi_library.load_library() is None
     assert loaded == []
+    assert mpi_library.why_worlds_differ().startswith(f'{choice} names another MPI than ')
 
 
 # ---------------------------------------------------------------- which library
