@@ -32,7 +32,7 @@ TABLE, PICTURE = 'online.csv', 'online.png'
 OWN_QUESTIONS = 2048  # about the policy at the end
 TARGET = 4.0  # nats, where offline reward models are far from what they have learned from
 # Of the KL coefficient: short, as each new reward model moves the KL away from its target.
-HORIZON = 700
+HORIZON = 1000
 KL_COEF = 0.5  # near the one at which the KL divergence has its target
 BATCH_SIZE = 8  # of the reward model: it goes once through few labels
 SUMMARY = '{:>7} {:>11} {:>6} {:>7} {:>7} {:>15} {:>9} {:>15}'  # its columns
@@ -50,7 +50,7 @@ class Scale(plan.Seeds):
 
 
 FULL = Scale(
-    labels=1024, initial=256, episodes=12800, retrainings=(0, 3, 19), errors=(0.0, 0.3), seeds=5
+    labels=1024, initial=256, episodes=51200, retrainings=(0, 3, 19), errors=(0.0, 0.3), seeds=5
 )
 QUICK = Scale(labels=256, initial=64, episodes=2560, retrainings=(0, 3), errors=(0.0, 0.3), seeds=2)
 
