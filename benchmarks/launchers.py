@@ -2,6 +2,7 @@
 """Trainings under each launcher and engine that are killed, stopped and started at once: a table.
 
     pipenv run python benchmarks/launchers.py [--kills 10] [--terms 5] [--only NAME,...]
+        [--start-up]
 
 Each row is an engine under a launcher, with two ranks of the embedded experiment:
 
@@ -10,6 +11,8 @@ Each row is an engine under a launcher, with two ranks of the embedded experimen
                 error; the last checkpoint is whole
     terms       the launcher gets SIGTERM at a random step: the same, and a step is saved
     at once     two runs started together end with the same parameters, to the bit
+    start-up    seconds from the command to the end of the first PPO step, and for comparison those
+                of the same launcher for `python -c 'import torch'`; --start-up measures only this
 
 It prints how many of them went as they should, and the longest time until all processes had ended.
 A process left after END_SECONDS is a failure, and is killed. The launchers are those of LAUNCHERS
@@ -22,6 +25,7 @@ import random
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -40,6 +44,7 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 
 END_SECONDS = 60
+START_REPEATS = 3
 RANDOM_STEPS = range(1, 30)
 SMALL = (
     '--rewards.train_new_model.labels.num_train=64',
@@ -95,6 +100,27 @@ def start(launcher: Launcher, engine: str, directory: Path, *words: str) -> Laun
     directory.mkdir(parents=True)
     words = (*launcher.words, f'--run.allreduce={engine}', *SMALL, *words)
     return Launch(directory, *words, started_by=launcher.started_by)
+
+
+def start_up(launcher: Launcher, engine: str, directory: Path) -> str:
+    """Seconds to the first PPO step, and to `import torch` alone: medians of START_REPEATS."""
+    started_by = launcher.started_by or (str(MPIEXEC), '-n', '2')
+    first_step, only_import = [], []
+    for i in range(START_REPEATS):
+        since = time.monotonic()
+        launch = start(launcher, engine, directory / str(i), *FOREVER, '--run.log_interval=1')
+        launch.reach(1)
+        first_step.append(time.monotonic() - since)
+        end_what_was_started()
+        since = time.monotonic()
+        subprocess.run(
+            [*started_by, sys.executable, '-c', 'import torch'],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, **ROOT_MAY, 'OMP_NUM_THREADS': '1'},
+        )
+        only_import.append(time.monotonic() - since)
+    return f'{statistics.median(first_step):.1f} s, {statistics.median(only_import):.1f} s'
 
 
 def recordings_pass(launcher: Launcher, engine: str, directory: Path) -> bool:
@@ -183,6 +209,10 @@ def count(times: int, attempt: Callable[[Path], float], directory: Path) -> str:
 def measure(name: str, engine: str, args: argparse.Namespace, directory: Path) -> None:
     """Print the row of an engine under a launcher."""
     launcher = LAUNCHERS[name]
+    started = start_up(launcher, engine, directory / 'started')
+    if args.start_up:
+        print(f'{name:10} {engine:8} {started}', flush=True)
+        return
     recorded = 'yes' if recordings_pass(launcher, engine, directory / 'recordings') else 'NO'
     kills = count(
         args.kills,
@@ -195,7 +225,8 @@ def measure(name: str, engine: str, args: argparse.Namespace, directory: Path) -
         directory / 'terms',
     )
     at_once = 'yes' if same_at_once(launcher, engine, directory / 'once') else 'NO'
-    print(f'{name:10} {engine:8} {recorded:10} {kills:13} {terms:13} {at_once}', flush=True)
+    row = f'{name:10} {engine:8} {recorded:10} {kills:13} {terms:13} {at_once:8} {started}'
+    print(row, flush=True)
 
 
 def main() -> None:
@@ -206,11 +237,13 @@ def main() -> None:
     parser.add_argument('--terms', type=int, default=5)
     parser.add_argument('--only', default=','.join(LAUNCHERS), help='launchers, by name')
     parser.add_argument('--engines', default='horovod,torch,mpi')
+    parser.add_argument('--start-up', action='store_true', help='measure nothing else')
     parser.add_argument('--seed', type=int, default=random.randrange(10**6))
     args = parser.parse_args()
     random.seed(args.seed)
     print(f'seed {args.seed}')
-    print('launcher   engine   recordings kills         terms         at once', flush=True)
+    columns = 'recordings kills         terms         at once  start-up'
+    print('launcher   engine  ', 'start-up' if args.start_up else columns, flush=True)
     for name in args.only.split(','):
         if not LAUNCHERS[name].is_there():
             print(f'{name:10} is not on this machine')

@@ -449,6 +449,7 @@ def test_light_and_dark_can_be_read_on_320_pixels(window, tmp_path, scheme):
             window.press(ESCAPE)
 
 
+@pytest.mark.slow
 def test_keyboard_alone_and_a_screen_reader(window, tmp_path):
     path = tmp_path / 'f'
     with shown(window, path):

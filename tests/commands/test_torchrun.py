@@ -19,6 +19,7 @@ import sample
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 
+pytestmark = pytest.mark.slow
 SHORT = (*SMALL, '--ppo.total_episodes=256', '--run.log_interval=1')
 BLOCKER = """
 import sys
