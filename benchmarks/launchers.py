@@ -111,12 +111,14 @@ def start_up(launcher: Launcher, engine: str, directory: Path) -> str:
         launch = start(launcher, engine, directory / str(i), *FOREVER, '--run.log_interval=1')
         launch.reach(1)
         first_step.append(time.monotonic() - since)
-        end_what_was_started()
+        launch.process.terminate()
+        seconds_until_ended(launch)
         since = time.monotonic()
         subprocess.run(
             [*started_by, sys.executable, '-c', 'import torch'],
             check=True,
             stdout=subprocess.DEVNULL,
+            timeout=END_SECONDS,
             env={**os.environ, **ROOT_MAY, 'OMP_NUM_THREADS': '1'},
         )
         only_import.append(time.monotonic() - since)
