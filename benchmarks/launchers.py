@@ -102,9 +102,22 @@ def start(launcher: Launcher, engine: str, directory: Path, *words: str) -> Laun
     return Launch(directory, *words, started_by=launcher.started_by)
 
 
+def run_ranks(
+    launcher: Launcher, *command: str, seconds: float | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command on two ranks; those of our own launcher are started by its mpiexec."""
+    started_by = launcher.started_by or (str(MPIEXEC), '-n', '2')
+    return subprocess.run(
+        [*started_by, *command],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        env={**os.environ, **ROOT_MAY, 'OMP_NUM_THREADS': '1', **environment},
+    )
+
+
 def start_up(launcher: Launcher, engine: str, directory: Path) -> str:
     """Seconds to the first PPO step, and to `import torch` alone: medians of START_REPEATS."""
-    started_by = launcher.started_by or (str(MPIEXEC), '-n', '2')
     first_step, only_import = [], []
     for i in range(START_REPEATS):
         since = time.monotonic()
@@ -114,28 +127,17 @@ def start_up(launcher: Launcher, engine: str, directory: Path) -> str:
         launch.process.terminate()
         seconds_until_ended(launch)
         since = time.monotonic()
-        subprocess.run(
-            [*started_by, sys.executable, '-c', 'import torch'],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            timeout=END_SECONDS,
-            env={**os.environ, **ROOT_MAY, 'OMP_NUM_THREADS': '1'},
-        )
+        imports = [sys.executable, '-c', 'import torch']
+        run_ranks(launcher, *imports, seconds=END_SECONDS).check_returncode()
         only_import.append(time.monotonic() - since)
     return f'{statistics.median(first_step):.1f} s, {statistics.median(only_import):.1f} s'
 
 
 def recordings_pass(launcher: Launcher, engine: str, directory: Path) -> bool:
-    """On two ranks; our own launcher's are started by its mpiexec."""
-    started_by = launcher.started_by or (str(MPIEXEC), '-n', '2')
+    """Whether two ranks compute what was recorded of the original, and what one rank does."""
     command = on_mpi_command([*WHAT_RANKS_COMPUTE, *RECORDED], engine)
     directory.mkdir(parents=True)
-    run = subprocess.run(
-        [*started_by, *command],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **ROOT_MAY, 'OMP_NUM_THREADS': '1', 'TMPDIR': str(directory)},
-    )
+    run = run_ranks(launcher, *command, TMPDIR=str(directory))
     if run.returncode:
         print(run.stdout[-3000:], run.stderr[-3000:], file=sys.stderr)
     return run.returncode == 0

@@ -1,8 +1,7 @@
 """Real ranks, started by mpiexec on each engine and by torchrun: the tests that use ranks.on_ranks.
 
-With two ranks all of them, recordings included; by `torch` these are compared under torchrun only.
-With three, which most machines that test this have too few cores for, communication only.
-faults/test_two_hosts.py has four ranks.
+With two ranks all of them, recordings included; with three, which most machines that test this have
+too few cores for, communication and a training. faults/test_two_hosts.py has four ranks.
 """
 
 import os
@@ -13,7 +12,6 @@ import sys
 import pytest
 from engines import (
     RECORDED,
-    TESTS,
     WHAT_RANKS_COMPUTE,
     available_engines,
     on_mpi_command,
@@ -27,8 +25,8 @@ TIMEOUT_SECONDS = 900  # an idle machine needs a tenth of it
 
 
 TESTS_OF_SIZE = {
-    2: WHAT_RANKS_COMPUTE,
-    3: WHAT_RANKS_COMPUTE[:1],
+    2: WHAT_RANKS_COMPUTE + RECORDED,
+    3: WHAT_RANKS_COMPUTE[:2],
 }
 
 
@@ -37,11 +35,7 @@ def run_by_mpiexec(size, directory):
     mpiexec, is_open_mpi = launcher.find_mpiexec()
     environment = launcher.rank_environment(str(directory), size, is_open_mpi)
     options = launcher.mpiexec_options(is_open_mpi, size, processors=1)
-    recorded = RECORDED if size == 2 else []
-    others = [engine for engine in available_engines() if engine != 'torch']
-    by_torch = ['torch', *(str(TESTS / test) for test in TESTS_OF_SIZE[size])]
-    command = [*on_mpi_command([*TESTS_OF_SIZE[size], *recorded], *others), '--', *by_torch]
-    return run([mpiexec, *options, *command], environment)
+    return run([mpiexec, *options, *on_mpi_command(TESTS_OF_SIZE[size])], environment)
 
 
 def run(command, environment):
@@ -75,7 +69,7 @@ def lines_by_engine(size, output):
 def test_engines(size, tmp_path):
     output = run_by_mpiexec(size, tmp_path)
     passed = lines_by_engine(size, output)
-    assert set(passed) == set(available_engines()), output
+    assert list(passed) == available_engines(), output
     for engine, lines in passed.items():
         assert_passed(lines, size, engine)
     if skip_reason():
@@ -93,9 +87,7 @@ def assert_passed(lines, size, engine):
 @pytest.mark.slow
 def test_torchrun():
     """The recordings, too, with two ranks and the one engine that there is without MPI."""
-    output = run(
-        [*TORCHRUN, *on_mpi_command([*WHAT_RANKS_COMPUTE, *RECORDED], 'torch')], os.environ
-    )
+    output = run([*TORCHRUN, *on_mpi_command(TESTS_OF_SIZE[2], 'torch')], os.environ)
     assert_passed(lines_by_engine(2, output)['torch'], 2, 'torch')
 
 

@@ -5,7 +5,6 @@ pytest-xdist 3.8 would do, but finds no groups with pytest 9.)
 """
 
 import functools
-from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
 
@@ -13,7 +12,7 @@ from xdist.scheduler import LoadScopeScheduling
 @functools.cache
 def has_a_shared_fixture(path):
     """Whether the file of tests has a fixture that is set up once for all of them."""
-    return "scope='module'" in Path(path).read_text()
+    return "scope='module'" in path.read_text(encoding='utf-8')
 
 
 class Scheduling(LoadScopeScheduling):
