@@ -6,6 +6,7 @@ those without. MPI, or Gloo, carries small objects and broadcasts; an engine sum
 """
 
 import abc
+import contextlib
 import datetime
 import functools
 import os
@@ -36,6 +37,7 @@ from lm_human_preferences.distributed.env import (
 from lm_human_preferences.distributed.gradients import Gradients, OverlappedGradients
 from lm_human_preferences.distributed.lifeline import (
     Lifeline,
+    ending_a_start_after,
     noticing_lost_ranks,
     tell_failures_through,
 )
@@ -153,11 +155,14 @@ class MpiComm(EngineComm):
     """Several ranks that MPI started; the engine that `allreduce` names sums their tensors."""
 
     def __init__(self, allreduce: str, timeouts: Timeouts) -> None:
-        mpi = mpi_library.load_mpi()
-        self.world = mpi.COMM_WORLD
-        self.rank = self.world.Get_rank()
-        self.size = self.world.Get_size()
-        self.barrier()
+        # Our own launcher watches its ranks itself, and from their start.
+        is_watched = launcher_kind() == 'ours'
+        with contextlib.nullcontext() if is_watched else ending_a_start_after(timeouts.rank):
+            mpi = mpi_library.load_mpi()
+            self.world = mpi.COMM_WORLD
+            self.rank = self.world.Get_rank()
+            self.size = self.world.Get_size()
+            self.barrier()
         _unlink_shared_memory()
         if self.size != launched_size():
             raise UserError(
@@ -169,8 +174,7 @@ class MpiComm(EngineComm):
         self.local_size = self.node.Get_size()
         self._share_host()
         self.engine = create_engine(allreduce, self, timeouts.allreduce)
-        # Our own launcher watches its ranks itself.
-        self.lifeline = None if launcher_kind() == 'ours' else self._start_lifeline(timeouts.rank)
+        self.lifeline = None if is_watched else self._start_lifeline(timeouts.rank)
         self._announce(mpi_library.announcement())
 
     @functools.cached_property

@@ -5,6 +5,7 @@ rank in the ring has written. Without MPI the first that fails says so there, an
 """
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -16,8 +17,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lm_human_preferences.distributed.env import launched_rank
+
 BEAT_SECONDS = 2
 LAST_WORD_SECONDS = 5  # how long a rank that is about to end waits for the store
+OTHER_STACKS_SECONDS = 5  # by which rank 0 is ahead where each would print the same
 
 
 class RankLost(Exception):
@@ -37,6 +41,22 @@ def noticing_lost_ranks() -> Iterator[None]:
             raise
         reason = str(error).splitlines()[0]
         raise RankLost(f'the connection to another rank is lost: {reason}') from error
+
+
+@contextlib.contextmanager
+def ending_a_start_after(seconds: int) -> Iterator[None]:
+    """End this process if the block, in which MPI lets the ranks meet, takes longer.
+
+    It ends with the stacks of its threads instead of a message, as MPI_Init leaves Python no chance
+    to print one.
+    """
+    # The first stacks are enough: when one rank has ended, what started them ends the others.
+    seconds += OTHER_STACKS_SECONDS if launched_rank() else 0
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 class Lifeline:

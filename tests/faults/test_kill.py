@@ -122,14 +122,19 @@ def test_killed_launcher(waiting):
     assert_ended(waiting, time.monotonic(), status=-signal.SIGKILL)
 
 
-def test_killed_launcher_of_ranks_that_start(tmp_path):
-    """One is inside MPI_Init, where it notices nothing, and the other has yet to begin."""
-    launch = start_job(tmp_path, 'wait')
+def stop_rank_1_before_mpi(launch):
+    """Return its process when rank 0 is inside MPI_Init, where it notices nothing."""
     late = eventually(lambda: len(ranks := launch.ranks()) == 2 and ranks[1])
     os.kill(late, signal.SIGSTOP)
     early = launch.ranks()[0]
     eventually(lambda: '/mpi4py/MPI.' in Path(f'/proc/{early}/maps').read_text())
     time.sleep(1)
+    return late
+
+
+def test_killed_launcher_of_ranks_that_start(tmp_path):
+    launch = start_job(tmp_path, 'wait')
+    late = stop_rank_1_before_mpi(launch)
     since = time.monotonic()
     launch.process.kill()
     os.kill(late, signal.SIGCONT)
@@ -208,6 +213,17 @@ def test_stopped_rank_under_the_users_own_mpiexec(tmp_path):
         launch.errors(),
         re.MULTILINE,
     )
+
+
+def test_rank_that_never_starts_under_the_users_own_mpiexec(tmp_path):
+    launch = start_job(tmp_path, 'wait_for_life', started_by=(MPIEXEC, '-n', '2'))
+    stop_rank_1_before_mpi(launch)
+    assert launch.wait(10 + END) == 1
+    launch.assert_nothing_left(END)
+    lines = launch.errors().splitlines()
+    assert lines[0] == 'Timeout (0:00:10)!'
+    assert lines.count('Timeout (0:00:10)!') == 1
+    assert any(line.endswith(' in load_mpi') for line in lines)
 
 
 def test_out_of_memory(tmp_path):
