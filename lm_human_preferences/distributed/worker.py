@@ -138,9 +138,10 @@ def _call(job: str, arguments: dict[str, Any]) -> None:
         hparams.override_from_nested_dict(nested)
         arguments = {**arguments, 'hparams': hparams}
     if hparams is None:
-        # Such a job averages nothing: which engine would do it is not worth a line.
+        # Such a job averages nothing: it takes the engine that costs nothing, without a word.
+        has_mpi = launcher_kind() not in WITHOUT_MPI
         with contextlib.redirect_stdout(io.StringIO()):
-            ranks = comm.init_comm('auto')
+            ranks = comm.init_comm('mpi' if has_mpi else 'torch')
     else:
         ranks = comm.init_comm(hparams.run.allreduce, hparams.run.timeouts)
     function(**arguments, comm=ranks)

@@ -1,9 +1,9 @@
 """Ranks and launchers that are ended in the midst of training: nothing hangs, nothing stays, no
 checkpoint is torn.
 
-Where and when comes from a seed, LMHP_TEST_SEED or a new one each time; it is printed with a
-failure. LMHP_FAULTS=20 is the whole test: so many ranks are killed, and half as many launchers get
-each signal.
+Where and when, and the engine, come from a seed, LMHP_TEST_SEED or a new one each time; it is
+printed with a failure. LMHP_FAULTS=20 is the whole test: so many ranks are killed, and half as many
+launchers get each signal.
 """
 
 import os
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launched import FAULTS, FOREVER, MPIEXEC, SMALL, Launch, eventually, job, start_job
+from launched import ENGINES, FAULTS, FOREVER, MPIEXEC, SMALL, Launch, eventually, job, start_job
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -34,7 +34,8 @@ def chance(request):
 def train_for_a_while(directory, chance):
     """Two ranks that are somewhere between the first and the tenth step, or in the checkpoint after
     it."""
-    launch = Launch(directory, '--mpi=2', *SMALL, *FOREVER)
+    engine = chance.choice(ENGINES)
+    launch = Launch(directory, '--mpi=2', f'--run.allreduce={engine}', *SMALL, *FOREVER)
     launch.reach(chance.randrange(1, 10))
     launch.assert_shared_memory_is_nameless()
     time.sleep(chance.random() / 10)

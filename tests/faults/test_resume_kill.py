@@ -2,7 +2,8 @@
 left alone.
 
 LMHP_FAULTS is how many kills there are, with a fifth of that on two ranks: 50 is the whole test.
-Moments come from a seed, LMHP_TEST_SEED or a new one each time; it is printed with a failure.
+Moments and the engine come from a seed, LMHP_TEST_SEED or a new one each time; it is printed with a
+failure.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import time
 
 import pytest
 from interrupted import RECORD_STEP_STATS, TRAIN_BATCH, assert_same, result_anywhere, run, start
-from launched import FAULTS, PATIENCE, SMALL, Launch, eventually
+from launched import ENGINES, FAULTS, PATIENCE, SMALL, Launch, eventually
 
 from lm_human_preferences.checkpointing import checkpoints
 
@@ -138,9 +139,9 @@ def test_two_ranks_asked_to_end(tmp_path):
     assert state['trainer']['step'] >= 4 and len(state['random']) == 2
 
 
-def begun(directory):
-    """Two ranks that train."""
-    launch = Launch(directory, '--mpi=2', *WORDS)
+def begun(directory, engine):
+    """Two ranks that train, averaging by `engine`."""
+    launch = Launch(directory, '--mpi=2', f'--run.allreduce={engine}', *WORDS)
     eventually(lambda: 'training on' in launch.output() or launch.process.poll() is not None)
     return launch
 
@@ -148,12 +149,13 @@ def begun(directory):
 def test_two_ranks_killed(tmp_path, chance):
     """One rank of two, or the launcher, is killed; `./launch.py resume` knows how many ranks there
     were."""
-    alone = Launch(tmp_path / 'alone', '--mpi=2', *WORDS)
+    engine = chance.choice(ENGINES)
+    alone = begun(tmp_path / 'alone', engine)
     assert alone.wait() == 0, alone.errors()
     expected = result_anywhere(tmp_path / 'alone')
     for attempt in range(max(2, FAULTS // 5)):
         directory = tmp_path / str(attempt)
-        killed = begun(directory)
+        killed = begun(directory, engine)
         if chance.random() < 0.7:
             killed.reach(chance.randrange(6))  # of 10
         time.sleep(chance.random() / 5)

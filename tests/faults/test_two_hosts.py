@@ -97,8 +97,8 @@ def run_on_hosts(hosts, tmp_path):
 def test_engines(run_on_hosts):
     """All in one start of the ranks; trainings only by the engine that finds the way by itself."""
     communication, *trainings = WHAT_RANKS_COMPUTE
-    by_torch = ['torch', *(str(TESTS / test) for test in trainings)]
-    output = run_on_hosts([*on_mpi_command([communication]), '--', *by_torch])
+    by_each = [','.join(available_engines()), str(TESTS / communication)]
+    output = run_on_hosts([*on_mpi_command(trainings, 'torch'), '--', *by_each])
     for engine in available_engines():
         assert f'4 ranks, averaging by {engine}' in output
     passed = output.count("'test_comm::test_gradients_are_averaged': 2")

@@ -86,5 +86,5 @@ def run_tests(engine, tests):
 
 
 if __name__ == '__main__':
+    gc.freeze()  # looking for garbage in what is imported by now would take half a second each time
     main(*sys.argv[1:])
-    gc.freeze()  # else Python looks for garbage for half a second before it ends

@@ -90,7 +90,7 @@ JOBS = (
 def command(name):
     arguments = {}
     if name == 'wait_for_life':
-        run = train_reward.RunHParams(rank_timeout=10)
+        run = train_reward.RunHParams(rank_timeout=10, allreduce='torch')
         arguments = {'hparams': types.SimpleNamespace(run=run)}
     return program.Command(
         name,
