@@ -19,6 +19,7 @@ from golden_data import bpe_directory, why_no_cases
 
 pytest_plugins = ['limits', 'scheduling', 'blobserver.fixtures', 'slurm_cluster']
 
+gc.disable()  # until all tests are collected, see there
 torch.set_num_threads(1)
 hypothesis.settings.load_profile(
     'ci'
@@ -55,6 +56,7 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """What is here now stays: looking for garbage in it would take seconds of the tests' time."""
     gc.freeze()
+    gc.enable()
 
 
 _forks = []

@@ -10,7 +10,7 @@ from lm_human_preferences.labels.simulated_labeller import small_tokens
 from lm_human_preferences.language import encodings
 from lm_human_preferences.online import collection
 
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.slow, needs_chromium]
 # Three steps, before each of which somebody has to answer; the reward model is trained twice.
 SETTINGS = {
     'ppo__total_episodes': 192,

@@ -214,7 +214,13 @@ def assert_close(ours, reference, *, steps, rtol):
             assert np.linalg.norm(a - b) <= rtol * (np.linalg.norm(b) + 0.1), what
 
 
-@pytest.mark.parametrize('name', RUNS)
+SLOW = ('reward in parts', 'policy in parts')
+
+
+@pytest.mark.parametrize(
+    'name',
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in RUNS],
+)
 def test_the_same_as_on_the_cpu(tmp_path, name):
     """To rounding, where numbers are drawn from the same generator; in bf16, the first step's
     statistics."""

@@ -16,13 +16,14 @@ ASCII = {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0', 'PYTHONIO
 NAME = 'run“1”'  # neither ASCII nor Latin-1 has these quotes
 FEW = ('--ppo.total_episodes=128', '--run.save_interval=1', '--run.console=original')
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.log_interval=1')
-sizes = pytest.mark.parametrize('size', [1, pytest.param(2, marks=needs_mpi)])
+TWO_RANKS = [pytest.mark.slow, needs_mpi]
+sizes = pytest.mark.parametrize('size', [1, pytest.param(2, marks=TWO_RANKS)])
 encodings = pytest.mark.parametrize('variables', [LATIN, ASCII], ids=['latin', 'ascii'])
 some = pytest.mark.parametrize(
     'variables, size',
     [  # both encodings, one rank and two
         pytest.param(ASCII, 1, id='ascii-1'),
-        pytest.param(LATIN, 2, id='latin-2', marks=[pytest.mark.slow, needs_mpi]),
+        pytest.param(LATIN, 2, id='latin-2', marks=TWO_RANKS),
     ],
 )
 

@@ -11,7 +11,6 @@ from compare import assert_close, assert_norm_close
 from golden_data import load_json
 from torch.func import functional_call
 from trainers import loss_of, ppo_trainer, rollouts_of
-from transformers import GPT2Config, GPT2Model
 
 from lm_human_preferences import ppo, train_policy, train_reward
 from lm_human_preferences.distributed import comm as comms
@@ -57,26 +56,37 @@ def padded(*shape, share):
     return tokens
 
 
-def plain(net, row):
-    """Outputs (length, n_embd) at each token of `row`, padding taking that of the token before
-    it."""
-    real, sizes = row != PADDING, net.hparams
-    network = GPT2Model(
-        GPT2Config(
-            vocab_size=sizes.n_vocab,
-            n_positions=sizes.n_ctx,
-            n_embd=sizes.n_embd,
-            n_layer=sizes.n_layer,
-            n_head=sizes.n_head,
-            embd_pdrop=0,
-            attn_pdrop=0,
-            resid_pdrop=0,
+@pytest.fixture(scope='module')
+def plain():
+    """Function that computes what a row should be, by transformers' GPT-2.
+
+    transformers takes seconds to import. As a fixture of the module, it is imported in one process
+    of pytest-xdist, and only there.
+    """
+    from transformers import GPT2Config, GPT2Model
+
+    def plain(net, row):
+        """Outputs (length, n_embd) at each token of `row`, padding taking that of the token before
+        it."""
+        real, sizes = row != PADDING, net.hparams
+        network = GPT2Model(
+            GPT2Config(
+                vocab_size=sizes.n_vocab,
+                n_positions=sizes.n_ctx,
+                n_embd=sizes.n_embd,
+                n_layer=sizes.n_layer,
+                n_head=sizes.n_head,
+                embd_pdrop=0,
+                attn_pdrop=0,
+                resid_pdrop=0,
+            )
         )
-    )
-    outputs = functional_call(
-        network, dict(net.transformer.named_parameters()), kwargs={'input_ids': row[real][None]}
-    )
-    return outputs.last_hidden_state[0][real.cumsum(0) - 1]
+        outputs = functional_call(
+            network, dict(net.transformer.named_parameters()), kwargs={'input_ids': row[real][None]}
+        )
+        return outputs.last_hidden_state[0][real.cumsum(0) - 1]
+
+    return plain
 
 
 def assert_same(net, ours, reference):
@@ -95,7 +105,7 @@ def assert_same(net, ours, reference):
 
 
 @pytest.mark.parametrize('share', [0, 0.4], ids=['full', 'padded'])
-def test_outputs_where_they_are_read(net, share):
+def test_outputs_where_they_are_read(net, plain, share):
     tokens = padded(4, QUERY + LENGTH, share=share)
     read = torch.arange(QUERY - 1, QUERY + LENGTH - 1)
     reference = torch.stack([plain(net, row)[read] for row in tokens])
@@ -106,7 +116,7 @@ def test_outputs_where_they_are_read(net, share):
 
 @pytest.mark.parametrize('share', [0, 0.4], ids=['full', 'padded'])
 @pytest.mark.parametrize('n', [1, 4])
-def test_several_responses_to_one_query(net, n, share):
+def test_several_responses_to_one_query(net, plain, n, share):
     queries, responses = padded(3, QUERY, share=share), padded(3, n, LENGTH, share=share)
     if share:
         responses[0, 0] = PADDING
@@ -119,7 +129,7 @@ def test_several_responses_to_one_query(net, n, share):
     assert_same(net, net.last_hidden(queries, responses, PADDING), reference)
 
 
-def test_responses_without_a_query(net):
+def test_responses_without_a_query(net, plain):
     responses = padded(2, 3, LENGTH, share=0.4)
     ours = net.last_hidden(responses[:, 0, :0], responses, PADDING)
     assert_norm_close(

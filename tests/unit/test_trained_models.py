@@ -10,7 +10,6 @@ import torch
 from command_line import invoke
 from compare import assert_close
 from golden_data import require, require_bpe
-from transformers import GPT2LMHeadModel
 
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
@@ -184,6 +183,8 @@ def test_a_damaged_checkpoint_is_passed_over(model_dir, suffix, capsys):
 
 
 def test_hugging_face_directories_are_read_and_written(tmp_path, model_dir, monkeypatch):
+    from transformers import GPT2LMHeadModel  # here, as it takes seconds to import
+
     theirs = tmp_path / 'theirs'
     result = invoke(f'export {model_dir} {theirs}')
     assert result.exit_code == 0, result.output
