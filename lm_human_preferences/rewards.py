@@ -299,7 +299,11 @@ def reward_model_dir(path: str) -> str:
     network = storage.join(path, run_files.REWARD.network)
     if storage.exists(storage.join(network, 'hparams.json')):
         return network
+    advice = 'train one with ./launch.py train_reward'
+    policy = storage.join(path, run_files.POLICY.network)
+    if storage.exists(storage.join(policy, 'hparams.json')):
+        advice = f'if that run had --rewards.online, its reward model is in {policy}'
     raise UserError(
-        f'--rewards.trained_model {path}: neither it nor its reward_model/ has an hparams.json; '
-        'train one with ./launch.py train_reward'
+        f'--rewards.trained_model {path}: neither it nor its reward_model/ has an hparams.json;'
+        f' {advice}'
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from command_line import invoke
 from console import responses
-from launched import Launch, eventually, needs_mpi
+from launched import ONE_AND_TWO, Launch, eventually, needs_mpi
 
 import sample
 from lm_human_preferences.language.encodings import Reviews
@@ -279,6 +279,7 @@ def test_output_changes_no_sample(labelled_run, tmp_path):
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_two_ranks_share_the_prompts(labelled_run, tmp_path):
     """Nine samples by two ranks, two at a time each, are those of one rank."""
     words = [*prompts(), '--per_query=3', '--temperature=0', '--batch_size=2']
@@ -301,7 +302,7 @@ def test_two_ranks_share_the_prompts(labelled_run, tmp_path):
         assert ours == theirs
 
 
-@pytest.mark.parametrize('size', [1, pytest.param(2, marks=needs_mpi)])
+@pytest.mark.parametrize('size', ONE_AND_TWO)
 def test_interrupted_sampling_is_quiet_and_its_output_complete(labelled_run, tmp_path, size):
     path = tmp_path / 'out.jsonl'
     launch = Launch(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from golden_data import require, require_bpe
-from launched import PATIENCE, REPOSITORY, ROOT_MAY, eventually, needs_mpi
+from launched import ONE_AND_TWO, PATIENCE, REPOSITORY, ROOT_MAY, eventually, needs_mpi
 
 from lm_human_preferences.checkpointing import checkpoints
 
@@ -16,14 +16,13 @@ ASCII = {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0', 'PYTHONIO
 NAME = 'run“1”'  # neither ASCII nor Latin-1 has these quotes
 FEW = ('--ppo.total_episodes=128', '--run.save_interval=1', '--run.console=original')
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.log_interval=1')
-TWO_RANKS = [pytest.mark.slow, needs_mpi]
-sizes = pytest.mark.parametrize('size', [1, pytest.param(2, marks=TWO_RANKS)])
+sizes = pytest.mark.parametrize('size', ONE_AND_TWO)
 encodings = pytest.mark.parametrize('variables', [LATIN, ASCII], ids=['latin', 'ascii'])
 some = pytest.mark.parametrize(
     'variables, size',
     [  # both encodings, one rank and two
         pytest.param(ASCII, 1, id='ascii-1'),
-        pytest.param(LATIN, 2, id='latin-2', marks=TWO_RANKS),
+        pytest.param(LATIN, 2, id='latin-2', marks=[pytest.mark.slow, needs_mpi]),
     ],
 )
 

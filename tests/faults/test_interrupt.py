@@ -7,7 +7,7 @@ import stat
 
 import pytest
 from command_line import error_of, invoke
-from launched import Launch, eventually
+from launched import ONE_AND_TWO, Launch, eventually
 
 SMALL = (
     '--rewards.train_new_model.labels.num_train=64',
@@ -20,7 +20,7 @@ def start(directory, *words):
     return Launch(directory, *SMALL, *FOREVER, *words)
 
 
-@pytest.mark.parametrize('mpi', [1, 2])
+@pytest.mark.parametrize('mpi', ONE_AND_TWO)
 def test_what_is_saved_is_said(mpi, tmp_path):
     """The command that is named goes on from the step that is named."""
     training = start(tmp_path, f'--mpi={mpi}')
@@ -49,7 +49,7 @@ def test_in_the_training_of_the_reward_model(tmp_path):
     )
 
 
-@pytest.mark.parametrize('mpi', [1, 2])
+@pytest.mark.parametrize('mpi', ONE_AND_TWO)
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM], ids=['SIGINT', 'SIGTERM'])
 def test_while_ranks_start(mpi, number, tmp_path):
     """As soon as the lock is there: nothing is saved, and nothing is left that refuses the same

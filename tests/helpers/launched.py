@@ -47,6 +47,8 @@ RANK_VARIABLES = ('PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'RANK')
 needs_mpi = pytest.mark.skipif(
     not MPIEXEC.exists(), reason='this environment has no mpiexec of its own'
 )
+# Numbers of ranks that a test is done with.
+ONE_AND_TWO = [1, pytest.param(2, marks=[pytest.mark.slow, needs_mpi])]
 
 _started = []  # by the present test
 

@@ -103,3 +103,11 @@ def test_a_directory_without_a_reward_model_is_refused(tmp_path):
         UserError, match=r'neither it nor its reward_model/ has an hparams.json; train one with'
     ):
         TrainedRewardModel(str(tmp_path), encodings.Test)
+
+
+def test_where_the_reward_model_of_an_online_run_is(tmp_path):
+    policy = tmp_path / 'policy'
+    policy.mkdir()
+    (policy / 'hparams.json').write_text('{}')
+    with pytest.raises(UserError, match=f'--rewards.online, its reward model is in {policy}$'):
+        TrainedRewardModel(str(tmp_path), encodings.Test)
