@@ -217,13 +217,13 @@ def test_stopped_rank_under_the_users_own_mpiexec(tmp_path):
 
 
 def test_rank_that_never_starts_under_the_users_own_mpiexec(tmp_path):
-    launch = start_job(tmp_path, 'wait_for_life', started_by=(MPIEXEC, '-n', '2'))
+    launch = start_job(tmp_path, 'meet', started_by=(MPIEXEC, '-n', '2'))
     stop_rank_1_before_mpi(launch)
-    assert launch.wait(10 + END) == 1
+    assert launch.wait(3 + END) == 1
     launch.assert_nothing_left(END)
     lines = launch.errors().splitlines()
-    assert lines[0] == 'Timeout (0:00:10)!'
-    assert lines.count('Timeout (0:00:10)!') == 1
+    assert lines[0] == 'Timeout (0:00:03)!'
+    assert lines.count('Timeout (0:00:03)!') == 1
     assert any(line.endswith(' in load_mpi') for line in lines)
 
 

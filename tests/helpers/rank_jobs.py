@@ -39,6 +39,10 @@ def wait_for_life(comm, hparams):
         time.sleep(1)
 
 
+def meet(comm, hparams):
+    """Nothing more; the ranks wait for each other for 3 seconds."""
+
+
 def fail(comm):
     """Rank 1 fails while rank 0 waits for it."""
     if comm.rank == 1:
@@ -78,6 +82,7 @@ JOBS = (
     wait,
     wait_for_rank_1,
     wait_for_life,
+    meet,
     fail,
     fail_all,
     run_out_of_memory,
@@ -85,12 +90,13 @@ JOBS = (
     talk,
     draw,
 )
+RANK_TIMEOUTS = {'wait_for_life': 10, 'meet': 3}  # in seconds
 
 
 def command(name):
     arguments = {}
-    if name == 'wait_for_life':
-        run = train_reward.RunHParams(rank_timeout=10, allreduce='torch')
+    if name in RANK_TIMEOUTS:
+        run = train_reward.RunHParams(rank_timeout=RANK_TIMEOUTS[name], allreduce='torch')
         arguments = {'hparams': types.SimpleNamespace(run=run)}
     return program.Command(
         name,

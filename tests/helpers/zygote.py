@@ -13,6 +13,7 @@ without being asked.
 
 import faulthandler
 import functools
+import gc
 import importlib
 import itertools
 import json
@@ -217,4 +218,5 @@ if __name__ == '__main__':
     torch.set_num_threads(1)
     for module in PRELOADED:
         importlib.import_module(f'lm_human_preferences.{module}')
+    gc.freeze()  # no child looks for garbage in what is here, and so copies it
     Zygote(multiprocessing.connection.Connection(int(sys.argv[1]))).serve()
