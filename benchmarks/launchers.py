@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'tests/helpers'))
 
 from engines import RECORDED, WHAT_RANKS_COMPUTE, on_mpi_command
-from launched import FOREVER, MPIEXEC, ROOT_MAY, TORCHRUN, Launch, end_what_was_started
+from launched import FOREVER, MPIEXEC, ROOT_MAY, SMALL, TORCHRUN, Launch, end_what_was_started
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -46,10 +46,6 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 END_SECONDS = 60
 START_REPEATS = 3
 RANDOM_STEPS = range(1, 30)
-SMALL = (
-    '--rewards.train_new_model.labels.num_train=64',
-    '--rewards.train_new_model.normalize_samples=16',
-)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,8 @@ import stat
 
 import pytest
 from command_line import error_of, invoke
-from launched import ONE_AND_TWO, Launch, eventually
+from launched import ONE_AND_TWO, SMALL, Launch, eventually
 
-SMALL = (
-    '--rewards.train_new_model.labels.num_train=64',
-    '--rewards.train_new_model.normalize_samples=16',
-)
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.log_interval=1')
 
 

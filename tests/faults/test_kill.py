@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launched import ENGINES, FAULTS, FOREVER, MPIEXEC, SMALL, Launch, eventually, job, start_job
+from launched import EVERYWHERE, FAULTS, FOREVER, MPIEXEC, SMALL, Launch, eventually, job, start_job
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -36,7 +36,7 @@ def chance(request):
 def train_for_a_while(directory, chance):
     """Two ranks that are somewhere between the first and the tenth step, or in the checkpoint after
     it."""
-    engine = chance.choice(ENGINES)
+    engine = chance.choice(EVERYWHERE)
     launch = Launch(directory, '--mpi=2', f'--run.allreduce={engine}', *SMALL, *FOREVER)
     launch.reach(chance.randrange(1, 10))
     launch.assert_shared_memory_is_nameless()

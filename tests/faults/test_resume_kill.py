@@ -15,7 +15,7 @@ import time
 
 import pytest
 from interrupted import RECORD_STEP_STATS, TRAIN_BATCH, assert_same, result_anywhere, run, start
-from launched import ENGINES, FAULTS, PATIENCE, SMALL, Launch, eventually
+from launched import EVERYWHERE, FAULTS, PATIENCE, SMALL, Launch, eventually
 
 from lm_human_preferences.checkpointing import checkpoints
 
@@ -149,7 +149,7 @@ def begun(directory, engine):
 def test_two_ranks_killed(tmp_path, chance):
     """One rank of two, or the launcher, is killed; `./launch.py resume` knows how many ranks there
     were."""
-    engine = chance.choice(ENGINES)
+    engine = chance.choice(EVERYWHERE)
     alone = begun(tmp_path / 'alone', engine)
     assert alone.wait() == 0, alone.errors()
     expected = result_anywhere(tmp_path / 'alone')

@@ -32,7 +32,7 @@ SMALL = (
     '--rewards.train_new_model.labels.num_train=64',
     '--rewards.train_new_model.normalize_samples=16',
 )
-ENGINES = ('auto', 'torch', 'mpi')  # that every machine with MPI has
+EVERYWHERE = ('auto', 'torch', 'mpi')  # for --run.allreduce on every machine with MPI
 MPIEXEC = Path(sys.executable).with_name('mpiexec')
 TORCHRUN = (
     sys.executable,
