@@ -15,11 +15,14 @@ Each row is an engine under a launcher, with two ranks of the embedded experimen
                 of the same launcher for `python -c 'import torch'`; --start-up measures only this
 
 It prints how many of them went as they should, and the longest time until all processes had ended.
-A process left after END_SECONDS is a failure, and is killed. The launchers are those of LAUNCHERS
-that this machine has.
+A process left after END_SECONDS is a failure, and is killed. The launchers are those of
+tests/helpers/real_launchers.py that this machine has, the engines those that suit each; a cluster
+of Slurm is started for it.
 """
 
 import argparse
+import contextlib
+import functools
 import os
 import random
 import re
@@ -31,14 +34,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'tests/helpers'))
 
-from engines import RECORDED, WHAT_RANKS_COMPUTE, on_mpi_command
-from launched import FOREVER, MPIEXEC, ROOT_MAY, SMALL, TORCHRUN, Launch, end_what_was_started
+import slurm_cluster
+from engines import ENGINES, RECORDED, WHAT_RANKS_COMPUTE, on_mpi_command
+from launched import FOREVER, MPIEXEC, SMALL, Launch, end_what_was_started
+from real_launchers import LAUNCHERS, Launcher, Missing
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -46,69 +50,26 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 END_SECONDS = 60
 START_REPEATS = 3
 RANDOM_STEPS = range(1, 30)
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """started_by: the words before `python launch.py`. words: options of launch.py. is_there:
-    whether this machine has it."""
-
-    started_by: tuple[str, ...]
-    engines: tuple[str, ...]
-    is_there: Callable[[], bool]
-    words: tuple[str, ...] = ()
-
-
-def has_own_mpiexec() -> bool:
-    return MPIEXEC.exists()
-
-
-def by_srun(mpi: str, *engines: str) -> Launcher:
-    """srun, where this shell is in reach of a cluster of Slurm that has two processors."""
-
-    def is_there() -> bool:
-        if shutil.which('srun') is None:
-            return False
-        listed = subprocess.run(['srun', '--mpi=list'], capture_output=True, text=True)
-        return mpi in (listed.stdout + listed.stderr).split()
-
-    return Launcher(
-        ('srun', '--quiet', '--kill-on-bad-exit', f'--mpi={mpi}', '--ntasks=2'), engines, is_there
-    )
-
-
-# A further launcher is one entry here.
-LAUNCHERS = {
-    'ours': Launcher((), ('horovod', 'torch', 'mpi'), has_own_mpiexec, ('--mpi=2',)),
-    'mpiexec': Launcher((str(MPIEXEC), '-n', '2'), ('horovod', 'torch', 'mpi'), has_own_mpiexec),
-    'openmpi': Launcher(
-        ('mpiexec.openmpi', '--oversubscribe', '-n', '2'),
-        ('torch', 'mpi'),
-        lambda: shutil.which('mpiexec.openmpi') is not None,
-    ),
-    'pmi2': by_srun('pmi2', 'horovod', 'torch', 'mpi'),
-    'pmix': by_srun('pmix', 'torch', 'mpi'),
-    'torchrun': Launcher(TORCHRUN, ('torch',), lambda: True),
-}
+OWN_MPIEXEC = (str(MPIEXEC), '-n', '2')
 
 
 def start(launcher: Launcher, engine: str, directory: Path, *words: str) -> Launch:
     directory.mkdir(parents=True)
     words = (*launcher.words, f'--run.allreduce={engine}', *SMALL, *words)
-    return Launch(directory, *words, started_by=launcher.started_by)
+    return Launch(directory, *words, started_by=launcher.command, **launcher.variables)
 
 
 def run_ranks(
     launcher: Launcher, *command: str, seconds: float | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command on two ranks; those of our own launcher are started by its mpiexec."""
-    started_by = launcher.started_by or (str(MPIEXEC), '-n', '2')
+    started_by = launcher.command or OWN_MPIEXEC
     return subprocess.run(
         [*started_by, *command],
         capture_output=True,
         text=True,
         timeout=seconds,
-        env={**os.environ, **ROOT_MAY, 'OMP_NUM_THREADS': '1', **environment},
+        env={**os.environ, 'OMP_NUM_THREADS': '1', **launcher.variables, **environment},
     )
 
 
@@ -155,10 +116,10 @@ def interrupt(launcher: Launcher, engine: str, directory: Path, *, kill: bool) -
     time.sleep(random.random() / 10)
     if kill:
         os.kill(random.choice(launch.ranks()), signal.SIGKILL)
-    elif launcher.started_by[:1] == ('srun',):
+    elif launcher.cluster is not None:
         # As Slurm does it; SIGTERM to srun itself kills the ranks.
         jobs = {env.get('SLURM_JOB_ID') for env in launch.processes().values()} - {None}
-        subprocess.run(['scancel', '--signal=TERM', *jobs], check=True)
+        launcher.cluster.run('scancel', '--signal=TERM', *jobs).check_returncode()
     else:
         launch.process.terminate()
     seconds = seconds_until_ended(launch)
@@ -167,7 +128,7 @@ def interrupt(launcher: Launcher, engine: str, directory: Path, *, kill: bool) -
     assert latest is not None, 'no checkpoint was saved'
     bundle = Bundle(latest)
     assert all(bundle[name] is not None for name in bundle)
-    if not kill and launcher.started_by != LAUNCHERS['mpiexec'].started_by:
+    if not kill and launcher.command != OWN_MPIEXEC:
         # mpiexec ends its ranks at once; a launcher that passes SIGTERM on lets the step be saved.
         assert re.search(launch.saved_step(), launch.errors()), launch.errors()
     return seconds
@@ -206,12 +167,13 @@ def count(times: int, attempt: Callable[[Path], float], directory: Path) -> str:
     return f'{len(seconds)}/{times} {max(seconds, default=0):5.1f} s'
 
 
-def measure(name: str, engine: str, args: argparse.Namespace, directory: Path) -> None:
+def measure(
+    name: str, launcher: Launcher, engine: str, args: argparse.Namespace, directory: Path
+) -> None:
     """Print the row of an engine under a launcher."""
-    launcher = LAUNCHERS[name]
     started = start_up(launcher, engine, directory / 'started')
     if args.start_up:
-        print(f'{name:10} {engine:8} {started}', flush=True)
+        print(f'{name:19} {engine:8} {started}', flush=True)
         return
     recorded = 'yes' if recordings_pass(launcher, engine, directory / 'recordings') else 'NO'
     kills = count(
@@ -225,7 +187,7 @@ def measure(name: str, engine: str, args: argparse.Namespace, directory: Path) -
         directory / 'terms',
     )
     at_once = 'yes' if same_at_once(launcher, engine, directory / 'once') else 'NO'
-    row = f'{name:10} {engine:8} {recorded:10} {kills:13} {terms:13} {at_once:8} {started}'
+    row = f'{name:19} {engine:8} {recorded:10} {kills:13} {terms:13} {at_once:8} {started}'
     print(row, flush=True)
 
 
@@ -236,22 +198,30 @@ def main() -> None:
     parser.add_argument('--kills', type=int, default=10)
     parser.add_argument('--terms', type=int, default=5)
     parser.add_argument('--only', default=','.join(LAUNCHERS), help='launchers, by name')
-    parser.add_argument('--engines', default='horovod,torch,mpi')
+    parser.add_argument('--engines', default=','.join(ENGINES))
     parser.add_argument('--start-up', action='store_true', help='measure nothing else')
     parser.add_argument('--seed', type=int, default=random.randrange(10**6))
     args = parser.parse_args()
     random.seed(args.seed)
     print(f'seed {args.seed}')
     columns = 'recordings kills         terms         at once  start-up'
-    print('launcher   engine  ', 'start-up' if args.start_up else columns, flush=True)
-    for name in args.only.split(','):
-        if not LAUNCHERS[name].is_there():
-            print(f'{name:10} is not on this machine')
-            continue
-        for engine in LAUNCHERS[name].engines:
-            if engine in args.engines.split(','):
-                with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-                    measure(name, engine, args, Path(directory))
+    print('launcher            engine  ', 'start-up' if args.start_up else columns, flush=True)
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def cluster() -> slurm_cluster.Cluster:
+            return stack.enter_context(slurm_cluster.running())
+
+        for name in args.only.split(','):
+            try:
+                launcher = LAUNCHERS[name](cluster)
+            except Missing as missing:
+                print(f'{name:19} {missing}')
+                continue
+            for engine in launcher.engines():
+                if engine in args.engines.split(','):
+                    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+                        measure(name, launcher, engine, args, Path(directory))
 
 
 if __name__ == '__main__':

@@ -121,6 +121,16 @@ def is_launched() -> bool:
     return launched_size() > 1 or launcher_kind() == 'torchrun'
 
 
+def started_by_srun() -> bool:
+    """Whether srun started this process as a rank.
+
+    With --kill-on-bad-exit it ends the ranks by SIGTERM when the first has failed. It returns the
+    highest of their statuses, which is above 128 for one that was killed.
+    """
+    kind = launcher_kind()
+    return kind == 'slurm' or (kind == 'mpi' and 'SLURM_MPI_TYPE' in os.environ)
+
+
 def is_first_on_host() -> bool:
     """Whether this is the first of the ranks on its host that MPI's launcher or srun started."""
     return not _first_number(_LOCAL_RANK_VARIABLES)

@@ -82,8 +82,13 @@ def find_mpiexec() -> tuple[str, bool]:
             'there is no mpiexec to start ranks with: `sh tools/setup.sh` installs one, or take'
             ' --mpi 1'
         )
-    version = subprocess.run([path, '--version'], capture_output=True, text=True, check=False)
-    return path, 'open-mpi' in version.stdout.lower()
+    return path, is_of_open_mpi(path)
+
+
+def is_of_open_mpi(mpiexec: str) -> bool:
+    """Whether the mpiexec at that path is Open MPI's."""
+    version = subprocess.run([mpiexec, '--version'], capture_output=True, text=True, check=False)
+    return 'open-mpi' in version.stdout.lower()
 
 
 def mpiexec_options(is_open_mpi: bool, size: int, processors: int | None) -> list[str]:

@@ -33,6 +33,7 @@ from lm_human_preferences.distributed.env import (
     launched_rank,
     launched_size,
     launcher_kind,
+    started_by_srun,
 )
 from lm_human_preferences.distributed.lifeline import RankLost
 from lm_human_preferences.distributed.mpi_library import NoLibrary
@@ -119,10 +120,20 @@ def settle_user_error(message: str) -> None:
 
     The others, which are mute, end later: what started the ranks ends them all when one has ended.
     """
+    _keep_status_under_srun()
     if launched_rank():
         time.sleep(RANK_0_GRACE_SECONDS)
     else:
         lifeline.tell_torchrun(message)
+
+
+def _keep_status_under_srun() -> None:
+    """From now on this rank, which is about to end, does so with its own status.
+
+    Where srun ends the others after the first, it would else return that of SIGTERM.
+    """
+    if started_by_srun():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _call(job: str, arguments: dict[str, Any]) -> None:
@@ -217,9 +228,7 @@ def _print_error(error: BaseException, text: str) -> None:
     """Print `error`, since no launcher of ours will; the other ranks let rank 0 report first."""
     rank = launched_rank()
     lifeline.stop_watching()
-    if isinstance(error, NoLibrary):
-        # Where srun ends the others after the first, they still end with the same status.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _keep_status_under_srun()
     if rank:
         time.sleep(RANK_0_GRACE_SECONDS)
     if isinstance(error, NoLibrary) and not is_first_on_host():

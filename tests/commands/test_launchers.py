@@ -1,4 +1,5 @@
-"""Real launchers: Open MPI's mpiexec, and srun of a cluster of Slurm that is this machine.
+"""Real launchers: Open MPI's mpiexec, and srun of a cluster of Slurm that is this machine, with
+MPI and without.
 
 Our own launcher and MPICH's mpiexec: test_ranks.py, test_engines.py. torchrun: test_torchrun.py.
 What happens when ranks die: tests/faults/test_launcher_kill.py.
@@ -10,13 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import launchers
 import pytest
-from engines import TESTS, available_engines
+import real_launchers
+from engines import TESTS
 from launched import CONSOLE, REPOSITORY
 
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.distributed import mpi_library
+from lm_human_preferences.distributed import horovod_build, mpi_library
 
 pytestmark = pytest.mark.slow
 TIMEOUT_SECONDS = 600  # an idle machine needs a tenth of it
@@ -31,7 +32,9 @@ SHORT = (
     '--rewards.train_new_model=off',
     '--rewards.trained_model=test',
 )
-by_launcher = pytest.mark.parametrize('name', launchers.OTHERS)
+OF_OPEN_MPI = ['mpiexec of Open MPI', 'srun by PMIx']
+OF_MPICH = ['mpiexec of MPICH', 'srun by PMI2']
+by_launcher = pytest.mark.parametrize('name', real_launchers.INSTALLED)
 
 
 def paths(tests):
@@ -41,17 +44,18 @@ def paths(tests):
 @by_launcher
 def test_engines(name, request):
     """Recordings of two ranks, and one rank against two."""
-    launcher = launchers.find(name, request)
-    engines = [each for each in launchers.ENGINES[name] if each in available_engines()]
+    launcher = real_launchers.find(name, request)
+    engines = launcher.engines()
     words = [','.join(engines), *paths(EVERY_ENGINE), '--', engines[0], *paths(ONE_ENGINE)]
-    run = launchers.run(launcher, [TESTS / 'helpers/on_mpi.py', *words], timeout=TIMEOUT_SECONDS)
+    run = real_launchers.run(
+        launcher, [TESTS / 'helpers/on_mpi.py', *words], timeout=TIMEOUT_SECONDS
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     lines = run.stdout.splitlines()
     announced = [line for line in lines if line.startswith('2 ranks, averaging by ')]
     assert [line.split()[4].rstrip(';') for line in announced] == engines
-    speaks_open_mpi = 'Open MPI' in name or 'PMIx' in name
     for line in announced:
-        assert ('; MPI: Open MPI ' in line) == speaks_open_mpi, line
+        assert ('; MPI: Open MPI ' in line) == (name in OF_OPEN_MPI), line
     passed = [line for line in lines if line.startswith('{')]
     assert len(passed) == 2 * (len(engines) + 1)
     for line in passed[-2:]:
@@ -61,7 +65,7 @@ def test_engines(name, request):
 def train(launcher, directory, *words):
     """A training of two steps."""
     command = [REPOSITORY / 'launch.py', 'train_policy', 'test', 'run', f'--save_dir={directory}']
-    run = launchers.run(
+    run = real_launchers.run(
         launcher, [*command, *CONSOLE, *SHORT, *words], cwd=directory, timeout=TIMEOUT_SECONDS
     )
     print(run.stdout, run.stderr)
@@ -78,7 +82,9 @@ def parameters_of(directory):
 def parameters(request, tmp_path_factory):
     """What two ranks of MPICH's mpiexec learn with the engine `torch`."""
     directory = tmp_path_factory.mktemp('mpich')
-    run = train(launchers.find('mpiexec of MPICH', request), directory, '--run.allreduce=torch')
+    run = train(
+        real_launchers.find('mpiexec of MPICH', request), directory, '--run.allreduce=torch'
+    )
     assert run.returncode == 0
     return parameters_of(directory)
 
@@ -86,22 +92,53 @@ def parameters(request, tmp_path_factory):
 @by_launcher
 def test_the_same_seed_gives_the_same_parameters(name, request, tmp_path, parameters):
     """To the bit, under every launcher with the same engine."""
-    run = train(launchers.find(name, request), tmp_path, '--run.allreduce=torch')
+    run = train(real_launchers.find(name, request), tmp_path, '--run.allreduce=torch')
     assert run.returncode == 0
     assert parameters and parameters_of(tmp_path) == parameters
 
 
-@pytest.mark.parametrize('name', ['mpiexec of Open MPI', 'srun by PMIx'])
+def errors_of(run):
+    return [line for line in run.stderr.splitlines() if line.startswith('error: ')]
+
+
+@by_launcher
+def test_a_wrong_option_is_told_once(name, request, tmp_path):
+    """Though srun, when the first rank has ended, ends the others by a signal."""
+    run = train(real_launchers.find(name, request), tmp_path, '--ppo.batch=8')
+    assert run.returncode == 2
+    assert errors_of(run) == ['error: no such option: --ppo.batch (did you mean --ppo.batch_size?)']
+
+
+def test_an_error_of_all_ranks_is_told_once(request, tmp_path, monkeypatch):
+    monkeypatch.setenv('PYTHONPATH', f'{REPOSITORY}:{TESTS / "helpers"}')
+    launcher = real_launchers.find('srun without MPI', request)
+    job = [TESTS / 'helpers/rank_jobs.py', 'raise_user_error']
+    run = real_launchers.run(launcher, job, timeout=TIMEOUT_SECONDS)
+    assert run.returncode == 2
+    assert errors_of(run) == ['error: /labels.json is no label file']
+
+
+# Launchers of the MPI that the Horovod of this environment was not built against.
+OF_ANOTHER_MPI = (
+    OF_MPICH if horovod_build.mpi_of_build() == mpi_library.OPEN_MPI.soname else OF_OPEN_MPI
+)
+
+
+@pytest.mark.parametrize('name', OF_ANOTHER_MPI)
 def test_horovod_for_another_mpi_is_refused(name, request, tmp_path):
     """Before it is loaded, which would crash."""
-    if 'horovod' not in available_engines():
+    built = horovod_build.mpi_of_build()
+    if built is None:
         pytest.skip('Horovod is not installed')
-    launcher = launchers.find(name, request)
+    launcher = real_launchers.find(name, request)
     run = train(launcher, tmp_path, '--run.allreduce=horovod')
-    assert run.returncode == 2
+    # The ranks of MPICH have met by now, and srun returns the status of the one that MPICH killed.
+    assert run.returncode == (137 if name == 'srun by PMI2' else 2)
+    build = 'MPI=openmpi sh tools/horovod.sh' if name in OF_OPEN_MPI else 'sh tools/horovod.sh'
     assert (
-        'error: --run.allreduce horovod: Horovod was built against MPICH (libmpi.so.12), and the'
-        ' ranks speak Open MPI: compile it by `MPI=openmpi sh tools/horovod.sh`, or take auto'
+        'error: --run.allreduce horovod: Horovod was built against'
+        f' {mpi_library.family_of(built).name} ({built}), and the ranks speak {launcher.mpi.name}:'
+        f' compile it by `{build}`, or take auto'
     ) in run.stderr.splitlines()
     assert 'Traceback' not in run.stderr
 
@@ -120,14 +157,13 @@ def can_hide():
     return run.returncode == 0
 
 
-@pytest.mark.parametrize('name', launchers.ENGINES)
+@pytest.mark.parametrize('name', OF_MPICH + OF_OPEN_MPI)
 def test_no_library_for_the_launcher(name, request, tmp_path):
     """One line with the fix, status 2, within 10 seconds, and nothing of what MPI would say."""
     if not can_hide():
         pytest.skip('this process cannot hide a file from ranks: no mount namespaces')
-    launcher = launchers.find(name, request)
-    speaks_open_mpi = 'Open MPI' in name or 'PMIx' in name
-    if speaks_open_mpi:
+    launcher = real_launchers.find(name, request)
+    if name in OF_OPEN_MPI:
         library = loaded_by(launcher)
     else:
         library = Path(sys.prefix, 'lib', mpi_library.MPICH.soname).resolve()
@@ -143,9 +179,9 @@ def test_no_library_for_the_launcher(name, request, tmp_path):
         timeout=60,
     )
     assert run.returncode == 2, run.stderr
-    (error,) = [line for line in run.stderr.splitlines() if line.startswith('error: ')]
+    (error,) = errors_of(run)
     sruns = {'srun by PMI2': 'srun --mpi=pmi2', 'srun by PMIx': 'srun --mpi=pmix'}
-    default = f"{'Open MPI' if speaks_open_mpi else 'MPICH'}'s mpiexec"
+    default = f"{launcher.mpi.name}'s mpiexec"
     assert error.startswith(f'error: {sruns.get(name, default)} started these ranks, but ')
     assert 'unsupported PMI' not in run.stderr
     assert not (tmp_path / 'run').exists()
@@ -157,6 +193,6 @@ def loaded_by(launcher):
         'from lm_human_preferences.distributed import mpi_library as library;'
         'library.load_mpi(); print(library.announcement())'
     )
-    run = launchers.run(launcher, ['-c', code], timeout=60, cwd=REPOSITORY)
+    run = real_launchers.run(launcher, ['-c', code], timeout=60, cwd=REPOSITORY)
     # Both ranks print it, maybe into one line.
     return re.search(r'/\S*libmpi\.so[.\d]*', run.stdout)[0]

@@ -9,8 +9,8 @@ import re
 import signal
 import time
 
-import launchers
 import pytest
+import real_launchers
 from launched import FOREVER, Launch
 
 from lm_human_preferences.checkpointing import checkpoints
@@ -19,13 +19,13 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 pytestmark = pytest.mark.slow
 END = 20  # seconds in which everything has to end
 QUICK_START = ('--rewards.train_new_model=off', '--rewards.trained_model=test')
-by_launcher = pytest.mark.parametrize('name', launchers.OTHERS)
+by_launcher = pytest.mark.parametrize('name', real_launchers.INSTALLED)
 
 
 @pytest.fixture
 def training(name, request, tmp_path):
     """Two ranks that have done some steps, and their launcher."""
-    launcher = launchers.find(name, request)
+    launcher = real_launchers.find(name, request)
     launch = Launch(
         tmp_path, *QUICK_START, *FOREVER, started_by=launcher.command, **launcher.variables
     )

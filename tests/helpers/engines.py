@@ -5,14 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from lm_human_preferences.distributed import horovod_build
+from lm_human_preferences.distributed.mpi_library import MPICH
+
 TESTS = Path(__file__).resolve().parents[1]
-# Each with what it needs beside torch, which every environment has. Horovod comes last because its
-# thread would take time of a processor from those that are tested after it.
-ENGINES = {
-    'torch': 'mpi4py.MPI',
-    'mpi': 'mpi4py.MPI',
-    'horovod': 'mpi4py.MPI, horovod.torch',
-}
+# Horovod comes last because its thread would take time of a processor from those that are tested
+# after it.
+ENGINES = ('torch', 'mpi', 'horovod')
 WHAT_RANKS_COMPUTE = [
     'unit/test_comm.py',
     'unit/test_one_against_many.py::test_reward_training',
@@ -29,25 +28,35 @@ RECORDED = [
 ]
 
 
-def why_not(engine):
-    """Why this machine cannot run an engine; None if it can."""
-    return why_not_import(ENGINES[engine])
+def why_not(engine, mpi=MPICH):
+    """Why ranks that speak `mpi`, or none if that is None, cannot average by an engine here; None
+    if they can."""
+    if mpi is None:
+        return None if engine == 'torch' else 'it needs MPI'
+    reason = why_not_import('mpi4py.MPI')
+    if reason or engine != 'horovod':
+        return reason
+    reason = horovod_build.why_not(mpi.soname, has_gpu=False)
+    if reason == '':
+        return 'Horovod is not installed'
+    return reason or why_not_import('horovod.torch')
 
 
 @functools.cache
-def why_not_import(modules):
-    """The error of importing `modules`, in an interpreter of its own; None if there is none."""
+def why_not_import(module):
+    """The error of importing `module`, in an interpreter of its own; None if there is none."""
     run = subprocess.run(
-        [sys.executable, '-c', f'import {modules}'],
+        [sys.executable, '-c', f'import {module}'],
         capture_output=True,
         text=True,
     )
     return run.stderr.strip().splitlines()[-1] if run.returncode else None
 
 
-def available_engines():
-    """Names of the engines that this machine can run."""
-    return [engine for engine in ENGINES if why_not(engine) is None]
+def available_engines(mpi=MPICH):
+    """Names of the engines that ranks which speak `mpi`, or none if that is None, can average by
+    here."""
+    return [engine for engine in ENGINES if why_not(engine, mpi) is None]
 
 
 def skip_reason():

@@ -43,7 +43,7 @@ TORCHRUN = (
     '--nproc-per-node=2',
 )
 # By which launchers tell a process which rank it is.
-RANK_VARIABLES = ('PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'RANK')
+RANK_VARIABLES = ('PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'RANK', 'SLURM_PROCID')
 needs_mpi = pytest.mark.skipif(
     not MPIEXEC.exists(), reason='this environment has no mpiexec of its own'
 )

@@ -1,4 +1,5 @@
-"""A Slurm cluster of this machine alone, which lives as long as the tests of this process.
+"""A Slurm cluster of this machine alone, which lives as long as the tests or the benchmark that
+need it.
 
 Everything that it writes is in one folder, and its ports, its munge and the key of that are its
 own: what else runs on the machine is left alone. It takes root, and Debian's slurm-wlm and munge;
@@ -163,12 +164,9 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
-@pytest.fixture(scope='session')
-def slurm():
-    """The cluster of this process of pytest; each has its own."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
+@contextlib.contextmanager
+def running():
+    """A Cluster that lives as long as the block."""
     # A short path, as those of sockets are limited to 108 characters.
     with tempfile.TemporaryDirectory(prefix='lmhp-slurm-', ignore_cleanup_errors=True) as folder:
         cluster = Cluster(folder)
@@ -177,3 +175,13 @@ def slurm():
             yield cluster
         finally:
             cluster.stop()
+
+
+@pytest.fixture(scope='session')
+def slurm():
+    """The cluster of this process of pytest; each has its own."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with running() as cluster:
+        yield cluster
