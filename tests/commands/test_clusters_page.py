@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 
+import documentation
 import pytest
 from command_line import caught_jobs, invoke
 from launched import REPOSITORY, eventually
@@ -14,13 +15,8 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.hparams.train_reward import RunHParams
 from lm_human_preferences.runs import run_dir
 
-PAGE = (REPOSITORY / 'docs/clusters.md').read_text(encoding='utf-8')
+PAGE = documentation.page('docs/clusters.md')
 SECONDS = 180  # for each part of the batch job, on a machine that has much else to do
-
-
-def fenced(language):
-    (block,) = re.findall(rf'^```{language}\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
-    return block
 
 
 def section(heading, end):
@@ -56,7 +52,7 @@ def test_waiting_times_are_those_of_the_program():
 
 def test_manifest(monkeypatch):
     yaml = pytest.importorskip('yaml')
-    service, job = yaml.safe_load_all(fenced('yaml'))
+    service, job = yaml.safe_load_all(documentation.fenced('docs/clusters.md', 'yaml'))
     assert [each['kind'] for each in (service, job)] == ['Service', 'Job']
     spec = job['spec']
     pod = spec['template']['spec']
@@ -69,7 +65,7 @@ def test_manifest(monkeypatch):
     words = shlex.split(script)
     settings = dict(itertools.pairwise(words))
     assert int(settings['--nnodes']) == spec['completions'] == spec['parallelism']
-    assert settings['--master-addr'] == f'{name}-0.{pod["subdomain"]}'
+    assert settings['--rdzv-endpoint'] == f'{name}-0.{pod["subdomain"]}:29500'
     assert int(settings['--nproc-per-node']) == container['resources']['limits']['nvidia.com/gpu']
     mounted = {each['name']: each['mountPath'] for each in container['volumeMounts']}
     assert mounted.keys() == {each['name'] for each in pod['volumes']}
@@ -108,7 +104,7 @@ def test_batch_job_goes_on_after_its_time_limit(slurm, tmp_path):
     The job saves a checkpoint, goes back into the queue, and goes on from there.
     """
     script = tmp_path / 'job.sh'
-    script.write_text(on_this_machine(fenced('bash'), tmp_path))
+    script.write_text(on_this_machine(documentation.fenced('docs/clusters.md', 'bash'), tmp_path))
     output = tmp_path / 'output'
     submitted = slurm.run('sbatch', '--parsable', f'--output={output}', str(script), cwd=REPOSITORY)
     assert submitted.returncode == 0, submitted.stderr

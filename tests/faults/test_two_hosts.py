@@ -5,13 +5,17 @@ bridge that leads nowhere, as hosts with containers do. Needs root; the tests of
 """
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import uuid
 
+import documentation
 import pytest
 from engines import TESTS, WHAT_RANKS_COMPUTE, available_engines, on_mpi_command, skip_reason
+from launched import CONSOLE, FOREVER, eventually
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.distributed import launcher
@@ -127,28 +131,105 @@ def test_training(run_on_hosts, tmp_path):
 
 
 def test_torchrun(hosts, tmp_path):
-    """One on each host. As hosts have no names here, they are told their addresses."""
-    torchrun = [sys.executable, '-m', 'torch.distributed.run', '--nnodes=2', '--nproc-per-node=1']
-    torchrun += ['--rdzv-backend=c10d', f'--rdzv-endpoint={ADDRESSES[0]}:29400', '--rdzv-id=two']
-    command = [
-        TESTS.parent / 'launch.py',
-        *('train_policy', 'test', 'run', f'--save_dir={tmp_path}', '--ppo.total_episodes=128'),
-    ]
-    options = [
-        [f'--local-addr={address}', f'--rdzv-conf=is_host={int(address == ADDRESSES[0])}']
-        for address in ADDRESSES
-    ]
+    """One on each host, which have no names here."""
+    command = [sys.executable, '-m', 'torch.distributed.run', '--nnodes=2', '--nproc-per-node=1']
+    command += [f'--master-addr={ADDRESSES[0]}', '--master-port=29400']
+    training = ['train_policy', 'test', 'run', f'--save_dir={tmp_path}']
+    training = [TESTS.parent / 'launch.py', *training, '--ppo.total_episodes=128']
     processes = [
         subprocess.Popen(
-            ['ip', 'netns', 'exec', host, *torchrun, *its_options, *command],
+            ['ip', 'netns', 'exec', host, *command, f'--node-rank={index}', *training],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for host, its_options in zip(hosts, options, strict=True)
+        for index, host in enumerate(hosts)
     ]
     outputs = [process.communicate(timeout=200)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], '\n'.join(outputs)
     assert '2 ranks, averaging by torch (gloo)' in ''.join(outputs)
     last = checkpoints.latest(str(tmp_path / 'run' / 'policy' / 'checkpoints'))
     assert last.endswith('model.ckpt-2')
+
+
+# ---------------------------------------------------------------- Kubernetes
+
+
+class Pod:
+    """One of the pods of docs/clusters.md, on a host of its own: it is started again when it fails.
+
+    Its processes have a host name and process numbers of their own, and know the names in the file
+    `names`. They end when `process` does.
+    """
+
+    def __init__(self, index, host, script, names, directory):
+        self.output = directory / f'pod{index}'
+        self.command = ['ip', 'netns', 'exec', host]
+        self.command += ['unshare', '--mount', '--propagation=private', '--uts']
+        self.command += ['--pid', '--fork', '--kill-child', '--mount-proc']
+        preparation = f'mount --bind {names} /etc/hosts && hostname train-{index} && exec "$@"'
+        self.command += ['sh', '-c', preparation, 'sh', 'sh', '-c', script]
+        self.environment = {**os.environ, 'JOB_COMPLETION_INDEX': str(index)}
+        self.restarts = -1
+        self.start()
+
+    def start(self):
+        self.restarts += 1
+        with self.output.open('ab') as output:
+            self.process = subprocess.Popen(
+                self.command, stdout=output, stderr=output, env=self.environment
+            )
+
+    def start_if_ended(self):
+        if self.process.poll() is not None:
+            self.start()
+
+    def said(self):
+        return self.output.read_text(errors='replace')
+
+
+def test_pods(hosts, tmp_path):
+    """The command of docs/clusters.md: a pod dies, and both go on from the last checkpoint.
+
+    The first pod starts last, and its name is known after that.
+    """
+    yaml = pytest.importorskip('yaml')
+    _, job = yaml.safe_load_all(documentation.fenced('docs/clusters.md', 'yaml'))
+    (container,) = job['spec']['template']['spec']['containers']
+    script = container['command'][-1]
+    changes = {
+        '.venv/bin/torchrun': f'{sys.executable} -m torch.distributed.run',
+        '--nproc-per-node 8': '--nproc-per-node 1',
+        './launch.py': f'{TESTS.parent}/launch.py',
+        'descriptiveness': 'test',
+        '--save_dir /runs': shlex.join([f'--save_dir={tmp_path}', *CONSOLE, *FOREVER]),
+    }
+    for old, new in changes.items():
+        assert script.count(old) == 1, old
+        script = script.replace(old, new)
+    own_names = [
+        f'{address} train-{index}.train.default.svc.cluster.local train-{index}\n'
+        for index, address in enumerate(ADDRESSES)
+    ]
+    names = tmp_path / 'names'
+    names.write_text(''.join(own_names))
+    pods = []
+
+    def either_said(pattern):
+        for pod in pods:
+            pod.start_if_ended()
+        return any(re.search(pattern, pod.said()) for pod in pods)
+
+    try:
+        pods.append(Pod(1, hosts[1], script, names, tmp_path))
+        pods.append(Pod(0, hosts[0], script, names, tmp_path))
+        eventually(lambda: 'train-0.train, 29500) cannot be retrieved' in pods[0].said())
+        names.write_text(''.join([f'{ADDRESSES[0]} train-0.train\n', *own_names]))
+        eventually(lambda: either_said(r'\[ppo_step 3\]'))
+        pods[0].process.kill()
+        eventually(lambda: either_said(r'Going on from .*model.ckpt-\d+\n[^~]*\[ppo_step \d+\]'))
+        assert all(pod.restarts > 0 for pod in pods)
+    finally:
+        for pod in pods:
+            pod.process.kill()
+            pod.process.wait()

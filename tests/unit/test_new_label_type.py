@@ -6,12 +6,11 @@ Plackett and Luce, of which best_of_N is the first factor.
 
 import json
 import math
-import re
 
+import documentation
 import pytest
 import torch
 from experiments import resolved
-from launched import REPOSITORY
 
 from lm_human_preferences import label_types, lm_tasks, train_reward
 from lm_human_preferences.distributed.comm import LocalComm
@@ -26,8 +25,7 @@ from lm_human_preferences.synthetic.known_reward import KnownReward
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     """Makes the class known, which is written for the end of label_types.py."""
-    page = (REPOSITORY / 'CONTRIBUTING.md').read_text(encoding='utf-8')
-    (code,) = re.findall(r'^```python\n(.*?)^```$', page, re.MULTILINE | re.DOTALL)
+    code = documentation.fenced('CONTRIBUTING.md', 'python')
     monkeypatch.setattr(label_types, 'TYPES', dict(label_types.TYPES))
     exec(code, dict(vars(label_types)))
 
