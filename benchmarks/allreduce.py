@@ -1,33 +1,36 @@
 #!/usr/bin/env python3
 """The mean over ranks of all gradients of GPT-2 124M: each engine beside a plain Gloo all-reduce.
 
-    pipenv run python benchmarks/allreduce.py [--ranks 2] [--rounds 5] [--launcher COMMAND ...]
+    pipenv run python benchmarks/allreduce.py [--ranks 2] [--rounds 5] [--only NAME,...]
 
-Our launcher starts the ranks. Each --launcher, such as 'mpiexec.openmpi -n 2' or 'srun --mpi=pmi2
---ntasks 2', adds a row for the engine `torch` under it.
+A row for each engine under each launcher that this machine has, of those that
+tests/helpers/real_launchers.py names; --only takes some. A cluster of Slurm is started for it.
 
 The plain one is one `torch.distributed.all_reduce` of a single vector of 124 million float32 zeros,
 and its division. The engines average the model's own parameters in their buckets, as after a
-backward pass with which nothing overlapped; `torchrun` is the engine torch on ranks that torchrun
-starts. Each is measured in processes of its own, round after round, so that other load on the
-machine affects all alike.
+backward pass with which nothing overlapped. Each is measured in processes of its own, round after
+round, so that other load on the machine affects all alike.
 """
 
 import argparse
+import functools
 import json
-import shlex
 import statistics
 import sys
 import time
+from pathlib import Path
 
 import torch
 from on_ranks import measure
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'tests/helpers'))
+
+import real_launchers
+import slurm_cluster
+
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.language import model
 
-ENGINES = ('horovod', 'torch', 'mpi')
-TORCHRUN = 'torchrun'  # ranks without MPI, whose engine is torch
 REPEATS = 7
 
 
@@ -58,10 +61,11 @@ def plain_mean():
     return mean
 
 
-def torchrun(ranks):
-    """The words that start so many ranks by torchrun."""
-    words = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--no-python']
-    return [*words, f'--nproc-per-node={ranks}']
+def seconds_under(launcher, engine):
+    """Those that `measure_here` prints."""
+    run = real_launchers.run(launcher, [__file__, '--measure', engine])
+    run.check_returncode()
+    return json.loads(run.stdout.splitlines()[-1])
 
 
 def measure_here(name):
@@ -88,19 +92,26 @@ def main():
     )
     parser.add_argument('--ranks', type=int, default=2)
     parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--launcher', action='append', default=[])
+    parser.add_argument('--only', default=','.join(real_launchers.LAUNCHERS))
     parser.add_argument('--measure', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
         return measure_here(args.measure)
-    launchers = {TORCHRUN: torchrun(args.ranks)}
-    launchers.update({command: shlex.split(command) for command in args.launcher})
-    seconds = {name: [] for name in ('plain', *ENGINES, *launchers)}
-    for _ in range(args.rounds):
-        for name, found in seconds.items():
-            engine = 'torch' if name in launchers else name
-            words = ('--measure', engine)
-            found += measure(args.ranks, __file__, *words, started_by=launchers.get(name))
+    seconds = {}
+    with slurm_cluster.on_demand() as cluster:
+        measurements = {'plain': lambda: measure(args.ranks, __file__, '--measure', 'plain')}
+        for name in args.only.split(','):
+            try:
+                launcher = real_launchers.LAUNCHERS[name](cluster, args.ranks)
+            except real_launchers.Missing as missing:
+                print(f'{name}: {missing}')
+                continue
+            for engine in launcher.engines():
+                row = f'{engine} by {name}'
+                measurements[row] = functools.partial(seconds_under, launcher, engine)
+        for _ in range(args.rounds):
+            for row, measurement in measurements.items():
+                seconds.setdefault(row, []).extend(measurement())
     plain = statistics.median(seconds['plain']), min(seconds['plain'])
     width = max(map(len, seconds))
     for name, found in seconds.items():

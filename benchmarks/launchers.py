@@ -21,8 +21,6 @@ of Slurm is started for it.
 """
 
 import argparse
-import contextlib
-import functools
 import os
 import random
 import re
@@ -42,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'tests/helpers'))
 import slurm_cluster
 from engines import ENGINES, RECORDED, WHAT_RANKS_COMPUTE, on_mpi_command
 from launched import FOREVER, MPIEXEC, SMALL, Launch, end_what_was_started
-from real_launchers import LAUNCHERS, Launcher, Missing
+from real_launchers import LAUNCHERS, Launcher, Missing, run
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -50,27 +48,12 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 END_SECONDS = 60
 START_REPEATS = 3
 RANDOM_STEPS = range(1, 30)
-OWN_MPIEXEC = (str(MPIEXEC), '-n', '2')
 
 
 def start(launcher: Launcher, engine: str, directory: Path, *words: str) -> Launch:
     directory.mkdir(parents=True)
     words = (*launcher.words, f'--run.allreduce={engine}', *SMALL, *words)
     return Launch(directory, *words, started_by=launcher.command, **launcher.variables)
-
-
-def run_ranks(
-    launcher: Launcher, *command: str, seconds: float | None = None, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a command on two ranks; those of our own launcher are started by its mpiexec."""
-    started_by = launcher.command or OWN_MPIEXEC
-    return subprocess.run(
-        [*started_by, *command],
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        env={**os.environ, 'OMP_NUM_THREADS': '1', **launcher.variables, **environment},
-    )
 
 
 def start_up(launcher: Launcher, engine: str, directory: Path) -> str:
@@ -84,20 +67,20 @@ def start_up(launcher: Launcher, engine: str, directory: Path) -> str:
         launch.process.terminate()
         seconds_until_ended(launch)
         since = time.monotonic()
-        imports = [sys.executable, '-c', 'import torch']
-        run_ranks(launcher, *imports, seconds=END_SECONDS).check_returncode()
+        imports = run(launcher, ['-c', 'import torch'], timeout=END_SECONDS)
+        imports.check_returncode()
         only_import.append(time.monotonic() - since)
     return f'{statistics.median(first_step):.1f} s, {statistics.median(only_import):.1f} s'
 
 
 def recordings_pass(launcher: Launcher, engine: str, directory: Path) -> bool:
     """Whether two ranks compute what was recorded of the original, and what one rank does."""
-    command = on_mpi_command([*WHAT_RANKS_COMPUTE, *RECORDED], engine)
+    _, *command = on_mpi_command([*WHAT_RANKS_COMPUTE, *RECORDED], engine)
     directory.mkdir(parents=True)
-    run = run_ranks(launcher, *command, TMPDIR=str(directory))
-    if run.returncode:
-        print(run.stdout[-3000:], run.stderr[-3000:], file=sys.stderr)
-    return run.returncode == 0
+    tests = run(launcher, command, variables={'TMPDIR': str(directory)})
+    if tests.returncode:
+        print(tests.stdout[-3000:], tests.stderr[-3000:], file=sys.stderr)
+    return tests.returncode == 0
 
 
 def seconds_until_ended(launch: Launch) -> float:
@@ -128,7 +111,7 @@ def interrupt(launcher: Launcher, engine: str, directory: Path, *, kill: bool) -
     assert latest is not None, 'no checkpoint was saved'
     bundle = Bundle(latest)
     assert all(bundle[name] is not None for name in bundle)
-    if not kill and launcher.command != OWN_MPIEXEC:
+    if not kill and str(MPIEXEC) not in launcher.command:
         # mpiexec ends its ranks at once; a launcher that passes SIGTERM on lets the step be saved.
         assert re.search(launch.saved_step(), launch.errors()), launch.errors()
     return seconds
@@ -206,12 +189,7 @@ def main() -> None:
     print(f'seed {args.seed}')
     columns = 'recordings kills         terms         at once  start-up'
     print('launcher            engine  ', 'start-up' if args.start_up else columns, flush=True)
-    with contextlib.ExitStack() as stack:
-
-        @functools.cache
-        def cluster() -> slurm_cluster.Cluster:
-            return stack.enter_context(slurm_cluster.running())
-
+    with slurm_cluster.on_demand() as cluster:
         for name in args.only.split(','):
             try:
                 launcher = LAUNCHERS[name](cluster)

@@ -12,15 +12,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lm_human_preferences.distributed import launcher
 
 
-def start(size, *command, started_by=None):
+def start(size, *command):
     """Start `python COMMAND...` on `size` ranks, by our launcher's mpiexec.
 
-    started_by: the words of another launcher, which say how many ranks it starts. Each has one
-    thread unless OMP_NUM_THREADS says otherwise.
+    Each has one thread unless OMP_NUM_THREADS says otherwise.
     """
-    if started_by:
-        variables = {'OMP_NUM_THREADS': '1', **os.environ}
-        return _popen([*started_by, sys.executable, *map(str, command)], variables)
     mpiexec, is_open_mpi = launcher.find_mpiexec()
     variables = {
         'OMP_NUM_THREADS': '1',
@@ -29,11 +25,12 @@ def start(size, *command, started_by=None):
     prefix = []
     if size > 1:
         prefix = [mpiexec, *launcher.mpiexec_options(is_open_mpi, size, os.cpu_count())]
-    return _popen([*prefix, sys.executable, *map(str, command)], variables)
-
-
-def _popen(command, variables):
-    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [*prefix, sys.executable, *map(str, command)],
+        env=variables,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def result_of(process):
@@ -44,6 +41,6 @@ def result_of(process):
     return json.loads(output.splitlines()[-1])
 
 
-def measure(size, *command, started_by=None):
-    """The result of `python COMMAND...` on `size` ranks; started_by as in `start`."""
-    return result_of(start(size, *command, started_by=started_by))
+def measure(size, *command):
+    """The result of `python COMMAND...` on `size` ranks."""
+    return result_of(start(size, *command))

@@ -34,14 +34,15 @@ SMALL = (
 )
 EVERYWHERE = ('auto', 'torch', 'mpi')  # for --run.allreduce on every machine with MPI
 MPIEXEC = Path(sys.executable).with_name('mpiexec')
-TORCHRUN = (
-    sys.executable,
-    '-m',
-    'torch.distributed.run',
-    '--standalone',
-    '--no-python',
-    '--nproc-per-node=2',
-)
+
+
+def torchrun(ranks):
+    """The words before the command that so many ranks are to run."""
+    words = ('-m', 'torch.distributed.run', '--standalone', '--no-python')
+    return (sys.executable, *words, f'--nproc-per-node={ranks}')
+
+
+TORCHRUN = torchrun(2)
 # By which launchers tell a process which rank it is.
 RANK_VARIABLES = ('PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'RANK', 'SLURM_PROCID')
 needs_mpi = pytest.mark.skipif(

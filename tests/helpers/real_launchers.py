@@ -1,4 +1,4 @@
-"""The launchers that people have: how each starts two ranks here, or why it cannot."""
+"""The launchers that people have: how each starts ranks here, or why it cannot."""
 
 import os
 import shutil
@@ -7,9 +7,10 @@ import sys
 from dataclasses import dataclass, field
 
 import engines
+import launched
 import pytest
 import slurm_cluster
-from launched import MPIEXEC, ROOT_MAY, TORCHRUN
+from launched import MPIEXEC, ROOT_MAY
 
 from lm_human_preferences.distributed import launcher
 from lm_human_preferences.distributed.mpi_library import MPICH, OPEN_MPI, Family
@@ -21,12 +22,14 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Launcher:
-    """command: what comes before that of the ranks. words: what their training is told besides.
-    mpi: what the ranks speak, if they speak MPI. variables: of its environment."""
+    """command: what comes before `python launch.py`. words: options of launch.py. starter: what
+    comes before other programs, if that differs. mpi: what the ranks speak, if they speak MPI.
+    variables: of its environment."""
 
     command: tuple[str, ...]
     mpi: Family | None = None
     words: tuple[str, ...] = ()
+    starter: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     cluster: slurm_cluster.Cluster | None = None
 
@@ -35,43 +38,44 @@ class Launcher:
         return engines.available_engines(self.mpi)
 
 
-def our_launcher(cluster):
-    require_own_mpiexec()
-    return Launcher((), MPICH, words=('--mpi=2',))
+def our_launcher(cluster, ranks=2):
+    starter = mpich(cluster, ranks).command
+    return Launcher((), MPICH, words=(f'--mpi={ranks}',), starter=starter)
 
 
-def mpich(cluster):
-    require_own_mpiexec()
-    return Launcher((str(MPIEXEC), '-n', '2'), MPICH)
+def mpich(cluster, ranks=2):
+    if not MPIEXEC.exists():
+        raise Missing('this environment has no mpiexec of its own')
+    return Launcher((str(MPIEXEC), '-n', str(ranks)), MPICH)
 
 
-def open_mpi(cluster):
-    command = (open_mpi_mpiexec(), '--oversubscribe', '-n', '2')
+def open_mpi(cluster, ranks=2):
+    command = (open_mpi_mpiexec(), '--oversubscribe', '-n', str(ranks))
     return Launcher(command, OPEN_MPI, variables=ROOT_MAY)
 
 
-def srun_by_pmi2(cluster):
-    return srun('pmi2', MPICH, cluster)
+def srun_by_pmi2(cluster, ranks=2):
+    return srun('pmi2', MPICH, cluster, ranks)
 
 
-def srun_by_pmix(cluster):
+def srun_by_pmix(cluster, ranks=2):
     open_mpi_mpiexec()
-    started_by = srun('pmix', OPEN_MPI, cluster)
+    started_by = srun('pmix', OPEN_MPI, cluster, ranks)
     if not started_by.cluster.speaks_pmix:
         raise Missing('Slurm does not find its library of PMIx: apt install libpmix-dev')
     return started_by
 
 
-def srun_without_mpi(cluster):
-    return srun('none', None, cluster)
+def srun_without_mpi(cluster, ranks=2):
+    return srun('none', None, cluster, ranks)
 
 
-def torchrun(cluster):
-    return Launcher(TORCHRUN)
+def torchrun(cluster, ranks=2):
+    return Launcher(launched.torchrun(ranks))
 
 
-# Of each launcher the function that makes it from a function that returns a running Slurm, or
-# raises Missing. A further launcher is one entry here.
+# Of each launcher the function that makes it, or raises Missing, from a function that returns a
+# running Slurm and a number of ranks. A further launcher is one entry here.
 LAUNCHERS = {
     'our launcher': our_launcher,
     'mpiexec of MPICH': mpich,
@@ -93,11 +97,6 @@ def find(name: str, request) -> Launcher:
         pytest.skip(str(missing))
 
 
-def require_own_mpiexec():
-    if not MPIEXEC.exists():
-        raise Missing('this environment has no mpiexec of its own')
-
-
 def open_mpi_mpiexec() -> str:
     """The path of the first mpiexec of Open MPI on the PATH; MPICH's may come before it."""
     for folder in os.get_exec_path():
@@ -108,20 +107,25 @@ def open_mpi_mpiexec() -> str:
     raise Missing('there is no mpiexec of Open MPI: apt install openmpi-bin')
 
 
-def srun(mpi: str, family: Family | None, cluster) -> Launcher:
+def srun(mpi: str, family: Family | None, cluster, ranks) -> Launcher:
     reason = slurm_cluster.why_not()
     if reason:
         raise Missing(reason)
-    command = ('srun', '--quiet', '--kill-on-bad-exit', f'--mpi={mpi}', '--ntasks=2')
+    command = ('srun', '--quiet', '--kill-on-bad-exit', f'--mpi={mpi}', f'--ntasks={ranks}')
     running = cluster()
     return Launcher(command, family, variables=running.variables, cluster=running)
 
 
-def run(started_by: Launcher, command, **settings) -> subprocess.CompletedProcess[str]:
-    """A Python command on two ranks of a launcher, which has ended."""
+def run(
+    started_by: Launcher, command, variables=None, **settings
+) -> subprocess.CompletedProcess[str]:
+    """A Python command on the ranks of a launcher, which has ended; each has one thread.
+
+    variables: more of its environment.
+    """
     return subprocess.run(
-        [*started_by.command, sys.executable, *map(str, command)],
-        env={**os.environ, 'OMP_NUM_THREADS': '1', **started_by.variables},
+        [*(started_by.starter or started_by.command), sys.executable, *map(str, command)],
+        env={**os.environ, 'OMP_NUM_THREADS': '1', **started_by.variables, **(variables or {})},
         capture_output=True,
         text=True,
         **settings,

@@ -177,6 +177,13 @@ def running():
             cluster.stop()
 
 
+@contextlib.contextmanager
+def on_demand():
+    """A function that returns a Cluster, which starts at the first call and ends with the block."""
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(lambda: stack.enter_context(running()))
+
+
 @pytest.fixture(scope='session')
 def slurm():
     """The cluster of this process of pytest; each has its own."""
