@@ -9,7 +9,8 @@ Each row is an engine under a launcher, with two ranks of the embedded experimen
     recordings  tests of two ranks against recordings, and one rank against two
     kills       a rank, chosen at random, is killed at a random step: all processes end, with an
                 error; the last checkpoint is whole
-    terms       the launcher gets SIGTERM at a random step: the same, and a step is saved
+    terms       the launcher gets SIGTERM at a random step: the same, and where it passes that on,
+                the ranks say which step they have saved
     at once     two runs started together end with the same parameters, to the bit
     start-up    seconds from the command to the end of the first PPO step, and for comparison those
                 of the same launcher for `python -c 'import torch'`; --start-up measures only this
@@ -39,8 +40,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'tests/helpers'))
 
 import slurm_cluster
 from engines import ENGINES, RECORDED, WHAT_RANKS_COMPUTE, on_mpi_command
-from launched import FOREVER, MPIEXEC, SMALL, Launch, end_what_was_started
-from real_launchers import LAUNCHERS, Launcher, Missing, run
+from launched import FOREVER, SMALL, Launch, end_what_was_started
+from real_launchers import LAUNCHERS, Launcher, Missing, run, send_sigterm
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -99,20 +100,15 @@ def interrupt(launcher: Launcher, engine: str, directory: Path, *, kill: bool) -
     time.sleep(random.random() / 10)
     if kill:
         os.kill(random.choice(launch.ranks()), signal.SIGKILL)
-    elif launcher.cluster is not None:
-        # As Slurm does it; SIGTERM to srun itself kills the ranks.
-        jobs = {env.get('SLURM_JOB_ID') for env in launch.processes().values()} - {None}
-        launcher.cluster.run('scancel', '--signal=TERM', *jobs).check_returncode()
     else:
-        launch.process.terminate()
+        send_sigterm(launcher, launch)
     seconds = seconds_until_ended(launch)
     assert 'Traceback (most recent call last)' not in own_errors(launch), launch.errors()
     latest = checkpoints.latest(str(launch.run / 'policy/checkpoints'))
     assert latest is not None, 'no checkpoint was saved'
     bundle = Bundle(latest)
     assert all(bundle[name] is not None for name in bundle)
-    if not kill and str(MPIEXEC) not in launcher.command:
-        # mpiexec ends its ranks at once; a launcher that passes SIGTERM on lets the step be saved.
+    if not kill and launcher.passes_sigterm:
         assert re.search(launch.saved_step(), launch.errors()), launch.errors()
     return seconds
 

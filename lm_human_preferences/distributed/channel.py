@@ -50,11 +50,13 @@ class RankStatus:
     """What a rank has reported of itself.
 
     error: what ended it, to be printed; is_user_error: a `UserError`, whose message is enough.
+    is_interrupt: a KeyboardInterrupt, of which the user knows.
     """
 
     process: int | None = None
     error: str | None = None
     is_user_error: bool = False
+    is_interrupt: bool = False
     done: bool = False
 
 

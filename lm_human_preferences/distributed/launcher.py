@@ -225,7 +225,10 @@ class RankSupervisor:
             print(file=sys.stderr)
 
     def raise_failure(self) -> None:
-        """If the job failed: UserError, or the reason on standard error and SystemExit 1."""
+        """If the job failed: UserError, or the reason on standard error and SystemExit 1.
+
+        SystemExit 130 after a signal to a rank, which has let it stop in good order.
+        """
         error = ''
         if self.failed_rank is not None:
             status = self.statuses[self.failed_rank]
@@ -233,6 +236,8 @@ class RankSupervisor:
             error = status.error or stacks
             if status.is_user_error:
                 raise UserError(error)
+            if status.is_interrupt:
+                sys.exit(128 + signal.SIGINT)
         reason = self._failure()
         if reason is not None:
             print(f'{error}error: {reason}', file=sys.stderr)

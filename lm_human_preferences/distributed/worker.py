@@ -214,7 +214,11 @@ def _end_all_ranks(error: BaseException, pipe: StatusPipe | None) -> None:
             text = f'{error}\n' if pipe else str(error)
         time.sleep(REPORT_GRACE_SECONDS)  # another rank's death may be the reason
     if pipe:
-        pipe.report(error=text, is_user_error=isinstance(error, UserError))
+        pipe.report(
+            error=text,
+            is_user_error=isinstance(error, UserError),
+            is_interrupt=isinstance(error, KeyboardInterrupt),
+        )
         time.sleep(LAUNCHER_GRACE_SECONDS)
     elif not isinstance(error, KeyboardInterrupt):
         _print_error(error, text)

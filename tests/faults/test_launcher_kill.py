@@ -1,4 +1,5 @@
-"""A killed rank and SIGTERM under the launchers that are not ours: Open MPI's mpiexec, and srun.
+"""A killed rank and SIGTERM under the launchers that a machine has installed: Open MPI's mpiexec,
+and srun.
 
 Our own: test_kill.py; torchrun: test_torchrun_kill.py. benchmarks/launchers.py does the same many
 times.
@@ -27,7 +28,12 @@ def training(name, request, tmp_path):
     """Two ranks that have done some steps, and their launcher."""
     launcher = real_launchers.find(name, request)
     launch = Launch(
-        tmp_path, *QUICK_START, *FOREVER, started_by=launcher.command, **launcher.variables
+        tmp_path,
+        *launcher.words,
+        *QUICK_START,
+        *FOREVER,
+        started_by=launcher.command,
+        **launcher.variables,
     )
     launch.reach(3)
     return launcher, launch
@@ -50,21 +56,33 @@ def test_killed_rank(training):
     assert 'Traceback' not in launch.errors()
 
 
-@by_launcher
-def test_sigterm(training):
-    """The step is finished and saved. Slurm sends the signal to the ranks, as at a time limit."""
-    launcher, launch = training
-    if launcher.cluster is None:
-        launch.process.send_signal(signal.SIGTERM)
-    else:
-        (job,) = {
-            env['SLURM_JOB_ID'] for env in launch.processes().values() if 'SLURM_JOB_ID' in env
-        }
-        done = launcher.cluster.run('scancel', '--signal=TERM', job)
-        assert done.returncode == 0, done.stderr
-    assert_ended(launch)
+def assert_saved(launch):
+    """The step that was being done, by a run that has ended in good order."""
     saved = re.search(r'Step (\d+) of the policy is saved; to go on', launch.errors())
     assert saved, launch.errors()
     latest = checkpoints.latest(launch.run / 'policy' / 'checkpoints')
     assert latest.endswith(f'model.ckpt-{saved[1]}')
     assert not (launch.run / 'lock').exists()
+
+
+@by_launcher
+def test_sigterm(training):
+    """The step is finished and saved."""
+    launcher, launch = training
+    real_launchers.send_sigterm(launcher, launch)
+    assert_ended(launch)
+    if launcher.passes_sigterm:
+        assert_saved(launch)
+
+
+@pytest.mark.parametrize('name', ['our launcher', 'mpiexec of MPICH'])
+def test_sigterm_to_a_rank(training):
+    """The file `lock` names it. So the step is saved where SIGTERM to the launcher ends all at
+    once."""
+    _, launch = training
+    rank = re.match(r'process (\d+) on ', (launch.run / 'lock').read_text())
+    os.kill(int(rank[1]), signal.SIGTERM)
+    assert launch.wait(END) == 130
+    launch.assert_nothing_left(END)
+    assert_saved(launch)
+    assert 'Traceback' not in launch.errors()

@@ -24,7 +24,8 @@ class Missing(Exception):
 class Launcher:
     """command: what comes before `python launch.py`. words: options of launch.py. starter: what
     comes before other programs, if that differs. mpi: what the ranks speak, if they speak MPI.
-    variables: of its environment."""
+    variables: of its environment. passes_sigterm: whether the ranks, when it gets SIGTERM, may
+    finish their step and say so."""
 
     command: tuple[str, ...]
     mpi: Family | None = None
@@ -32,6 +33,7 @@ class Launcher:
     starter: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     cluster: slurm_cluster.Cluster | None = None
+    passes_sigterm: bool = True
 
     def engines(self) -> list[str]:
         """Those that its ranks can average by in this environment."""
@@ -46,12 +48,18 @@ def our_launcher(cluster, ranks=2):
 def mpich(cluster, ranks=2):
     if not MPIEXEC.exists():
         raise Missing('this environment has no mpiexec of its own')
-    return Launcher((str(MPIEXEC), '-n', str(ranks)), MPICH)
+    return Launcher((str(MPIEXEC), '-n', str(ranks)), MPICH, passes_sigterm=False)
 
 
 def open_mpi(cluster, ranks=2):
-    command = (open_mpi_mpiexec(), '--oversubscribe', '-n', str(ranks))
-    return Launcher(command, OPEN_MPI, variables=ROOT_MAY)
+    mpiexec = open_mpi_mpiexec()
+    version = subprocess.run([mpiexec, '--version'], capture_output=True, text=True).stdout
+    return Launcher(
+        (mpiexec, '--oversubscribe', '-n', str(ranks)),
+        OPEN_MPI,
+        variables=ROOT_MAY,
+        passes_sigterm='(OpenRTE) 4.' in version,
+    )
 
 
 def srun_by_pmi2(cluster, ranks=2):
@@ -114,6 +122,15 @@ def srun(mpi: str, family: Family | None, cluster, ranks) -> Launcher:
     command = ('srun', '--quiet', '--kill-on-bad-exit', f'--mpi={mpi}', f'--ntasks={ranks}')
     running = cluster()
     return Launcher(command, family, variables=running.variables, cluster=running)
+
+
+def send_sigterm(started_by: Launcher, launch) -> None:
+    """To what `started_by` has started; Slurm sends it to the ranks, as at a time limit."""
+    if started_by.cluster is None:
+        launch.process.terminate()
+        return
+    (job,) = {env.get('SLURM_JOB_ID') for env in launch.processes().values()} - {None}
+    started_by.cluster.run('scancel', '--signal=TERM', job).check_returncode()
 
 
 def run(
