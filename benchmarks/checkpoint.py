@@ -82,7 +82,9 @@ def medians(times):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=(__doc__ or '').partition('\n')[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--size', choices=SIZES, default='124M')
     parser.add_argument('--episodes', type=int, default=16)
     parser.add_argument('--steps', type=int, default=2)

@@ -85,7 +85,9 @@ def source(folder):
 
 def main():
     """Print a line for each seed, then mean and standard deviation of each policy."""
-    parser = argparse.ArgumentParser(description=(__doc__ or '').partition('\n')[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--seeds', type=int, default=5)
     parser.add_argument('--first-seed', type=int, default=1)
     parser.add_argument('--labels', type=int, default=1024)

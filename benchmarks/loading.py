@@ -90,7 +90,9 @@ def seconds(jobs, repeats):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=(__doc__ or '').partition('\n')[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--repeats', type=int, default=7)
     repeats = parser.parse_args().repeats
     weights = random_weights()
