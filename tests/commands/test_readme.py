@@ -67,6 +67,7 @@ OTHER_TOOLS = {  # their options
     '--rdzv-backend',
     '--rdzv-id',
     '--rdzv-endpoint',
+    '--rdzv-conf',
     '--max-restarts',
     '--mca',
     '--shutdown-timeout',
