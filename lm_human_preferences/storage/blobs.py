@@ -71,7 +71,7 @@ def stat_blob(blob: Blob) -> Stat:
         except BaseException as e:
             answer.set_exception(e)
 
-    threading.Thread(target=ask, daemon=True).start()
+    threading.Thread(target=ask, name=f'asks {blob.account}', daemon=True).start()
     with translate_errors(blob):
         try:
             return answer.result(ANSWER_TIMEOUT)
