@@ -6,7 +6,9 @@ scratch or where its last checkpoint was taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lm_human_preferences import lm_tasks, storage
@@ -107,3 +109,13 @@ def start(
             storage.write_json(storage.join(directory, name), record)
         initial_model.write_files(storage.join(directory, model_dir))
     return trainer
+
+
+@contextlib.contextmanager
+def saved_or_scratch(save_dir: str | None, comm: Comm) -> Iterator[str]:
+    """SAVE_DIR; for a run that is not saved, rank 0's scratch directory, deleted with the block."""
+    if save_dir is not None:
+        yield save_dir
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        yield comm.all_gather_object(scratch)[0]

@@ -1,6 +1,5 @@
 """Fine-tuning a language model by PPO (the original's train_policy.py; paper, section 2.2)."""
 
-import tempfile
 import time
 from typing import Any
 
@@ -370,10 +369,8 @@ def _train_both(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> Non
     if comm.rank == 0:
         console.show_start('train_policy', hparams, comm)
     clock = TimeLeft(plans.work_left(hparams, sizes.n_vocab))
-    with tempfile.TemporaryDirectory() as scratch:
+    with session.saved_or_scratch(hparams.run.save_dir, comm) as directory:
         if run_files.REWARD.command in hparams.writes():
-            # A run that is not saved has its reward model in rank 0's scratch directory.
-            directory = hparams.run.save_dir or comm.all_gather_object(scratch)[0]
             train_reward_model(hparams, comm, directory, clock)
         trainer = start(hparams, checkpointer, comm)
     take_steps(trainer, checkpointer, clock)
