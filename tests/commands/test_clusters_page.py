@@ -91,10 +91,7 @@ def on_this_machine(script, directory):
         '--run.resume on': '--run.resume on --run.console original --ppo.total_episodes 640_000'
         ' --rewards.train_new_model off --rewards.trained_model test',
     }
-    for old, new in changes.items():
-        assert script.count(old) == 1, old
-        script = script.replace(old, new)
-    return script
+    return documentation.changed(script, changes)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import real_launchers
 from engines import TESTS
-from launched import CONSOLE, REPOSITORY
+from launched import CONSOLE, PYTHONPATH, REPOSITORY
 
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed import horovod_build, mpi_library
@@ -109,11 +109,10 @@ def test_a_wrong_option_is_told_once(name, request, tmp_path):
     assert errors_of(run) == ['error: no such option: --ppo.batch (did you mean --ppo.batch_size?)']
 
 
-def test_an_error_of_all_ranks_is_told_once(request, tmp_path, monkeypatch):
-    monkeypatch.setenv('PYTHONPATH', f'{REPOSITORY}:{TESTS / "helpers"}')
+def test_an_error_of_all_ranks_is_told_once(request):
     launcher = real_launchers.find('srun without MPI', request)
     job = [TESTS / 'helpers/rank_jobs.py', 'raise_user_error']
-    run = real_launchers.run(launcher, job, timeout=TIMEOUT_SECONDS)
+    run = real_launchers.run(launcher, job, {'PYTHONPATH': PYTHONPATH}, timeout=TIMEOUT_SECONDS)
     assert run.returncode == 2
     assert errors_of(run) == ['error: /labels.json is no label file']
 

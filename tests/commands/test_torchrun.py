@@ -13,7 +13,7 @@ import sys
 
 import pytest
 from command_line import invoke
-from launched import REPOSITORY, SMALL, TORCHRUN, Launch, job, needs_mpi, start_by_slurm
+from launched import PYTHONPATH, REPOSITORY, SMALL, TORCHRUN, Launch, job, needs_mpi, start_by_slurm
 
 import sample
 from lm_human_preferences.checkpointing import checkpoints
@@ -208,7 +208,7 @@ def test_a_taken_port_is_one_line(tmp_path):
             [sys.executable, REPOSITORY / 'tests/helpers/rank_jobs.py', 'talk'],
             env={
                 **os.environ,
-                'PYTHONPATH': f'{REPOSITORY}:{REPOSITORY}/tests/helpers',
+                'PYTHONPATH': PYTHONPATH,
                 'SLURM_STEP_NUM_TASKS': '2',
                 'SLURM_PROCID': '0',
                 'MASTER_ADDR': '127.0.0.1',

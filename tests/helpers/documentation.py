@@ -14,3 +14,11 @@ def fenced(path, language):
     """The one block of that language on a page."""
     (block,) = re.findall(rf'^```{language}\n(.*?)^```$', page(path), re.MULTILINE | re.DOTALL)
     return block
+
+
+def changed(text, changes):
+    """`text` with {old: new} replaced, each of which it has exactly once."""
+    for old, new in changes.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text

@@ -32,6 +32,7 @@ SMALL = (
     '--rewards.train_new_model.labels.num_train=64',
     '--rewards.train_new_model.normalize_samples=16',
 )
+PYTHONPATH = f'{REPOSITORY}:{REPOSITORY}/tests/helpers'  # of the programs in tests/helpers
 EVERYWHERE = ('auto', 'torch', 'mpi')  # for --run.allreduce on every machine with MPI
 MPIEXEC = Path(sys.executable).with_name('mpiexec')
 
@@ -208,7 +209,7 @@ def start_job(directory, name, **settings):
     return Launch(
         directory,
         command=('tests/helpers/rank_jobs.py', name),
-        PYTHONPATH=f'{REPOSITORY}:{REPOSITORY}/tests/helpers',
+        PYTHONPATH=PYTHONPATH,
         **settings,
     )
 

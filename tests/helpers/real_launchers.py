@@ -1,5 +1,6 @@
 """The launchers that people have: how each starts ranks here, or why it cannot."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -105,6 +106,7 @@ def find(name: str, request) -> Launcher:
         pytest.skip(str(missing))
 
 
+@functools.cache
 def open_mpi_mpiexec() -> str:
     """The path of the first mpiexec of Open MPI on the PATH; MPICH's may come before it."""
     for folder in os.get_exec_path():
