@@ -19,20 +19,27 @@ Every hyperparameter is an option: `./launch.py train_policy --help` lists
 them.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
+
+from lm_human_preferences import shell
+
+shell.require('click')
 
 import click
 
 from lm_human_preferences import storage
-from lm_human_preferences.commands.program import Command, Program
+from lm_human_preferences.cli import launch, user_settings
+from lm_human_preferences.cli.label_commands import label_commands
+from lm_human_preferences.cli.program import Command, Program
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import evaluate, train_policy, train_reward
 from lm_human_preferences.hparams import figures as figure_options
-from lm_human_preferences.runs import run_dir, run_files
-from lm_human_preferences.utils import hyperparams, launch
+from lm_human_preferences.runs import run_dir, run_files, run_settings
+from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial, bind, bind_all, bind_nested, combos
-from lm_human_preferences.utils.label_commands import label_commands
+from lm_human_preferences.utils.streams import note
 
 LABELS = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels'
 
@@ -202,32 +209,47 @@ TRAININGS = {'train_policy': train_policy.HParams, 'train_reward': train_reward.
 def resume(settings: dict[str, Any], save_dir: str) -> None:
     """Continue the run in `save_dir` with its own settings, except for the user's `settings`."""
     mpi = settings.pop('mpi', None)
-    command, path = recorded_settings(save_dir)
+    command, directory = recorded_run(save_dir)
     hparams = TRAININGS[command]()
-    hparams.override_from_json_file(path)
+    run_settings.read_settings(hparams, directory)
     unknown = settings.keys() - hyperparams.fields(type(hparams)).keys()
     if unknown:
         raise UserError(f'--{min(unknown)} is no option of {command}')
     if isinstance(hparams, train_policy.HParams):
-        settings = train_policy.complete(settings, hparams, None)
-    launch.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
+        settings, notes = train_policy.complete(settings, hparams, None)
+        for line in notes:
+            note(line)
+    user_settings.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
     run_dir.prepare_run_dir(launch.validated(hparams), overwrite=False, explicitly_set=settings)
     if mpi is None:
         mpi = run_dir.ranks_of(hparams.run.directory)
-    launch.start_job(f'lm_human_preferences.{command}:train', {'hparams': hparams}, mpi)
+    experiment = run_settings.experiment_of(directory, command)
+    arguments = {'hparams': hparams, 'experiment': experiment}
+    launch.start_job(f'lm_human_preferences.{command}:train', arguments, mpi)
 
 
-def recorded_settings(save_dir: str) -> tuple[str, str]:
-    """The command that wrote the run in `save_dir`, and the path of the settings it recorded.
+def options_of_resume() -> dict[str, dataclasses.Field]:
+    """Those of both trainings, but for what `resume` itself decides."""
+    options = {
+        'mpi': hyperparams.fields(launch.RankHParams)['mpi'],
+        **user_settings.settable(train_reward.HParams),
+        **user_settings.settable(train_policy.HParams),
+    }
+    for name in ('run.save_dir', 'run.resume', 'rewards.train_new_model.run.save_dir'):
+        del options[name]
+    return options
+
+
+def recorded_run(save_dir: str) -> tuple[str, str]:
+    """The command that wrote the run in `save_dir`, and the local directory to read it from.
 
     A policy's run that trained its reward model too has both files: train_policy comes first.
     """
     directory = run_dir.fetch_run_dir(save_dir)
     names = {command: run_files.COMMANDS[command].settings for command in TRAININGS}
     for command, name in names.items():
-        path = storage.join(directory, name)
-        if storage.exists(path):
-            return command, path
+        if storage.exists(storage.join(directory, name)):
+            return command, directory
     raise UserError(
         f'{save_dir} holds no run that could go on: it has no {" or ".join(names.values())}'
     )
@@ -236,7 +258,7 @@ def recorded_settings(save_dir: str) -> tuple[str, str]:
 def figures(settings: dict[str, Any]) -> None:
     """Draw figures from runs of mock_sentiment, the experiment whose reward is known."""
     options = launch.validated(figure_options.HParams(**settings)).to_nested_dict()
-    binds, _ = launch.read_trial(*policy_experiments['mock_sentiment'])
+    binds, _ = user_settings.read_trial(*policy_experiments['mock_sentiment'])
     hparams = train_policy.HParams()
     hparams.override_from_dict(binds)
     module = 'online' if options.pop('online') else 'figures'
@@ -270,11 +292,7 @@ cli = Program(
         Command(
             'resume',
             resume,
-            {
-                'mpi': hyperparams.fields(launch.RankHParams)['mpi'],
-                **launch.settable(train_reward.HParams),
-                **launch.settable(train_policy.HParams),
-            },
+            options_of_resume(),
             [click.Argument(['save_dir'])],
             example='./launch.py resume /tmp/save/train_policy/first',
             help=(

@@ -10,10 +10,14 @@ For example:
 
 from dataclasses import dataclass
 
-from lm_human_preferences.commands.program import Program
+from lm_human_preferences import shell
+
+shell.require('click')
+
+from lm_human_preferences.cli import launch
+from lm_human_preferences.cli.program import Program
 from lm_human_preferences.hparams.train_reward import PRECISIONS
 from lm_human_preferences.storage import outputs
-from lm_human_preferences.utils import launch
 from lm_human_preferences.utils.hyperparams import TEXTS, option
 
 CONSOLES = ('summary', 'original')
@@ -43,7 +47,8 @@ class SampleHParams(launch.RankHParams):
     batch_size: int = option(4, 'samples at a time', at_least=1)
     nsamples: int = option(
         0,
-        'samples in all; 0: --per_query for each query of your own, else until interrupted',
+        'samples in all, for which queries of your own are repeated; 0: --per_query for each of'
+        ' these, else until interrupted',
         at_least=0,
     )
     output: str | None = option(
@@ -61,14 +66,14 @@ class SampleHParams(launch.RankHParams):
         ours=True,
     )
 
-    def validate(self, *, prefix: str = '') -> None:
+    def validate(self) -> None:
         """Also ValueError or UserError where the run is missing or the output cannot be written."""
         if self.save_dir is None:
             raise ValueError(
-                f'--{prefix}save_dir missing: the directory of a run of train_policy, such as '
-                '/tmp/save/train_policy/NAME'
+                f'{self.option_name("save_dir")} missing: the directory of a run of train_policy,'
+                ' such as /tmp/save/train_policy/NAME'
             )
-        super().validate(prefix=prefix)
+        super().validate()
         if self.output is not None:
             outputs.check_new_file('--output', self.output)
 

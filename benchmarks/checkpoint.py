@@ -22,7 +22,7 @@ import time
 
 import torch
 from ppo_update import Ours, hparams_of
-from workload import QUERY_LENGTH, SIZES, VOCABULARY
+from workload import QUERY_LENGTH, SIZES, VOCABULARY, library_for
 
 from lm_human_preferences import plans
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
@@ -93,7 +93,7 @@ def main():
         '--interval', type=int, default=DEFAULT_INTERVAL, help='--run.save_interval'
     )
     args = parser.parse_args()
-    precision.configure('fp32', torch.device('cpu'))
+    precision.configure('fp32', torch.device('cpu'), library_for(args.size))
     world = comm.LocalComm()
     queries = torch.randint(VOCABULARY, (args.episodes, QUERY_LENGTH))
     trainer = Ours(args.size, hparams_of(args.episodes), queries, world).trainer

@@ -2,8 +2,6 @@
 
     many     twenty labellers at once give 2,000 answers, beside a training on both cores
     large    46,000 questions of 575 tokens: opening, answering, the report, memory
-    kills    kill -9 of the server, and of `label` in a terminal, at 50 random moments
-    fuzz     10,000 damaged, forged and hostile requests
 
 It ends with an error if an answer is lost, doubled or changed. Times are printed and not judged.
 Folders are made in a temporary directory; nothing is downloaded.
@@ -23,7 +21,6 @@ import time
 import uuid
 from pathlib import Path
 
-import page_faults
 import startup
 from page_client import PATIENCE, ROOT, Client, Server, check
 
@@ -206,20 +203,15 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('parts', nargs='*', metavar='PART', help='many, large, kills, fuzz')
+    parser.add_argument('parts', nargs='*', metavar='PART', help='many, large')
     parser.add_argument('--answers', type=int, default=2000)
     parser.add_argument('--pause', type=float, default=0.5, help='mean seconds of thought')
     parser.add_argument('--alone', action='store_true', help='no training beside')
     parser.add_argument('--questions', type=int, default=46_000)
-    parser.add_argument('--kills', type=int, default=50)
-    parser.add_argument('--requests', type=int, default=10_000)
-    parser.add_argument('--seed', type=int, default=0)
     args = parser.parse_args()
     parts = {
         'many': lambda folder: many(folder, args.answers, args.pause, args.alone),
         'large': lambda folder: large(folder, args.questions),
-        'kills': lambda folder: page_faults.kills(folder, args.kills, args.seed),
-        'fuzz': lambda folder: page_faults.fuzz(folder, args.requests, args.seed),
     }
     unknown = set(args.parts) - parts.keys()
     if unknown:

@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'tests/helpers'))
 
 import slurm_cluster
-from engines import ENGINES, RECORDED, WHAT_RANKS_COMPUTE, on_mpi_command
+from engines import ENGINES, OF_EACH_ENGINE, OF_ONE_ENGINE, on_mpi_command
 from launched import FOREVER, SMALL, Launch, end_what_was_started
 from real_launchers import LAUNCHERS, Launcher, Missing, run, send_sigterm
 
@@ -76,7 +76,7 @@ def start_up(launcher: Launcher, engine: str, directory: Path) -> str:
 
 def recordings_pass(launcher: Launcher, engine: str, directory: Path) -> bool:
     """Whether two ranks compute what was recorded of the original, and what one rank does."""
-    _, *command = on_mpi_command([*WHAT_RANKS_COMPUTE, *RECORDED], engine)
+    _, *command = on_mpi_command([*OF_EACH_ENGINE, *OF_ONE_ENGINE], engine)
     directory.mkdir(parents=True)
     tests = run(launcher, command, variables={'TMPDIR': str(directory)})
     if tests.returncode:

@@ -3,17 +3,16 @@
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from typing import Any
 
 import torch
-from workload import QUERY_LENGTH, RESPONSE_LENGTH, SIZES
+from workload import QUERY_LENGTH, RESPONSE_LENGTH, SIZES, library_for
 
+from lm_human_preferences.machine import processors, products
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
 
@@ -35,9 +34,12 @@ def peak_memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def machine():
-    """The name of the GPU, or the kind of processor if there is none."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+def machine(size, library=None):
+    """The GPU; if there is none, the kind of processor and the library that multiplies on it."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    name = products.name_of(library or library_for(size))
+    return f'{processors.this_processor()}, fp32 by {name}'
 
 
 def matmul_rate(size, rows, dtype):
@@ -74,16 +76,15 @@ class Clock:
         return wrapped
 
 
-def set_up(variant):
-    """Set the precision of matrix products for a variant.
+def set_up(variant, size, library=None):
+    """Set the precision and the library of matrix products for a variant.
 
-    Those that are not ours get PyTorch's defaults.
+    Ours get `library`, or the one that a training of this size takes; plain gets PyTorch's default.
     """
     if variant in PRECISIONS:
-        precision.configure(variant, default_device())
+        precision.configure(variant, default_device(), library or library_for(size))
     else:
-        mkldnn: Any = torch.backends.mkldnn  # its class does not declare `matmul`
-        mkldnn.matmul.fp32_precision = 'none'
+        products.select('default')
         torch.backends.cuda.matmul.allow_tf32 = False
 
 
@@ -125,9 +126,17 @@ def arguments(doc, batch, variants=VARIANTS):
     parser.add_argument('--batch', type=int, default=batch)
     parser.add_argument('--repeats', type=int, default=3)
     parser.add_argument('--threads', type=int, default=2)
+    add_library(parser)
     parser.add_argument('--variant', choices=variants)
     parser.set_defaults(variants=variants)
     return parser.parse_args()
+
+
+def add_library(parser):
+    """Add the option that measures what another kind of processor would choose."""
+    parser.add_argument(
+        '--library', choices=products.LIBRARIES, help='for our fp32, instead of the faster one here'
+    )
 
 
 def in_own_process(variant, threads):
@@ -149,8 +158,8 @@ def table(args, unit):
     """Print each variant beside the plain one, and beside itself on one thread of a CPU."""
     several_threads = args.threads > 1 and not torch.cuda.is_available()
     print(
-        f'{machine()}, torch {torch.__version__}, {args.size}, batch {args.batch}, {args.threads}'
-        ' threads'
+        f'{machine(args.size, args.library)}, torch {torch.__version__}, {args.size},'
+        f' batch {args.batch}, {args.threads} threads'
     )
     print(
         f'{"":20} {"s/" + unit:>9} {"faster":>7} {"cpu s":>7} {"1 thread":>9} {"gain":>5} {"GB":>5}'
@@ -178,7 +187,7 @@ def table(args, unit):
 def measure_here(args, measure):
     """Print as JSON what `measure(args)` finds, and the rate of products in this process."""
     torch.set_num_threads(args.threads)
-    set_up(args.variant)
+    set_up(args.variant, args.size, args.library)
     dtype = torch.bfloat16 if args.variant == 'bf16' else torch.float32
     rate = matmul_rate(args.size, args.batch * (QUERY_LENGTH + RESPONSE_LENGTH), dtype)
     print(json.dumps({**measure(args), 'matmul_rate': rate}))

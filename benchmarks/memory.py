@@ -119,7 +119,7 @@ def retraining(args, common):
 
     def build():
         policy = Policy(workload.RandomModel(args.size))
-        optimizer = Adam(policy.tf_parameters(), comm=comm.init_comm())
+        optimizer = Adam(policy.parameters_by_name(), comm=comm.init_comm())
         optimizer.start_at(1)
         for parameter in policy.get_params():
             parameter.grad = torch.zeros_like(parameter)
@@ -152,7 +152,8 @@ def measure(args):
     estimate, build = {'ppo': ppo, 'reward': reward, 'retraining': retraining}[args.step](
         args, common
     )
-    precision.configure(common['run.precision'], torch.device('cpu'))
+    library = workload.library_for(args.size)
+    precision.configure(common['run.precision'], torch.device('cpu'), library)
     before, _ = memory_in_use()
     trainer, step = build()
     trainer.optimizer.start_at(1)

@@ -65,9 +65,9 @@ def costliest(update, count):
 def table(args):
     """Print what each precision takes, and below it its costliest operators."""
     print(
-        f'{measuring.machine()}, torch {torch.__version__}, {args.size}, batch {args.batch}, in'
-        f' micro-batches of {args.micro_batch_size or args.batch}, {args.updates} updates after'
-        f' {args.warm_up}'
+        f'{measuring.machine(args.size, args.library)}, torch {torch.__version__}, {args.size},'
+        f' batch {args.batch}, in micro-batches of {args.micro_batch_size or args.batch},'
+        f' {args.updates} updates after {args.warm_up}'
     )
     print(
         f'{"":4} {"s/update":>9} {"least":>7} {"most":>7} {"episodes/s":>11} {"min/million":>12}'
@@ -103,6 +103,7 @@ def main():
     parser.add_argument('--precision', nargs='+', choices=precisions, default=precisions)
     parser.add_argument('--threads', type=int, default=2, help='of the CPU')
     parser.add_argument('--variant', help=argparse.SUPPRESS)
+    measuring.add_library(parser)
     args = parser.parse_args()
     if args.variant is None:
         table(args)

@@ -24,6 +24,7 @@ from lm_human_preferences.distributed import comm
 from lm_human_preferences.hparams.online import ASKED_AT_ONCE, OnlineHParams, Schedule
 from lm_human_preferences.language import encodings
 from lm_human_preferences.online.collection import Collection
+from lm_human_preferences.training.time_left import TimeLeft
 
 RATES = {
     '5,000 labels in 2,000,000 episodes': 5_000 / 2_000_000,
@@ -84,6 +85,7 @@ def measure(args):
         trainer,
         reward_model=ours.reward_model,
         checkpointer=checkpointer,
+        clock=TimeLeft({'policy': 1}),
         labels=None,
     )
     collection.schedule = AlternateSchedule(**vars(collection.schedule))
@@ -110,11 +112,11 @@ def main():
     parser.add_argument('--threads', type=int, default=2, help='of the CPU')
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    measuring.set_up('fp32')
+    measuring.set_up('fp32', args.size)
     step, asked, idle = measure(args)
     print(
-        f'{measuring.machine()}, torch {torch.__version__}, {args.size}, batch {args.batch},'
-        f' queries of {QUERY_LENGTH} and responses of {RESPONSE_LENGTH} tokens'
+        f'{measuring.machine(args.size)}, torch {torch.__version__}, {args.size},'
+        f' batch {args.batch}, queries of {QUERY_LENGTH} and responses of {RESPONSE_LENGTH} tokens'
     )
     print(f'a step: {step:.2f} s')
     print(f'asking {ASKED_AT_ONCE} questions of four samples: {asked:.2f} s')

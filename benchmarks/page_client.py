@@ -21,6 +21,8 @@ sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / 'tests/helpers'))
 
 from lm_human_preferences.labels.folder import LabelFolder  # noqa: E402
+from lm_human_preferences.labels.page.access import QuestionTokens  # noqa: E402
+from lm_human_preferences.labels.page.key import folder_key  # noqa: E402
 
 PATIENCE = 60.0  # seconds for a server to start, to answer, or to end
 
@@ -40,7 +42,7 @@ class Client:
         if certificate:
             self.context = ssl.create_default_context(cafile=certificate)
         self.connection = None
-        self.cookie = self.name = None
+        self.cookie = self.name = self.proof = None
         if signed_in:
             self.sign_in()
 
@@ -54,7 +56,7 @@ class Client:
     def request(self, method, path, body=None, **headers):
         """(status, headers, bytes) of a reply. headers: instead of those that the page sends; None
         leaves one out."""
-        sent = {'Cookie': self.cookie}
+        sent = {'Cookie': self.cookie, 'Labelling-Proof': self.proof}
         if method == 'POST':
             sent |= {'Origin': self.origin, 'Content-Type': 'application/json'}
         sent |= {name.replace('_', '-'): value for name, value in headers.items()}
@@ -76,11 +78,11 @@ class Client:
         return status, json.loads(text)
 
     def sign_in(self):
-        """Exchange the link for a cookie, as the page does when it is opened."""
+        """Exchange the link for a cookie and a proof, as the page does when it is opened."""
         status, headers, text = self.request('POST', '/session', json.dumps({'token': self.token}))
         assert status == 200, text
         self.cookie = headers['Set-Cookie'].partition(';')[0]
-        self.name = json.loads(text)['labeller']
+        self.name, self.proof = (json.loads(text)[field] for field in ('labeller', 'proof'))
 
     def task(self):
         """What the page shows besides questions."""
@@ -162,19 +164,25 @@ class Server:
         return self.process.communicate(timeout=PATIENCE)
 
 
+def id_of_token(folder, token):
+    """The id of a question of a LabelFolder, by what the browser calls it."""
+    return QuestionTokens(folder_key(folder.path)).id(token, folder.questions)
+
+
 def check(folder, acknowledged):
     """How many answers a folder has.
 
-    Exits with an error unless each that was acknowledged, {labeller: {uuid: question}}, is there,
-    and no question has two.
+    Exits with an error unless each that was acknowledged, {labeller: {uuid: token of the
+    question}}, is there, and no question has two.
     """
     opened = LabelFolder(str(folder))
+    tokens = QuestionTokens(folder_key(str(folder)))
     for name, given in acknowledged.items():
         log = opened.logs[name]
         lost = given.keys() - log.uuids.keys()
         if lost:
             sys.exit(f'{name}: {len(lost)} acknowledged answers are lost')
-        if any(log.uuids[key].question != question for key, question in given.items()):
+        if any(tokens.token(log.uuids[key].question) != token for key, token in given.items()):
             sys.exit(f'{name}: an answer is to another question')
     everything = [answer for log in opened.logs.values() for answer in log.uuids.values()]
     if len({answer.question for answer in everything}) != len(everything):

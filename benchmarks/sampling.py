@@ -2,7 +2,7 @@
 """Tokens per second of `./sample.py sample` beside `generate` of transformers.
 
     pipenv run python benchmarks/sampling.py [--size 124M] [--batches 16,1] [--repeats 5]
-        [--threads 2]
+        [--threads 2] [--library default]
 
 Both continue 64 tokens by 24 at temperature 0.7, in the same run; weights are random. Ours also
 gives log-probabilities and values. bf16 is what the rollouts of `--run.precision bf16` take;
@@ -53,13 +53,14 @@ def main():
     parser.add_argument('--batches', default='16,1')
     parser.add_argument('--repeats', type=int, default=5)
     parser.add_argument('--threads', type=int, default=2)
+    measuring.add_library(parser)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     policy = Policy(workload.RandomModel(args.size), temperature=TEMPERATURE)
     network = workload.plain_model(args.size).eval()
     print(
-        f'{measuring.machine()}, torch {torch.__version__}, {args.size}, {args.threads} threads,'
-        ' tokens per second'
+        f'{measuring.machine(args.size, args.library)}, torch {torch.__version__}, {args.size},'
+        f' {args.threads} threads, tokens per second'
     )
     print(f'{"batch":>5} {"generate":>9} {"fp32":>7} {"faster":>7} {"bf16":>7} {"faster":>7}')
     for batch in map(int, args.batches.split(',')):
@@ -67,7 +68,7 @@ def main():
         seconds = {variant: [] for variant in measuring.VARIANTS}
         for _ in range(args.repeats + 1):
             for variant, times in seconds.items():
-                measuring.set_up(variant)
+                measuring.set_up(variant, args.size, args.library)
                 started = measuring.now()
                 if variant == 'plain':
                     generated(network, contexts)

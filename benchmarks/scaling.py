@@ -32,7 +32,7 @@ def measure_here(size, batch, response_length, updates):
     batch: episodes of each rank.
     """
     world = comm.init_comm()
-    precision.configure('fp32', torch.device('cpu'))
+    precision.configure('fp32', torch.device('cpu'), workload.library_for(size))
     hparams = ppo_update.hparams_of(batch * world.size)
     hparams.task.response_length = response_length
     run = ppo_update.Ours(size, hparams, workload.queries(batch), world)

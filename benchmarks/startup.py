@@ -49,13 +49,19 @@ def write_model(folder, size, is_reward_model=False):
     """A model of random weights as it was released, or as train_reward saves one."""
     import workload
 
-    from lm_human_preferences import rewards, storage, train_reward
+    from lm_human_preferences import rewards, storage
     from lm_human_preferences.checkpointing import checkpoints
+    from lm_human_preferences.language.model import Model
 
     model = workload.RandomModel(size)
-    network = rewards.RewardModel(model) if is_reward_model else model.build(scope='model')
+    if is_reward_model:
+        parameters = rewards.RewardModel(model).parameters_by_name()
+        tensors = {f'{rewards.SCOPE}/{name}': value for name, value in parameters.items()}
+    else:
+        tensors = dict(model.build(scope='model').named_parameters())
+    variables = Model.variable_names.variables(tensors)
     storage.write_json(str(folder / 'hparams.json'), model.hparams().to_nested_dict())
-    checkpoints.save(str(folder), 'model.ckpt', train_reward.in_tf_shapes(network.tf_parameters()))
+    checkpoints.save(str(folder), 'model.ckpt', variables)
 
 
 def write_labels(path):

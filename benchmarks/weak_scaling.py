@@ -17,7 +17,7 @@ import time
 import torch
 from on_ranks import measure, result_of, start
 from ppo_update import Ours, hparams_of
-from workload import QUERY_LENGTH, SIZES, VOCABULARY
+from workload import QUERY_LENGTH, SIZES, VOCABULARY, library_for
 
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.training import precision
@@ -28,7 +28,7 @@ ENGINES = ('horovod', 'torch', 'mpi')
 def measure_here(engine, size, episodes, updates):
     """Print the seconds of each of so many updates on `episodes` episodes a rank, as JSON."""
     world = comm.init_comm(engine)
-    precision.configure('fp32', torch.device('cpu'))
+    precision.configure('fp32', torch.device('cpu'), library_for(size))
     torch.manual_seed(world.rank)
     run = Ours(
         size,

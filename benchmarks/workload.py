@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lm_human_preferences.language import encodings, model
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.lm_tasks import QuerySampler
+from lm_human_preferences.machine import products
 from lm_human_preferences.utils.core import default_device
 
 # Looking for garbage in all that is imported takes time of what is measured, and half a second when
@@ -28,6 +29,11 @@ SIZES = {
     '1558M': (1600, 25, 48),
 }
 QUERY_LENGTH, RESPONSE_LENGTH, VOCABULARY, PADDING = 64, 24, encodings.Main.n_vocab, 50259
+
+
+def library_for(size: str) -> products.Library:
+    """What multiplies float32 matrices in a training of this size on this machine."""
+    return products.choose(SIZES[size][0])
 
 
 class PaddingEncoder(encodings.LetterEncoder):

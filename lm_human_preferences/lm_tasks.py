@@ -5,12 +5,13 @@ The original's lm_tasks.py.
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from lm_human_preferences.datasets import registry
+from lm_human_preferences import storage
+from lm_human_preferences.datasets import jsonl, registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task import PolicyHParams, TaskHParams
@@ -23,6 +24,7 @@ __all__ = [
     'PolicyHParams',
     'TaskHParams',
     'check_lengths',
+    'check_offline',
     'check_task',
     'filter_fn_from_hparams',
     'initial_encoding',
@@ -30,6 +32,7 @@ __all__ = [
     'make_query_sampler',
     'postprocess_fn_from_hparams',
     'query_formatter',
+    'query_notes',
 ]
 
 
@@ -46,6 +49,20 @@ def initial_model(name: str) -> TrainedModel:
 def initial_encoding(name: str) -> Encoding:
     """The encoding of that model, which need not be there for this."""
     return encodings.Reviews if name == language_model.NAME else TrainedModel(name).encoding
+
+
+def check_offline(hparams: TaskHParams, others: Sequence[str] = (), mode: str = 'train') -> None:
+    """With LMHP_OFFLINE=1, StorageError naming all files that are needed and not on this machine.
+
+    They are those of the initial model and of the part `mode` of the data set, and the `others`.
+    What a data set or a model directory has is not known before its first file is read.
+    """
+    if not storage.is_offline():
+        return
+    model = initial_model(hparams.policy.initial_model)
+    first_file = registry.info(hparams.query_dataset).first_file(mode)
+    of_dataset = [hparams.query_dataset] if first_file is None else [first_file]
+    storage.check_here([*model.remote_files(), *of_dataset, *others])
 
 
 def postprocess_fn_from_hparams(
@@ -172,13 +189,16 @@ class QuerySampler:
         """The next batch; UserError where no text of the data set makes a query."""
         batch = list(itertools.islice(self.sequences, self.batch_size))
         if len(batch) < self.batch_size:
-            task = self.hparams
-            raise UserError(
-                f'--task.query_dataset {task.query_dataset} has no usable text: none contains '
-                f'--task.start_text {task.start_text!r} and --task.end_text {task.end_text!r}'
-            )
+            name = self.hparams.query_dataset
+            why = '; '.join(_left_out(self.usage(), self.hparams))
+            raise UserError(f'--task.query_dataset {name} has no usable text: {why}')
         self.position = self.dataset.texts_read, self.taken_by_others
         return {'tokens': torch.tensor(batch, dtype=torch.int64)}
+
+    def usage(self) -> datasets.Usage:
+        """What becomes of the texts that the queries are made of."""
+        options = {name: value for name, value in self.options.items() if name != 'comm'}
+        return self.dataset.usage(**options)
 
     def seek(self, position: tuple[int, int]) -> None:
         """Continue from the `position` of rank 0, even of another number of ranks.
@@ -226,3 +246,42 @@ def make_query_sampler(
         # An empty query without prefix and suffix leaves the model nothing to continue.
         allow_empty=bool(hparams.query_prefix or hparams.query_suffix),
     )
+
+
+def query_notes(hparams: TaskHParams, encoder: Encoder, mode: str) -> list[str]:
+    """Lines that tell users where the queries of `mode` are from, and how many texts make one.
+
+    There are none for the data sets that come with the program. UserError where no text makes one.
+    """
+    name = hparams.query_dataset
+    if name in registry.DATASETS:
+        return []
+    sampler = make_query_sampler(hparams=hparams, encoder=encoder, batch_size=1, mode=mode)
+    usage = sampler.usage()
+    if usage.used == 0:
+        sampler()  # an error, unless a text further on makes a query
+    texts = f'{usage.texts} texts' if usage.is_all else f'its first {usage.texts} texts'
+    lines = [f'Queries are from {jsonl.part_of(name, mode)}: {usage.used} of {texts} are used']
+    start, end = _option('start_text', hparams), _option('end_text', hparams)
+    cuts = {
+        f'cut up to their first {start}': usage.cut_at_start,
+        f'cut at {_option("query_length", hparams)}': usage.cut_at_length,
+        f'cut after their last {end}': usage.cut_at_end,
+    }
+    lines += [f'  {how}: {count}' for how, count in cuts.items() if count]
+    return lines + [f'  left out, {reason}' for reason in _left_out(usage, hparams)]
+
+
+def _left_out(usage: datasets.Usage, hparams: TaskHParams) -> list[str]:
+    """Why texts make no query, by option, and how many of them."""
+    start, end = _option('start_text', hparams), _option('end_text', hparams)
+    reasons = {
+        f'without {start}': usage.no_start,
+        f'without {end} in {_option("query_length", hparams)}': usage.no_end,
+        'empty': usage.empty,
+    }
+    return [f'{reason}: {count}' for reason, count in reasons.items() if count]
+
+
+def _option(name: str, hparams: TaskHParams) -> str:
+    return f'--task.{name} {getattr(hparams, name)!r}'

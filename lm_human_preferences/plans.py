@@ -6,13 +6,16 @@ network that learns from a loss of its own also needs an optimizer and a step of
 """
 
 import dataclasses
+import os
 
 from lm_human_preferences import label_types
+from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.evaluation import measure
 from lm_human_preferences.hparams import train_policy, train_reward
 from lm_human_preferences.hparams.model import HParams as Sizes
 from lm_human_preferences.hparams.online import ASKED_AT_ONCE
-from lm_human_preferences.training.memory import MemoryEstimate
+from lm_human_preferences.runs import run_files
+from lm_human_preferences.training.memory import FLOAT, MemoryEstimate
 from lm_human_preferences.training.networks import Networks
 from lm_human_preferences.utils.core import ceil_div, exact_div
 
@@ -32,6 +35,41 @@ def policy_networks(hparams: train_policy.HParams) -> Networks:
 def nupdates(hparams: train_policy.HParams) -> int:
     """How many PPO steps `ppo.total_episodes` takes, rounded up."""
     return ceil_div(hparams.ppo.total_episodes, hparams.ppo.batch_size)
+
+
+def policy_saves(hparams: train_policy.HParams) -> int:
+    """How many checkpoints the training of a policy writes."""
+    return ceil_div(nupdates(hparams), hparams.run.save_interval)
+
+
+def checkpoint_size(networks: Networks, sizes: Sizes) -> int:
+    """Bytes that a checkpoint of a training takes, for networks of `sizes`."""
+    moments = 2  # of Adam
+    copies = len(networks.scopes) + moments * len(networks.learning)
+    return copies * FLOAT * sizes.parameters() + checkpoints.SIZE_OF_OTHER_FILES
+
+
+def check_disk_space(hparams: train_policy.HParams, sizes: Sizes) -> None:
+    """UserError unless there is room for the policy's checkpoints, and for its new reward model."""
+    directory = hparams.run.directory
+    if directory is None:
+        return
+    planned = [
+        checkpoints.Planned(
+            os.path.join(directory, run_files.POLICY.unfinished),
+            policy_saves(hparams),
+            checkpoint_size(policy_networks(hparams), sizes),
+        )
+    ]
+    if run_files.REWARD.command in hparams.writes():
+        planned.append(
+            checkpoints.Planned(
+                os.path.join(directory, run_files.REWARD.finished),
+                1,
+                checkpoint_size(REWARD_NETWORKS, sizes),
+            )
+        )
+    checkpoints.check_disk_space(*planned)
 
 
 def policy_memory(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
@@ -68,12 +106,8 @@ def reward_memory(
     hparams: train_reward.HParams,
     sizes: Sizes,
     ranks: int,
-    prefix: str = '--',
 ) -> MemoryEstimate:
-    """What takes memory in a step of reward training of one of `ranks`, for networks of `sizes`.
-
-    prefix: what the names of these options begin with.
-    """
+    """What takes memory in a step of reward training of one of `ranks`, for networks of `sizes`."""
     task = hparams.task
     return MemoryEstimate(
         sizes,
@@ -84,8 +118,11 @@ def reward_memory(
         sampled_rows=exact_div(hparams.rollout_batch_size, ranks),
         sampled_tokens=task.query_length + task.response_length,
         micro_batch_size=hparams.micro_batch_size,
-        option=f'{prefix}micro_batch_size',
-        batch_options=(f'{prefix}batch_size', f'{prefix}rollout_batch_size'),
+        option=hparams.option_name('micro_batch_size'),
+        batch_options=(
+            hparams.option_name('batch_size'),
+            hparams.option_name('rollout_batch_size'),
+        ),
         gradient_checkpointing=hparams.run.gradient_checkpointing,
         reduced=hparams.run.precision == 'bf16',
     )
@@ -100,23 +137,33 @@ def retraining_memory(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -
     assert new_model is not None
     networks = policy_networks(hparams)
     return dataclasses.replace(
-        reward_memory(new_model, sizes, ranks, '--rewards.train_new_model.'),
+        reward_memory(new_model, sizes, ranks),
         networks=len(networks.scopes),
         learning=len(networks.learning) + len(networks.retrained),
         reduced=hparams.run.precision == 'bf16',
     )
 
 
-def memory_plans(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
-    """What takes memory in each part of train_policy, on one of `ranks`, for networks of `sizes`:
-    the training of the reward model, if there is one, and the policy's."""
-    new_model = hparams.rewards.train_new_model
+def policy_plans(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
+    """What takes memory while a policy trains, on one of `ranks`, for networks of `sizes`: its own
+    steps, and before them the trainings of a reward model from the labels that come in."""
     estimates = [policy_memory(hparams, sizes, ranks)]
     if hparams.rewards.online is not None:
         estimates.insert(0, retraining_memory(hparams, sizes, ranks))
-    elif new_model is not None:
-        prefix = '--rewards.train_new_model.'
-        estimates.insert(0, reward_memory(new_model, sizes, ranks, prefix))
+    return estimates
+
+
+def memory_plans(
+    hparams: train_policy.HParams | train_reward.HParams, sizes: Sizes, ranks: int
+) -> list[MemoryEstimate]:
+    """What takes memory in each part of a command, on one of `ranks`, for networks of `sizes`: the
+    training of the reward model, if there is one, and the policy's."""
+    if isinstance(hparams, train_reward.HParams):
+        return [reward_memory(hparams, sizes, ranks)]
+    estimates = policy_plans(hparams, sizes, ranks)
+    new_model = hparams.rewards.train_new_model
+    if new_model is not None and hparams.rewards.online is None:
+        estimates.insert(0, reward_memory(new_model, sizes, ranks))
     return estimates
 
 

@@ -16,7 +16,7 @@ from lm_human_preferences.utils.core import MIN_TEMPERATURE, default_device, log
 class Policy:
     """Samples responses to queries, and analyses them: log-probabilities, entropies and values.
 
-    trained_model: where the weights come from. scope: of the variables in checkpoints.
+    trained_model: where the weights come from. scope: what names in checkpoints begin with.
     embed_queries: turns queries (batch, query_length) into contexts (batch, context_length), see
     lm_tasks.query_formatter. temperature: what logits are divided by everywhere.
     """
@@ -31,7 +31,6 @@ class Policy:
         device: torch.device | None = None,
     ) -> None:
         self.trained_model = trained_model
-        self.scope = scope
         self.encoder = trained_model.encoding.get_encoder()
         self.padding_token = self.encoder.padding_token
         self.embed_queries = embed_queries
@@ -39,9 +38,9 @@ class Policy:
         self.device = device or default_device()
         self.model = trained_model.build(scope=scope, scalar_heads=['value']).to(self.device)
 
-    def tf_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters under the variable names of the original's checkpoints."""
-        return self.model.tf_parameters(self.scope)
+    def parameters_by_name(self) -> dict[str, nn.Parameter]:
+        """The parameters of the network by their own names."""
+        return dict(self.model.named_parameters())
 
     def get_params(self) -> list[nn.Parameter]:
         """All parameters of the network."""

@@ -7,15 +7,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from lm_human_preferences import lm_tasks, storage
-from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences import lm_tasks, shell, storage
 from lm_human_preferences.datasets import registry
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.hparams.train_policy import HParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.model import Model
+from lm_human_preferences.language.weights import CheckpointWeights, check_size, load_parameters
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.core import default_device
@@ -28,7 +29,7 @@ ScoreFn = Callable[
     tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
 ]
 
-REWARD_HEAD = ('model/heads/reward/w', 'model/heads/reward/b')  # TensorFlow's names
+SCOPE = 'reward_model'  # what its names in checkpoints begin with
 
 
 class _Scorer(nn.Module):
@@ -45,17 +46,17 @@ class _Scorer(nn.Module):
         self.reward_gain = nn.Parameter(torch.ones(()))
         self.reward_bias = nn.Parameter(torch.zeros(()))
 
-    def tf_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters under the variable names of the original's checkpoints."""
+    def parameters_by_name(self) -> dict[str, nn.Parameter]:
+        """The parameters of the network and of the scale, by their own names."""
         return {
-            **self.model.tf_parameters('reward_model'),
-            'reward_model/reward_norm/gain': self.reward_gain,
-            'reward_model/reward_norm/bias': self.reward_bias,
+            **dict(self.model.named_parameters()),
+            'reward_gain': self.reward_gain,
+            'reward_bias': self.reward_bias,
         }
 
     def get_params(self) -> list[nn.Parameter]:
         """All parameters, of the network and of the scale."""
-        return list(self.tf_parameters().values())
+        return list(self.parameters_by_name().values())
 
     def get_rewards_op(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
         """Differentiable rewards (batch,) of `responses` to `queries (batch, query_length)`.
@@ -90,15 +91,15 @@ class RewardModel(_Scorer):
 
     def __init__(self, trained_model: trained_models.TrainedModel) -> None:
         super().__init__(
-            trained_model.build(scope='reward_model', scalar_heads=['reward']),
+            trained_model.build(scope=SCOPE, scalar_heads=['reward']),
             trained_model.encoding,
         )
         self.to(default_device())
         if not trained_model.is_random:
-            for name in ('gain', 'bias'):
+            for name in ('reward_gain', 'reward_bias'):
+                variable = self.model.variable_names.name_of(f'{SCOPE}/{name}')
                 log_as_original(
-                    f'Param reward_model/reward_norm/{name} is missing from checkpoint'
-                    f' {trained_model.source}'
+                    f'Param {variable} is missing from checkpoint {trained_model.source}'
                 )
 
     @torch.no_grad()
@@ -112,10 +113,11 @@ class RewardModel(_Scorer):
 
         All values are replaced in place, so that an optimizer goes on with the same parameters.
         """
-        own = dict(self.model.transformer.named_parameters())
-        for name, parameter in language_model.transformer.named_parameters():
-            own[name].copy_(parameter)
-        self.model.initialize(REWARD_HEAD)
+        own = dict(self.model.named_parameters())
+        for name, parameter in language_model.named_parameters():
+            if not name.startswith('heads.'):
+                own[name].copy_(parameter)
+        self.model.initialize([name for name in own if name.startswith('heads.')])
         self.reset_reward_scale()
 
     def reset_reward_scale(self) -> None:
@@ -167,33 +169,33 @@ class TrainedRewardModel(_Scorer):
             else trained_models.test_hparams()
         )
         if hparams.n_vocab != encoding.n_vocab:
-            raise UserError(
-                f'--rewards.trained_model {train_dir} knows {hparams.n_vocab} tokens, '
-                f'but encoding {encoding.name!r} of the policy has {encoding.n_vocab}'
+            raise OptionError(
+                '--rewards.trained_model',
+                f'{train_dir} knows {hparams.n_vocab} tokens, '
+                f'but encoding {encoding.name!r} of the policy has {encoding.n_vocab}',
             )
         if directory:
-            bundle = trained_models.open_bundle(directory)
-            trained_models.check_size(hparams, bundle)
+            weights = CheckpointWeights(directory, Model.variable_names)
+            check_size(hparams, weights)
         super().__init__(Model(hparams, ['reward']), encoding)
         if directory:
-            self._load(bundle)
+            self._load(weights)
         else:
             self.model.initialize()
         self.requires_grad_(False).to(device or default_device())
 
-    def _load(self, bundle: Bundle) -> None:
-        parameters = self.tf_parameters()
-        missing = trained_models.load_parameters(
-            bundle, {name: (name, p) for name, p in parameters.items()}
-        )
+    def _load(self, weights: CheckpointWeights) -> None:
+        parameters = self.parameters_by_name()
+        missing = load_parameters(weights, parameters, SCOPE)
+        variables = {name: weights.name_of(f'{SCOPE}/{name}') for name in parameters}
         if missing:
-            raise UserError(f'{bundle.prefix} is no reward model: it lacks {missing[0]}')
-        for name in sorted(parameters):
-            log_as_original(f'setting {name}')
+            raise UserError(f'{weights.path} is no reward model: it lacks {variables[missing[0]]}')
+        for variable in sorted(variables.values()):
+            log_as_original(f'setting {variable}')
 
 
 FrozenRewardModel = KnownReward | TrainedRewardModel
-ScoringModel = FrozenRewardModel | RewardModel  # what a policy learns from
+ScoringModel = KnownReward | _Scorer  # what a policy learns from
 
 
 def load_reward_model(name: str, encoding: Encoding) -> FrozenRewardModel:
@@ -203,13 +205,21 @@ def load_reward_model(name: str, encoding: Encoding) -> FrozenRewardModel:
     return TrainedRewardModel(name, encoding)
 
 
-def scoring_model(hparams: HParams, initial_model: trained_models.TrainedModel) -> ScoringModel:
-    """The reward model that a policy learns from; hparams: train_policy's.
+def scoring_model(
+    hparams: HParams, initial_model: trained_models.TrainedModel, comm: Comm
+) -> ScoringModel:
+    """The reward model that a policy learns from, before rank 0 has broadcast its weights.
 
-    It is a saved one, the known reward, or, with --rewards.online, one that is yet to learn.
+    It is a saved one, the known reward, or, with --rewards.online, one that is yet to learn. One
+    that this run has trained is read by rank 0 alone: other hosts may not see its directory.
+    hparams: train_policy's.
     """
     if hparams.rewards.online is not None:
         return RewardModel(initial_model)
+    if hparams.rewards.train_new_model is not None and comm.rank != 0:
+        network = Model(initial_model.hparams(), ['reward'])
+        scorer = _Scorer(network, initial_model.encoding)
+        return scorer.requires_grad_(False).to(default_device())
     return load_reward_model(local_reward_model(hparams), initial_model.encoding)
 
 
@@ -299,11 +309,11 @@ def reward_model_dir(path: str) -> str:
     network = storage.join(path, run_files.REWARD.network)
     if storage.exists(storage.join(network, 'hparams.json')):
         return network
-    advice = 'train one with ./launch.py train_reward'
+    advice = f'train one with {shell.typed("./launch.py train_reward")}'
     policy = storage.join(path, run_files.POLICY.network)
     if storage.exists(storage.join(policy, 'hparams.json')):
         advice = f'if that run had --rewards.online, its reward model is in {policy}'
-    raise UserError(
-        f'--rewards.trained_model {path}: neither it nor its reward_model/ has an hparams.json;'
-        f' {advice}'
+    raise OptionError(
+        '--rewards.trained_model',
+        f'{path}: neither it nor its reward_model/ has an hparams.json; {advice}',
     )

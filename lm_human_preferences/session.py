@@ -1,12 +1,14 @@
 """What both trainings set up.
 
-These are ranks and console, the checks before anything is spent, and a trainer that starts from
-scratch or where its last checkpoint was taken.
+These are ranks and console, the checks before anything is spent, which a dry run makes as well
+(commands/dry_run.py), and a trainer that starts from scratch or where its last checkpoint was
+taken.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -14,16 +16,28 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.evaluation import evaluate
+from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.language import weights
+from lm_human_preferences.machine import processors, products, threads
+from lm_human_preferences.machine.products import Library
+from lm_human_preferences.runs import run_files
 from lm_human_preferences.training import console, loop, memory, precision
 from lm_human_preferences.utils.core import default_device
-from lm_human_preferences.utils.logging import configure_console, log_as_original
+from lm_human_preferences.utils.logging import (
+    announce,
+    configure_console,
+    log_as_original,
+    log_in_summary,
+)
 
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams import train_policy, train_reward
+    from lm_human_preferences.hparams import train_policy
     from lm_human_preferences.hparams.model import HParams as Sizes
     from lm_human_preferences.hparams.task import TaskHParams
+    from lm_human_preferences.language.encodings import Encoder
     from lm_human_preferences.language.trained_models import TrainedModel
 
     Training = train_policy.HParams | train_reward.HParams
@@ -42,42 +56,87 @@ AnyTrainer = TypeVar('AnyTrainer', bound=Trainer)
 
 
 def connect(hparams: Training, comm: Comm | None) -> Comm:
-    """`comm`, or the one of the ranks that were launched.
-
-    UserError if so many ranks cannot share the batches.
-    """
+    """`comm`, or the one of the ranks that were launched; UserError as `check_settings`."""
     comm = comm or comms.init_comm(hparams.run.allreduce, hparams.run.timeouts)
     configure_console(hparams.run.console)
-    hparams.check_ranks(comm.size)
+    check_settings(hparams, comm.size)
     return comm
 
 
-def check_same_task(task: TaskHParams, reward_task: TaskHParams) -> None:
+def check_settings(hparams: Training, ranks: int) -> None:
+    """UserError for settings that do not suit each other, this machine, or so many `ranks`."""
+    hparams.check_ranks(ranks)
+    precision.check(hparams.run.precision, default_device())
+    if isinstance(hparams, train_reward.HParams):
+        return
+    new_model = hparams.rewards.train_new_model
+    if new_model is not None:
+        precision.check(new_model.run.precision, default_device())
+        _check_same_task(hparams.task, new_model.task)
+
+
+def _check_same_task(task: TaskHParams, reward_task: TaskHParams) -> None:
     """UserError unless a policy and the reward model that is trained with it have the same task."""
-    for name, value in vars(task).items():
-        other = getattr(reward_task, name)
+    for field in dataclasses.fields(task):
+        value, other = getattr(task, field.name), getattr(reward_task, field.name)
         if value != other:
             raise UserError(
-                f'--task.{name} and --rewards.train_new_model.task.{name} must be the same: '
-                f'{value} != {other}'
+                f'{task.option_name(field.name)} and {reward_task.option_name(field.name)} must be'
+                f' the same: {value} != {other}'
             )
 
 
 def check(
-    hparams: Training, comm: Comm, memory_plan: Callable[[Sizes], memory.MemoryEstimate]
+    hparams: Training, comm: Comm, memory_plans: Callable[[Sizes], list[memory.MemoryEstimate]]
 ) -> Sizes:
-    """UserError if a training cannot run on this machine; warns if memory may be insufficient.
+    """UserError if the networks of a training cannot be fetched, do not suit its task or do not fit
+    into memory; warns where memory may be insufficient.
 
-    Returns the sizes of the training's networks. memory_plan: what takes memory in a step of the
-    training, given these sizes.
+    Returns the sizes of the training's networks. memory_plans: what takes memory in each part of
+    the training, given these sizes.
     """
-    device = default_device()
-    precision.check(hparams.run.precision, device)
+    lm_tasks.check_offline(hparams.task, _files(hparams))
+    notes = comm.all_gather_object(products.note_on_bf16(hparams.run.precision))
+    if comm.rank == 0:
+        announce(*dict.fromkeys(note for note in notes if note))
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     sizes = initial_model.hparams()
     lm_tasks.check_task(hparams.task, initial_model.encoding, sizes.n_ctx)
-    memory.check(memory_plan(sizes), comm, device)
+    for estimate in memory_plans(sizes):
+        memory.check(estimate, comm, default_device())
     return sizes
+
+
+def _files(hparams: Training) -> list[str]:
+    """Paths or URLs of what a training reads before its first step, without those of its task."""
+    if isinstance(hparams, train_reward.HParams):
+        return [hparams.labels.source]
+    rewards = hparams.rewards
+    if rewards.online is not None:
+        return []
+    if rewards.train_new_model is not None:
+        return [rewards.train_new_model.labels.source]
+    directory = (rewards.trained_model or '').rstrip('/')
+    if not directory.endswith(f'/{run_files.REWARD.network}'):
+        return []
+    return weights.files_in(directory)
+
+
+def check_queries(hparams: Training, encoder: Encoder) -> list[str]:
+    """What is made of the texts of a user's own file, for the user.
+
+    UserError if none makes a query, or if a policy could not be evaluated on any.
+    """
+    notes = lm_tasks.query_notes(hparams.task, encoder, 'train')
+    if not isinstance(hparams, train_reward.HParams) and hparams.run.evaluate:
+        evaluate.check_queries(hparams)
+    return notes
+
+
+def show_queries(hparams: Training) -> None:
+    """Print the notes of `check_queries`."""
+    encoding = lm_tasks.initial_encoding(hparams.task.policy.initial_model)
+    log_in_summary(*check_queries(hparams, encoding.get_encoder()))
 
 
 def start(
@@ -95,9 +154,12 @@ def start(
     records: JSON files that say how the run was made, by name; model_dir: where in the run's
     directory the model is saved, whose sizes and encoding are written there.
     """
-    precision.configure(hparams.run.precision, default_device())
-    checkpointer.set_seed(hparams.run.seed)
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
+    width = initial_model.hparams().n_embd
+    threads.limit_for(width)
+    library = agree_on_library(width, checkpointer, comm)
+    precision.configure(hparams.run.precision, default_device(), library)
+    checkpointer.set_seed(hparams.run.seed)
     console.dump(initial_model.hparams(), name='model_hparams')
     trainer = build(initial_model)
     checkpointer.restore(trainer, saves=trainer.planned_saves)
@@ -109,6 +171,35 @@ def start(
             storage.write_json(storage.join(directory, name), record)
         initial_model.write_files(storage.join(directory, model_dir))
     return trainer
+
+
+def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Library:
+    """The library that multiplies on all ranks of a run, from its beginning to its end.
+
+    A run begins with the one for rank 0's processor, and records both in its checkpoints. Rank 0
+    says where that is slow, and when the run goes on with another processor.
+    """
+    if default_device().type != 'cpu':
+        return 'default'
+    own = products.choose(n_embd)
+    here = str(processors.this_processor())
+    of_ranks: list[Any] = comm.all_gather_object({'library': own, 'processor': here})
+    begun = checkpointer.products
+    if begun.get('library') not in products.LIBRARIES:  # a new run, or one of another version
+        begun = of_ranks[0]
+    library: Library = begun['library']
+    checkpointer.products = begun
+    note = products.note_on_slower(library, own) if own != library else None
+    notes = comm.all_gather_object(note)
+    if comm.rank == 0:
+        if begun['processor'] != here:
+            announce(
+                f'note: this run began on {begun["processor"]} with products by'
+                f' {products.name_of(library)}, and goes on with them; on {here} their last digits'
+                ' may differ'
+            )
+        announce(*dict.fromkeys(note for note in notes if note))
+    return library
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import torch
 from lm_human_preferences import lm_tasks, plans, ppo, session, storage, train_reward
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.checkpointing.checkpoints import COUNT
+from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.hparams.train_policy import (
@@ -17,7 +18,6 @@ from lm_human_preferences.hparams.train_policy import (
     PpoHParams,
     RewardHParams,
 )
-from lm_human_preferences.language.parameters import in_tf_shapes
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.online import collection
 from lm_human_preferences.plans import nupdates
@@ -42,7 +42,7 @@ from lm_human_preferences.training.loop import training_loop
 from lm_human_preferences.training.micro_batches import concatenate, micro_batches
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.training.time_left import TimeLeft, elapsed_stats
-from lm_human_preferences.utils.core import ceil_div, exact_div
+from lm_human_preferences.utils.core import exact_div
 from lm_human_preferences.utils.logging import Logger, announce
 
 __all__ = [
@@ -226,22 +226,26 @@ class PPOTrainer:
     @property
     def planned_saves(self) -> int:
         """How many checkpoints the whole training writes."""
-        return ceil_div(self.total_steps, self.hparams.run.save_interval)
+        return plans.policy_saves(self.hparams)
 
-    def tf_variables(self) -> dict[str, torch.Tensor]:
-        """Everything that the original's checkpoint of this run holds, tensors by variable name."""
-        return in_tf_shapes(
-            {
-                **plans.policy_networks(self.hparams).parameters(self.networks),
-                **self.optimizer.tf_slots('ppo_opt'),
-                'global_step': torch.tensor(self.global_step),
-                'start_time': torch.tensor(self.start_time, dtype=torch.float64),
-                'last_time': torch.tensor(self.last_time, dtype=torch.float64),
-            }
-        )
+    @property
+    def variable_names(self) -> VariableNames:
+        """What checkpoints call `tensors`."""
+        return self.policy.model.variable_names
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint holds: parameters of all networks, Adam's moments, counts and times."""
+        return {
+            **plans.policy_networks(self.hparams).parameters(self.networks),
+            **self.optimizer.moments(),
+            'ppo/optimizer_steps': torch.tensor(self.optimizer.steps),
+            'ppo/step': torch.tensor(self.global_step),
+            'ppo/start_time': torch.tensor(self.start_time, dtype=torch.float64),
+            'ppo/last_time': torch.tensor(self.last_time, dtype=torch.float64),
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs besides the variables, as JSON."""
+        """What a resumed run needs besides the tensors, as JSON."""
         return {
             'step': self.global_step,
             'kl_coef': self.kl_ctl.value,
@@ -252,7 +256,7 @@ class PPOTrainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` returned; the caller then fills in the variables."""
+        """Continue from what `state_dict` returned; the caller then fills in the tensors."""
         self.global_step = state['step']
         # A resumed run may have been given another initial coefficient, which then counts.
         if self.hparams.rewards.kl_coef == state['initial_kl_coef']:
@@ -260,24 +264,6 @@ class PPOTrainer:
         self.start_time = self.last_time - state['elapsed']
         self.optimizer.start_at(state['optimizer_steps'])
         self.query_sampler.seek(state['queries'])
-
-
-def train_reward_model(hparams: HParams, comm: Comm, directory: str, clock: TimeLeft) -> None:
-    """Train the reward model of `rewards.train_new_model`, in `directory`, for the policy to use.
-
-    clock: of the whole command, which has a phase 'reward model'.
-    """
-    new_model = hparams.rewards.train_new_model
-    assert new_model is not None
-    session.check_same_task(hparams.task, new_model.task)
-    new_model.run.save_dir = directory
-    hparams.rewards.trained_model = storage.join(directory, run_files.REWARD.network)
-    records = {
-        run_files.POLICY.settings: run_settings.to_record(hparams),
-        run_files.REWARD.settings: run_settings.to_record(new_model),
-    }
-    train_reward.train_in_run(new_model, comm, hparams.run, records, clock)
-    comm.barrier()
 
 
 def build_trainer(hparams: HParams, initial_model: TrainedModel, comm: Comm) -> PPOTrainer:
@@ -291,7 +277,7 @@ def build_trainer(hparams: HParams, initial_model: TrainedModel, comm: Comm) -> 
     ref_policy = Policy(initial_model, scope='ref_policy', **settings)
     policy = Policy(initial_model, scope='policy', **settings)
     policy.model.gradient_checkpointing = hparams.run.gradient_checkpointing
-    reward_model = scoring_model(hparams, initial_model)
+    reward_model = scoring_model(hparams, initial_model, comm)
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,
         encoder=encoder,
@@ -312,11 +298,14 @@ def build_trainer(hparams: HParams, initial_model: TrainedModel, comm: Comm) -> 
     return trainer
 
 
-def train(hparams: HParams, comm: Comm | None = None) -> None:
-    """Fine-tune a policy and save it to SAVE_DIR/policy: all of `./launch.py train_policy`."""
+def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = None) -> None:
+    """Fine-tune a policy and save it to SAVE_DIR/policy: all of `./launch.py train_policy`.
+
+    experiment: that the hyperparameters are of, for the record.
+    """
     comm = session.connect(hparams, comm)
     with run_dir.lock_run_dir(hparams, comm), memory.explain_oom('--ppo.micro_batch_size'):
-        has_trained = _train_unless_finished(hparams, comm)
+        has_trained = _train_unless_finished(hparams, comm, experiment)
         if comm.rank != 0:
             return
         try:
@@ -326,7 +315,7 @@ def train(hparams: HParams, comm: Comm | None = None) -> None:
             console.announce_policy(hparams)
 
 
-def _train_unless_finished(hparams: HParams, comm: Comm) -> bool:
+def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None) -> bool:
     """Train what this run still lacks; returns False if it had been finished before."""
     directory = hparams.run.directory
     steps = nupdates(hparams)
@@ -340,7 +329,7 @@ def _train_unless_finished(hparams: HParams, comm: Comm) -> bool:
     ) as checkpointer:
         is_finished = bool(checkpointer.state) and checkpointer.state['trainer']['step'] >= steps
         if not is_finished:
-            _train_both(hparams, checkpointer, comm)
+            _train_both(hparams, checkpointer, comm, experiment)
             return True
         checkpointer.make_latest()
     if comm.rank == 0:
@@ -359,32 +348,40 @@ def _evaluate(hparams: HParams, has_trained: bool) -> None:
     evaluate.evaluate(save_dir, directory=directory)
 
 
-def _train_both(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> None:
+def _train_both(
+    hparams: HParams, checkpointer: Checkpointer, comm: Comm, experiment: str | None
+) -> None:
     """Train the reward model, if a new one is asked for, and the policy."""
     # Also what only the policy needs: before hours go into its reward model.
     sizes = session.check(
-        hparams, comm, lambda sizes: plans.policy_memory(hparams, sizes, comm.size)
+        hparams, comm, lambda sizes: plans.policy_plans(hparams, sizes, comm.size)
     )
-    collection.check(hparams, comm, sizes)
     if comm.rank == 0:
+        plans.check_disk_space(hparams, sizes)
         console.show_start('train_policy', hparams, comm)
+        session.show_queries(hparams)
     clock = TimeLeft(plans.work_left(hparams, sizes.n_vocab))
     with session.saved_or_scratch(hparams.run.save_dir, comm) as directory:
         if run_files.REWARD.command in hparams.writes():
-            train_reward_model(hparams, comm, directory, clock)
-        trainer = start(hparams, checkpointer, comm)
+            hparams = train_reward.with_reward_model_in(directory, hparams)
+            train_reward.train_for_policy(hparams, comm, clock, experiment)
+        trainer = start(hparams, checkpointer, comm, experiment)
     take_steps(trainer, checkpointer, clock)
 
 
-def start(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> PPOTrainer:
-    """The trainer of a run before its next step; see session.start."""
+def start(
+    hparams: HParams, checkpointer: Checkpointer, comm: Comm, experiment: str | None = None
+) -> PPOTrainer:
+    """The trainer of a run before its next step; see session.start. experiment: see `train`."""
     console.dump(hparams)
     return session.start(
         lambda initial_model: build_trainer(hparams, initial_model, comm),
         hparams,
         checkpointer,
         comm,
-        records={run_files.POLICY.settings: run_settings.to_record(hparams)},
+        records=run_settings.records(
+            hparams, experiment=experiment, ranks=comm.size, commands=[run_files.POLICY.command]
+        ),
         model_dir=run_files.POLICY.network,
     )
 
@@ -392,5 +389,5 @@ def start(hparams: HParams, checkpointer: Checkpointer, comm: Comm) -> PPOTraine
 def take_steps(trainer: PPOTrainer, checkpointer: Checkpointer, clock: TimeLeft) -> None:
     """Take the steps that are left. clock: of the whole command, which has a phase 'policy'."""
     is_valid = lm_tasks.filter_fn_from_hparams(trainer.hparams.task)
-    hooks = policy_hooks(trainer, checkpointer, clock, is_valid)
-    training_loop(trainer, [*collection.hooks(trainer, checkpointer), *hooks])
+    hooks = policy_hooks(trainer, checkpointer, clock, is_valid, trainer.policy.encoder)
+    training_loop(trainer, [*collection.hooks(trainer, checkpointer, clock), *hooks])

@@ -12,12 +12,16 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 # The tests start hundreds of processes: each would compile the package anew.
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 
+# As in a shell where the environment is active: there the commands that are printed are short.
+os.environ.pop('PIPENV_ACTIVE', None)
+os.environ['PATH'] = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
+
 import hypothesis
 import pytest
 import torch
 from golden_data import bpe_directory, why_no_cases
 
-pytest_plugins = ['limits', 'scheduling', 'blobserver.fixtures', 'slurm_cluster']
+pytest_plugins = ['leftovers', 'limits', 'scheduling', 'blobserver.fixtures', 'slurm_cluster']
 
 gc.disable()  # until all tests are collected, see there
 torch.set_num_threads(1)

@@ -15,10 +15,11 @@ sys.path.insert(0, str(ROOT))
 
 import launch  # noqa: E402
 import sample  # noqa: E402
-from lm_human_preferences.commands.program import Command  # noqa: E402
+from lm_human_preferences.cli import option_help  # noqa: E402
+from lm_human_preferences.cli.program import Command  # noqa: E402
 from lm_human_preferences.datasets import registry  # noqa: E402
 from lm_human_preferences.hparams import labelling  # noqa: E402
-from lm_human_preferences.utils import hyperparams, option_help  # noqa: E402
+from lm_human_preferences.utils import hyperparams  # noqa: E402
 
 PAGE = ROOT / 'docs/options.md'
 INTRODUCTION = """\
@@ -47,9 +48,10 @@ NOTES = {  # below a heading
     ),
     'Run': (
         'Of a policy and of a reward model that `train_reward` trains. A reward model that'
-        ' `train_policy` trains first has\nits own: `--rewards.train_new_model.run.NAME`. Of these,'
-        " `precision` and `gradient_checkpointing` follow the\npolicy's unless they are set."
-        " **`seed` does not**: `--run.seed 2` alone leaves the reward model's seed as it was."
+        ' `train_policy` trains first has\nits own `seed`, `log_interval`, `save_interval`,'
+        ' `precision` and `gradient_checkpointing`:\n`--rewards.train_new_model.run.NAME`. The last'
+        " two of these follow the policy's unless they are set. **`seed` does\nnot**:"
+        " `--run.seed 2` alone leaves the reward model's seed as it was."
     ),
     'Task': (
         'For `train_policy`, a task option given once also holds for the reward model that is'
@@ -90,7 +92,7 @@ def tables() -> dict[str, option_help.Fields]:
     headings = ['Launching', *option_help.HEADINGS.values()]
     return {
         **{heading: (policy if heading in policy else reward)[heading] for heading in headings},
-        'Sampling': _commands(sample.cli)['sample'].fields,
+        'Sampling': option_help.shown(_commands(sample.cli)['sample'].fields),
         'Evaluation': commands['evaluate'].fields,
         'Figures': commands['figures'].fields,
         'Asking': hyperparams.fields(labelling.AskHParams),

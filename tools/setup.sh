@@ -11,6 +11,12 @@ newest=14
 
 fail() { echo "error: $1" >&2; exit 2; }
 
+# After a command that installs packages has failed, in words of its own.
+fail_to_install() {
+    fail "not all packages are installed, see above. If no package index was reached: check the network, or name an\
+ index by PIP_INDEX_URL=https://.../simple, a proxy by https_proxy. Then run sh tools/setup.sh again"
+}
+
 case "$*" in '' | --dev) ;; *) fail "tools/setup.sh takes no option but --dev, not $*" ;; esac
 
 # Another environment that is active, or pip's settings for the user's own packages, are not meant for .venv.
@@ -73,7 +79,7 @@ fi
 # pipenv lives beside the project's packages, not among them, and always means .venv, whatever else is active.
 if [ ! -x .venv/pipenv/bin/pipenv ]; then
     .venv/bin/python -m venv .venv/pipenv
-    .venv/pipenv/bin/python -m pip install --quiet "pipenv==2026.10.3"
+    .venv/pipenv/bin/python -m pip install --quiet "pipenv==2026.10.3" || fail_to_install
 fi
 cat > .venv/bin/pipenv <<'END'
 #!/bin/sh
@@ -86,9 +92,9 @@ chmod +x .venv/bin/pipenv
 # torch first, and by pip: then pip's own settings count (a CPU wheel on disk, an extra index), and a CUDA build
 # brings its CUDA libraries, which the lock leaves out.
 torch=$(.venv/bin/python -c 'import json; print("torch" + json.load(open("Pipfile.lock"))["default"]["torch"]["version"])')
-.venv/bin/python -m pip install "$torch"
+.venv/bin/python -m pip install "$torch" || fail_to_install
 # sync, not install: the lock's hash covers the machine's pip settings, so install would rewrite it elsewhere.
-.venv/bin/pipenv sync "$@"
+.venv/bin/pipenv sync "$@" || fail_to_install
 
 # The tests want Horovod too, where it can be had: compiling it takes some minutes.
 if [ "$*" = --dev ] && ! .venv/bin/python -c 'import horovod.torch' 2>/dev/null; then

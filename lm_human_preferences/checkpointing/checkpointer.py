@@ -1,8 +1,8 @@
 """Checkpoints of a training, written while it goes on, and from which it resumes.
 
-A run that was interrupted and resumed gives the same result as one that was not. TensorFlow's
-variables are in the checkpoint itself, exactly. The rest is the state beside it: the trainer's
-counts, the seed, and the random generators of every rank.
+A run that was interrupted and resumed gives the same result as one that was not. Tensors are in the
+checkpoint itself, exactly. The rest is the state beside it: the trainer's counts, the seed, and the
+random generators of every rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import torch
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.distributed.env import DEFAULT_TIMEOUTS, stopping_message
+from lm_human_preferences.checkpointing.variables import VariableNames
+from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, stopping_message
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import Logger, log_line
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 SEEDS = range(-(2**63), 2**63)
 # numpy's own check leaves out the position, range(625).
+PRODUCTS = {'library': str, 'processor': str}
 RANDOM_STATE = {'numpy': (str, range(625), range(2), float), 'torch': str}
 
 
@@ -41,8 +43,13 @@ class Trainer(Protocol):
 
     logger: Logger
 
-    def tf_variables(self) -> Mapping[str, torch.Tensor]:
-        """What a checkpoint holds, tensors by TensorFlow's variable name."""
+    @property
+    def variable_names(self) -> VariableNames:
+        """What the checkpoint calls the tensors."""
+        ...
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """What a checkpoint holds, by own names."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -50,8 +57,13 @@ class Trainer(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned; the variables are filled in afterwards."""
+        """Go on from what `state_dict` returned; the tensors are filled in afterwards."""
         ...
+
+
+def variables_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """What a checkpoint of `trainer` holds, by the names that it has there; nothing is copied."""
+    return trainer.variable_names.variables(trainer.tensors())
 
 
 class Checkpointer(contextlib.AbstractContextManager):
@@ -61,7 +73,7 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     resume: whether to go on from the last checkpoint in `directory` that can be resumed.
     schema: what the trainer's `state_dict` looks like, see `checkpoints.matches_schema`.
-    frozen_scopes: scopes of variables that never change, which saving need not copy.
+    frozen_scopes: scopes of tensors that never change, which saving need not copy.
     stop_timeout: seconds in which a step has to end after a signal.
     """
 
@@ -92,6 +104,10 @@ class Checkpointer(contextlib.AbstractContextManager):
         if checkpoint:
             self.prefix, self.state = checkpoint
         self.seed: int | None = None
+        # By which library matrices are multiplied, and on which processor the run began.
+        self.products: dict[str, Any] = {}
+        if checkpoints.matches_schema(self.state.get('products'), PRODUCTS):
+            self.products = self.state['products']
         self.saved_step: int | None = None
         self.writing: concurrent.futures.Future[str] | None = None
         self.host_buffers: dict[str, torch.Tensor] = {}
@@ -121,15 +137,16 @@ class Checkpointer(contextlib.AbstractContextManager):
         if self.prefix:
             trainer.load_state_dict(self.state['trainer'])
             self.saved_step = self.state['trainer']['step']
-            load(self.prefix, trainer.tf_variables())
+            load(self.prefix, variables_of(trainer))
             self._restore_random_state(self.state['random'], self.comm.size)
             self.comm.barrier()
         self.make_latest()
         if self.directory and self.comm.rank == 0:
             if self.prefix:
                 log_line(f'Going on from {self.prefix}')
+            size = checkpoints.size_of(variables_of(trainer))
             checkpoints.check_disk_space(
-                self.directory, trainer.tf_variables(), saves, max_to_keep=self.max_to_keep
+                checkpoints.Planned(self.directory, saves, size, self.max_to_keep)
             )
 
     def make_latest(self) -> None:
@@ -178,6 +195,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             state = {
                 'trainer': trainer.state_dict(),
                 'seed': self.seed,
+                'products': self.products,
                 'random': self.comm.all_gather_object(random_state()),
             }
         if self.comm.rank == 0:
@@ -187,7 +205,7 @@ class Checkpointer(contextlib.AbstractContextManager):
                 checkpoints.save,
                 self.directory,
                 f'model.ckpt-{step}',
-                self._copy(trainer.tf_variables()),
+                self._copy(variables_of(trainer)),
                 state=state,
                 max_to_keep=self.max_to_keep,
             )

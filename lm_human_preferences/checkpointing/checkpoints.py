@@ -1,11 +1,7 @@
 """Checkpoints in the original's format, written so that a crash at any moment loses none of them.
 
-    checkpoint                         the list of those that are kept; replaced last: the commit
-    model.ckpt-N.data-00000-of-00001   values of the variables, under the original's names
-    model.ckpt-N.index                 their names, shapes and checksums
-    model.ckpt-N.resume.json           the manifest: what TensorFlow does not keep, sizes, checksums
-
-The original program reads these directories as its own, and nothing in them can execute.
+names.py lists the files of a checkpoint. The original program reads these directories as its own,
+and nothing in them can execute.
 
 Which checkpoint is the last one depends on who asks. `latest` is what the list says, as TensorFlow
 reads it: sampling, evaluation and another training start from there. `latest_resumable` is the last
@@ -17,6 +13,7 @@ damaged.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -47,6 +44,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+SIZE_OF_OTHER_FILES = 1 << 20  # bytes: more than all of a checkpoint but its values takes
 COUNT = range(2**63)
 MANIFEST = {'index_sha256': str, 'sizes': {INDEX: COUNT, DATA: COUNT}, 'state': object}
 
@@ -70,23 +68,32 @@ def _listed(directory: str) -> list[str]:
     return [name for name in names if os.path.exists(os.path.join(directory, f'{name}{INDEX}'))]
 
 
-def check_disk_space(
-    directory: str,
-    tensors: Mapping[str, np.ndarray | torch.Tensor],
-    saves: int,
-    *,
-    max_to_keep: int = 20,
-) -> None:
-    """UserError unless the disk has room for the checkpoints of `tensors` that are kept at a time.
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """What a training will save in `directory`: so many checkpoints in all, of `size` bytes each.
 
-    saves: how many will be saved in all.
+    max_to_keep: how many of them are kept at a time.
     """
-    # The new one is written before the oldest is deleted.
-    at_a_time = min(saves, max_to_keep + 1)
-    count = at_a_time - len(_listed(directory))
+
+    directory: str
+    saves: int
+    size: int
+    max_to_keep: int = 20
+
+    def to_come(self) -> int:
+        """How many more than now there will be at a time."""
+        # The new one is written before the oldest is deleted.
+        at_a_time = min(self.saves, self.max_to_keep + 1)
+        return max(0, at_a_time - len(_listed(self.directory)))
+
+
+def check_disk_space(*planned: Planned) -> None:
+    """UserError unless the disk of the first has room for all that will be kept at a time."""
+    count = sum(each.to_come() for each in planned)
+    need = sum(each.to_come() * each.size for each in planned)
+    directory = planned[0].directory
     while not os.path.exists(directory):
         directory = os.path.dirname(directory) or '.'
-    need = count * _size(tensors)
     free = shutil.disk_usage(directory).free
     if free < need:
         raise UserError(
@@ -95,9 +102,9 @@ def check_disk_space(
         )
 
 
-def _size(tensors: Mapping[str, np.ndarray | torch.Tensor]) -> int:
-    """Bytes that a checkpoint of `tensors` takes; 1 MiB is more than the other files do."""
-    return sum(getattr(tensor, 'nbytes', 8) for tensor in tensors.values()) + (1 << 20)
+def size_of(tensors: Mapping[str, np.ndarray | torch.Tensor]) -> int:
+    """Bytes that a checkpoint of `tensors` takes."""
+    return sum(getattr(tensor, 'nbytes', 8) for tensor in tensors.values()) + SIZE_OF_OTHER_FILES
 
 
 def save(
@@ -117,7 +124,7 @@ def save(
     """
     assert re.fullmatch(NAME, name), name
     prefix = os.path.join(directory, name)
-    need = _size(tensors)
+    need = size_of(tensors)
     free = 'free space unknown'
     try:
         os.makedirs(directory, exist_ok=True)

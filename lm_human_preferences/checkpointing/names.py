@@ -1,9 +1,13 @@
 """The files of a checkpoint directory by name; loads no numpy, which --help cannot wait for.
 
-checkpoint                         the list: the last checkpoint and all others that are kept
-model.ckpt-N.data-00000-of-00001   values of the variables, under the original's names
-model.ckpt-N.index                 their names, shapes and checksums
-model.ckpt-N.resume.json           what TensorFlow does not keep, sizes, checksums
+They are written in this order; replacing the last is the commit.
+
+    model.ckpt-N.resume.json           the manifest: what TensorFlow does not keep (step, KL
+                                       coefficient, random states), sizes and checksums
+    model.ckpt-N.data-00000-of-00001   values of the variables, under the original's names
+    model.ckpt-N.index                 their names, shapes and checksums
+    checkpoint                         the list of those that are kept: the one in force, then all
+                                       of them, the latest last
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from lm_human_preferences.checkpointing.tf_table import (
     varint,
 )
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils.crc import masked_crc
+from lm_human_preferences.storage.crc import masked_crc
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 
-from lm_human_preferences.utils.crc import masked_crc
+from lm_human_preferences.storage.crc import masked_crc
 
 # Bytes, of a file and of what its entries take; 1558M with its optimiser needs a fortieth.
 MAX_SIZE = 1 << 23

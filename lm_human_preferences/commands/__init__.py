@@ -1,5 +1,5 @@
 """The commands that do not train: sample, export, doctor, a dry run, and those about labels.
 
-Uses all other rooms; only `utils.launch` and the scripts use it. `program` is the command line
-itself, in click's terms. `evaluate` and `figures` are in evaluation/ and reproduction/.
+Uses all rooms but cli/, which starts them. `evaluate` and `figures` are in evaluation/ and
+reproduction/.
 """

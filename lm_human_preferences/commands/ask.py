@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sized
 from typing import Any
 
 import click
-import torch
 
-from lm_human_preferences import lm_tasks, storage
+from lm_human_preferences import label_types, lm_tasks, storage
 from lm_human_preferences.commands.sample_policy import load_run_hparams, warnings_only
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.hparams.train_reward import HParams
-from lm_human_preferences.labels.answers import (
-    INSTRUCTIONS,
-    answer_field,
-    question_id,
-    sample_names,
-)
 from lm_human_preferences.labels.folder import (
     ANSWERS,
     EVERYBODY,
@@ -37,13 +30,23 @@ from lm_human_preferences.labels.folder import (
 from lm_human_preferences.labels.texts import into_folder, records, tokenise
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.machine import threads
+from lm_human_preferences.online.progress import label_command
+from lm_human_preferences.online.question_sampler import (
+    IDLE_BATCHES,
+    Queries,
+    Query,
+    QuestionSampler,
+    Tokens,
+    are_equal,
+    labellers_wanted,
+)
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import progress
 
 INITIAL = 'initial'  # the model that an experiment begins with
 PARTS = {TRAIN: 'train', VALIDATION: 'test'}  # of the data set, for each kind of question
-IDLE_BATCHES = 20  # without a new question, after which there is none to be expected
 MAY_DIFFER = ('query_dataset', 'policy', 'penalty_reward_value')  # of a run's task
 
 
@@ -74,10 +77,15 @@ def ask(
         _ask_given(reward_hparams, folder, record, questions, gold, repeated, labellers)
         return
     names = [policy] if against is None else [policy, against]
+    lm_tasks.check_offline(task, mode=PARTS[_kind(names)])
     with warnings_only():
         policies = {name: _load_policy(name, task) for name in names}
     encoding = _one_encoding(policies)
-    lm_tasks.check_task(task, encoding, min(_n_ctx(policy) for policy in policies.values()))
+    sizes = [each.trained_model.hparams() for each in policies.values()]
+    lm_tasks.check_task(task, encoding, min(size.n_ctx for size in sizes))
+    threads.limit_for(max(size.n_embd for size in sizes))
+    for note in lm_tasks.query_notes(task, encoding.get_encoder(), PARTS[_kind(names)]):
+        click.echo(note)
     with _writer(folder, {**record, 'encoding': encoding.name}) as writer:
         asker = Asker(reward_hparams, policies, writer, batch_size)
         set_seed(seed + len(writer.folder.questions))
@@ -106,17 +114,16 @@ def _ask_given(
         )
     except UserError as e:
         raise UserError(f'{option} {e}') from e
-    fields = sample_names(hparams.labels.type)
-    new = [
-        (label, tokens) for label, tokens in given if not _are_equal([tokens[f] for f in fields])
-    ]
+    fields = label_types.get(hparams.labels.type).samples
+    new = [(label, tokens) for label, tokens in given if not are_equal([tokens[f] for f in fields])]
     with _writer(folder, {**record, 'encoding': encoding.name}) as writer:
+        there = _count(writer, TRAIN)
         if gold is None:
             added = into_folder.add_questions(
                 new,
                 writer,
                 [os.path.basename(path)] * len(fields),
-                labellers=lambda number: _labellers(number, repeated, labellers),
+                labellers=lambda number: labellers_wanted(there + number, repeated, labellers),
             )
         else:
             names = ['gold'] * len(fields)
@@ -129,17 +136,9 @@ def _ask_given(
         click.echo(note)
 
 
-def _labellers(number: int, repeated: float, labellers: int) -> int:
-    """How many people are to answer question `number` of those added.
-
-    One more is for several whenever the share of all so far has come to a whole number.
-    """
-    return labellers if int((number + 1) * repeated) > int(number * repeated) else 1
-
-
-def _are_equal(samples: Sequence[list[int]]) -> bool:
-    """Whether there is nothing to choose from."""
-    return len(samples) > 1 and all(sample == samples[0] for sample in samples)
+def _count(writer: QuestionWriter, kind: str) -> int:
+    """How many questions of a kind a folder has."""
+    return sum(question.kind == kind for question in writer.folder.questions.values())
 
 
 def _writer(folder: str, record: dict[str, Any]) -> QuestionWriter:
@@ -173,13 +172,13 @@ def task_record(
                 f'--instructions {instructions}: {folder} has other instructions already, by which'
                 ' people have answered; take another folder'
             )
-    record.setdefault('instructions', INSTRUCTIONS[answer_field(hparams.labels.type)])
+    record.setdefault('instructions', label_types.get(hparams.labels.type).instructions)
     return record
 
 
 def _report(asker: Asker, folder: str, count: int, total: int) -> None:
     """Say what was added to `folder`. count: of the questions wanted; total: of all that it has."""
-    _report_added(folder, asker.added, total, asker.equal, asker.known)
+    _report_added(folder, asker.added, total, asker.sampler.equal, asker.sampler.known)
     if asker.added < count:
         click.echo(
             f'WARNING: only {asker.added} of {count} questions were found:'
@@ -190,6 +189,8 @@ def _report(asker: Asker, folder: str, count: int, total: int) -> None:
 
 def _report_added(folder: str, added: int, total: int, equal: int, known: int) -> None:
     click.echo(f'{folder}: {added} questions added, {total} in all')
+    if total:
+        click.echo(f'To answer them: {label_command(folder)}')
     if equal:
         click.echo(f'{equal} questions whose samples are all equal were not asked')
     if known:
@@ -211,7 +212,7 @@ def _check_options(hparams: HParams, policy: str, against: str | None) -> None:
     """UserError for what cannot work, before a model is loaded."""
     if against is not None and against.rstrip('/') == policy.rstrip('/'):
         raise UserError(f'--against {against} is --policy {policy}: name another policy')
-    samples = len(sample_names(hparams.labels.type))
+    samples = len(label_types.get(hparams.labels.type).samples)
     if against is not None and samples % 2:
         raise UserError(
             f'--against {against}: --labels.type {hparams.labels.type} shows {samples} sample(s),'
@@ -253,9 +254,10 @@ def _task_of_run(name: str, task: TaskHParams) -> TaskHParams:
         run_task = load_run_hparams(name).task
     except storage.NotFound as e:
         raise UserError(f'--policy {name}: {e}') from e
+    except OptionError as e:
+        raise OptionError('--policy or --against', e.text) from e
     except UserError as e:
-        text = str(e).removeprefix(f'--save_dir {name} ')
-        raise UserError(f'--policy or --against {name} {text}') from e
+        raise UserError(f'--policy or --against {name} {e}') from e
     there = run_task.to_nested_dict()
     for key, value in task.to_nested_dict().items():
         if key not in MAY_DIFFER and there[key] != value:
@@ -279,15 +281,15 @@ def _one_encoding(policies: dict[str, Policy]) -> Encoding:
     return first[1]
 
 
-def _n_ctx(policy: Policy) -> int:
-    return policy.trained_model.hparams().n_ctx
+def _kind(policies: Sized) -> str:
+    """Of the questions about one policy, or two that are compared."""
+    return TRAIN if len(policies) == 1 else VALIDATION
 
 
 class Asker:
     """Draws questions until there are enough of them.
 
-    policies: by name, one or two. added, equal, known: questions that were added; not asked, as
-    their samples are all equal; and not asked, as they are in the folder.
+    policies: by name, one or two. added: how many questions were added.
     """
 
     def __init__(
@@ -297,30 +299,26 @@ class Asker:
         writer: QuestionWriter,
         batch_size: int,
     ) -> None:
-        self.task, self.writer, self.policies = hparams.task, writer, policies
-        self.kind = TRAIN if len(policies) == 1 else VALIDATION
-        self.fields = sample_names(hparams.labels.type)
-        share = len(self.fields) // len(policies)
-        self.names = [name for name in policies for _ in range(share)]
-        encoder = next(iter(policies.values())).encoder
-        self.postprocess = lm_tasks.postprocess_fn_from_hparams(hparams.task, encoder.padding_token)
-        self.batch_size = batch_size
-        self.sampler = lm_tasks.make_query_sampler(
-            hparams=hparams.task,
-            encoder=encoder,
-            batch_size=1,
-            mode=PARTS[self.kind],
-            labels=hparams.labels.source,
+        self.writer, self.batch_size = writer, batch_size
+        self.kind = _kind(policies)
+        self.part = PARTS[self.kind]
+        self.sampler = QuestionSampler(policies, hparams.task, hparams.labels.type, batch_size)
+        self.names = self.sampler.share(list(policies))
+        self.queries = Queries(
+            lm_tasks.make_query_sampler(
+                hparams=hparams.task,
+                encoder=next(iter(policies.values())).encoder,
+                batch_size=1,
+                mode=self.part,
+                labels=hparams.labels.source,
+            )
         )
         # Go on in the data set after the question that was added last.
-        read = [
-            question.texts_read
-            for question in writer.folder.questions.values()
-            if question.part == PARTS[self.kind]
-        ]
+        questions = writer.folder.questions.values()
+        read = [question.texts_read for question in questions if question.part == self.part]
         if read:
-            self.sampler.seek((read[-1], 0))
-        self.added = self.equal = self.known = 0
+            self.queries.seek(read[-1])
+        self.added = 0
 
     def ask(self, count: int, repeated: float, labellers: int) -> None:
         """Add `count` questions, of which a share `repeated` are for so many labellers."""
@@ -328,57 +326,25 @@ class Asker:
         bar = progress(total=count, comm=LocalComm(), desc='asking', unit='question')
         with bar:
             while self.added < count and idle < IDLE_BATCHES:
-                before = self.added
-                new = list(self._new_questions(min(self.batch_size, count - before)))
+                queries = self.queries.take(min(self.batch_size, count - self.added))
+                seen = set(self.writer.folder.questions)
+                new = list(self.sampler.new_questions(queries, self.names, seen))
                 self._add(new, repeated, labellers)
-                bar.update(self.added - before)
-                idle = idle + 1 if self.added == before else 0
+                bar.update(len(new))
+                idle = 0 if new else idle + 1
 
-    def _add(
-        self, new: list[tuple[dict[str, list[int]], int]], repeated: float, labellers: int
-    ) -> None:
+    def _add(self, new: list[tuple[Query, Tokens]], repeated: float, labellers: int) -> None:
         headers = []
-        for _, texts_read in new:
+        there = _count(self.writer, self.kind)
+        for number, (query, _) in enumerate(new, start=there):
             headers.append(
                 {
                     'kind': self.kind,
-                    'labellers': _labellers(self.added, repeated, labellers),
+                    'labellers': labellers_wanted(number, repeated, labellers),
                     'policies': self.names,
-                    'part': PARTS[self.kind],
-                    'texts_read': texts_read,
+                    'part': self.part,
+                    'texts_read': query.texts_read,
                 }
             )
-            self.added += 1
-        self.writer.add([tokens for tokens, _ in new], headers)
-
-    def _new_questions(self, count: int) -> Iterator[tuple[dict[str, list[int]], int]]:
-        """Yield those of the next `count` questions that are to be asked.
-
-        With each, how many texts of the data set had been read for it.
-        """
-        drawn = [(self.sampler()['tokens'], self.sampler.position[0]) for _ in range(count)]
-        queries = torch.cat([query for query, _ in drawn])
-        samples = self._samples(queries)
-        seen = set(self.writer.folder.questions)
-        for row, (query, texts_read) in enumerate(drawn):
-            shown = [sample[row].tolist() for sample in samples]
-            tokens = {'query': query[0].tolist(), **dict(zip(self.fields, shown, strict=True))}
-            id = question_id(tokens)
-            if _are_equal(shown):
-                self.equal += 1
-            elif id in seen:
-                self.known += 1
-            else:
-                seen.add(id)
-                yield tokens, texts_read
-
-    def _samples(self, queries: torch.Tensor) -> list[torch.Tensor]:
-        """The responses of each field to `queries (batch, query_length)`.
-
-        Each (batch, response_length), as the reward model will see them.
-        """
-        found = []
-        for name in self.names:
-            responses = self.policies[name].respond(queries, self.task.response_length)['responses']
-            found.append(self.postprocess(responses).cpu())
-        return found
+        self.writer.add([tokens for _, tokens in new], headers)
+        self.added += len(new)

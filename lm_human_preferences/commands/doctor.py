@@ -15,9 +15,11 @@ import tempfile
 from pathlib import Path
 
 from lm_human_preferences import storage
-from lm_human_preferences.distributed import horovod_build, launcher, mpi_library
+from lm_human_preferences.distributed import launcher
+from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import ENGINES
+from lm_human_preferences.machine import processors
 from lm_human_preferences.training import memory
 
 PACKAGES = (
@@ -93,10 +95,36 @@ def _devices() -> str:
             f'torch {torch.__version__} sees no GPU, though there is a driver: see `nvidia-smi` and'
             ' CUDA_VISIBLE_DEVICES, or install a torch for its CUDA'
         )
-    return (
-        f'no GPU, {len(os.sched_getaffinity(0))} processors, of which torch takes'
-        f' {torch.get_num_threads()}'
+    affinity = os.sched_getaffinity(0)
+    found = f'no GPU, {len(affinity)} processors'
+    quota = processors.cpu_quota()
+    if quota is not None:
+        found += f', of which this container may take {quota:g}'
+    cores = processors.core_of_each(affinity)
+    threads = processors.thread_count([affinity], 0, cores, quota)
+    return f'{found}, of which one rank takes {min(threads, torch.get_num_threads())}'
+
+
+def _products() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return 'on the GPU'
+    from lm_human_preferences.machine import products
+
+    processor = processors.this_processor()
+    rates = products.rates()
+    library = products.faster_library(processor, lambda: rates)
+    default, onednn = (products.name_of(name) for name in products.LIBRARIES)
+    found = (
+        f'{processor}: fp32 {rates.default:.3g} GFLOP/s by {default} and {rates.onednn:.3g} by'
+        f' {onednn}, bf16 {rates.bf16:.3g}; {products.name_of(library)} is taken for fp32'
     )
+    if rates.error > products.LARGEST_ERROR:
+        found += f', as {onednn} rounds'
+    if not processor.has_bf16:
+        found += '; there are no instructions for bf16'
+    return found
 
 
 def _room() -> str:
@@ -127,7 +155,13 @@ def _cache() -> str:
 def _store() -> str:
     if os.environ.get('LMHP_OFFLINE') == '1':
         return 'not asked, as LMHP_OFFLINE=1: only what is in the cache can be used'
-    storage.stat('gs://gpt-2/models/124M/hparams.json')
+    try:
+        storage.stat('gs://gpt-2/models/124M/hparams.json')
+    except storage.StorageError as e:
+        raise UserError(
+            f'{e}: name your proxy by https_proxy, or bring what is needed from a machine with a'
+            ' network (docs/files.md) and set LMHP_OFFLINE=1'
+        ) from e
     return 'labels and models can be downloaded'
 
 
@@ -194,6 +228,7 @@ def doctor() -> None:
         'Python': _python,
         'packages': _packages,
         'devices': _devices,
+        'products': _products,
         'room': _room,
         'cache': _cache,
         'store': _store,

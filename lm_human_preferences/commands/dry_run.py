@@ -1,15 +1,16 @@
 """What `--dry_run` does: check a training, and say what would start.
 
-It makes all checks that need neither work nor the network.
+It makes the checks of a training, see session.py, that need neither work nor the network.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from lm_human_preferences import (
-    label_types,
     lm_tasks,
     plans,
     rewards,
+    session,
     storage,
     train_policy,
     train_reward,
@@ -24,9 +25,11 @@ from lm_human_preferences.labels import files as label_files
 from lm_human_preferences.labels import held_out, simulated
 from lm_human_preferences.language import datasets, encodings, trained_models
 from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.language.sizes import RELEASED, released_name
+from lm_human_preferences.machine import products
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.synthetic import known_reward, language_model
-from lm_human_preferences.training import memory, precision
+from lm_human_preferences.training import memory
 from lm_human_preferences.utils.core import default_device
 
 
@@ -34,6 +37,7 @@ class DryRun:
     """The checks of one training.
 
     unchecked: what could not be checked because it is not on this machine, for the user.
+    query_notes: see lm_tasks.
     """
 
     def __init__(self, hparams: train_policy.HParams | train_reward.HParams, ranks: int) -> None:
@@ -41,6 +45,7 @@ class DryRun:
         self.ranks = ranks
         self.device = default_device()
         self.unchecked: list[str] = []
+        self.query_notes: list[str] = []
         self.estimates: list[memory.MemoryEstimate] = []
         self.new_model: train_reward.HParams | None
         self.online: OnlineHParams | None = None
@@ -50,22 +55,10 @@ class DryRun:
         else:
             self.new_model = hparams
 
-    def check(self, overwrite: bool) -> None:
-        """Raise UserError if the training could not start.
-
-        overwrite: whether it may delete an existing run.
-        """
-        run = self.hparams.run
-        self.hparams.check_ranks(self.ranks)
-        precision.check(run.precision, self.device)
-        if run.save_dir is not None and storage.is_remote(run.save_dir):
-            self.unchecked.append(f'--save_dir {run.save_dir}')
-        else:
-            run_dir.check_directory(run.directory)
-            if run.directory is not None and not overwrite and not run.resume:
-                run_dir.refuse_existing(self.hparams)
-            if run.directory is not None and overwrite:
-                run_dir.refuse_to_delete_answers(self.hparams)
+    def check(self, overwrite: bool, explicitly_set: Collection[str]) -> None:
+        """Raise UserError if the training could not start; see `dry_run`."""
+        session.check_settings(self.hparams, self.ranks)
+        self._check_directory(overwrite, explicitly_set)
         model = self._find_model()
         if model is not None:
             self._check_task(*model)
@@ -81,13 +74,25 @@ class DryRun:
             assert self.hparams.rewards.trained_model is not None
             self._check_trained_model(self.hparams.rewards.trained_model, encoding)
 
+    def _check_directory(self, overwrite: bool, explicitly_set: Collection[str]) -> None:
+        run = self.hparams.run
+        if run.save_dir is None:
+            return
+        run_dir.check_start(self.hparams, overwrite=overwrite)
+        if storage.is_remote(run.save_dir):
+            self.unchecked.append(f'--save_dir {run.save_dir}')
+            return
+        run_dir.check_directory(run.directory)
+        run_dir.check_earlier_run(self.hparams, overwrite=overwrite, explicitly_set=explicitly_set)
+
     def _find_model(self) -> tuple[Sizes, Encoding] | None:
         """Sizes and encoding of the initial model; None where they would have to be fetched."""
         name = self.hparams.task.policy.initial_model
         if name == language_model.NAME:
             return Sizes(**language_model.SIZES), encodings.Reviews
-        if name in trained_models.RELEASED and not storage.exists(name):
-            return Sizes(**trained_models.RELEASED[name]), encodings.Main
+        released = released_name(name)
+        if released is not None:
+            return Sizes(**RELEASED[released]), encodings.Main
         if storage.is_remote(name):
             self.unchecked.append(f'--task.policy.initial_model {name}')
             return None
@@ -101,10 +106,7 @@ class DryRun:
         lm_tasks.check_task(self.hparams.task, encoding, sizes.n_ctx)
 
     def _check_memory(self, sizes: Sizes) -> None:
-        if isinstance(self.hparams, train_policy.HParams):
-            self.estimates = plans.memory_plans(self.hparams, sizes, self.ranks)
-        else:
-            self.estimates = [plans.reward_memory(self.hparams, sizes, self.ranks)]
+        self.estimates = plans.memory_plans(self.hparams, sizes, self.ranks)
         for estimate in self.estimates:
             memory.check_rows(estimate, self._free_memory())
 
@@ -121,15 +123,16 @@ class DryRun:
             self.unchecked.append(f'--task.query_dataset {name}')
             return
         datasets.get_dataset(name)
-        if encoding is not None and _has_encoder(encoding):
-            sampler = lm_tasks.make_query_sampler(
-                hparams=task, encoder=encoding.get_encoder(), batch_size=1
-            )
-            sampler()
+        if encoding is None or not _has_encoder(encoding):
+            return
+        encoder = encoding.get_encoder()
+        lm_tasks.make_query_sampler(hparams=task, encoder=encoder, batch_size=1)()
+        self.query_notes = session.check_queries(self.hparams, encoder)
+        if isinstance(self.hparams, train_policy.HParams) and self.hparams.run.evaluate:
+            self.query_notes += lm_tasks.query_notes(task, encoder, 'test')
 
     def _check_labels(self, hparams: train_reward.HParams, encoding: Encoding | None) -> None:
         source = hparams.labels.source
-        label_types.schemas_of(hparams)
         if source == 'mock':
             self._check_known_reward(encoding)
             simulated.check_num_train(hparams)
@@ -142,7 +145,6 @@ class DryRun:
     def _check_online(self, online: OnlineHParams, encoding: Encoding | None) -> None:
         """Labels that are collected come from no source, but its queries may stand in."""
         assert self.new_model is not None
-        label_types.schemas_of(self.new_model)
         if online.source == 'mock':
             self._check_known_reward(encoding)
         source = self.new_model.labels.source
@@ -175,6 +177,7 @@ class DryRun:
                 f' by {engine}'
             ]
         lines.append(f'would write to {run.save_dir}' if run.save_dir else 'would save nothing')
+        lines += self.query_notes
         if self.estimates:
             free = self._free_memory()
             estimates = [
@@ -187,6 +190,9 @@ class DryRun:
             )
             warnings = [memory.warning(estimate, free) for estimate in estimates]
             lines += [warning for warning in warnings if warning]
+        note = products.note_on_bf16(run.precision)
+        if note:
+            lines.append(note)
         if self.unchecked:
             unchecked = ', '.join(self.unchecked)
             lines.append(f'not checked, because it is not on this machine: {unchecked}')
@@ -199,12 +205,16 @@ def _has_encoder(encoding: Encoding) -> bool:
 
 
 def dry_run(
-    hparams: train_policy.HParams | train_reward.HParams, ranks: int, overwrite: bool
+    hparams: train_policy.HParams | train_reward.HParams,
+    ranks: int,
+    overwrite: bool,
+    explicitly_set: Collection[str],
 ) -> list[str]:
     """Check a training on `ranks` ranks without starting it; returns the lines to print.
 
     UserError if it could not start. overwrite: whether it may delete an existing run.
+    explicitly_set: the settings that the user has given, which a resumed run may change.
     """
     checks = DryRun(hparams, ranks)
-    checks.check(overwrite)
+    checks.check(overwrite, explicitly_set)
     return checks.lines()

@@ -17,15 +17,21 @@ import click
 
 from lm_human_preferences.commands import label_page
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.labelling import LabelHParams, WebHParams
 from lm_human_preferences.labels import simulated_labeller
-from lm_human_preferences.labels.answers import REASONS, SCALE, Answer, choices, chosen_value
+from lm_human_preferences.labels.answers import REASONS, Answer
 from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
+from lm_human_preferences.labels.page.key import folder_key
 from lm_human_preferences.language import encodings
+from lm_human_preferences.utils.terminal import printable
 
 WIDEST = 80  # columns that a question takes
-MOST_SAMPLES = 9  # there is a key for each
-BACKSPACES = ('\x7f', '\b')
+MOST_CHOICES = 9  # there is a key for each
+GUARD_SECONDS = 0.25  # in which a key was meant for the question before, as on the page
+UNDO = ('u', '\x7f', '\b')  # the latter two are what backspace sends
+ENTER = ('\r', '\n')
+HELP_KEYS = ('h', '?')
 REASON_OF = {str(number): reason for number, reason in enumerate(REASONS, start=1)}
 HELP = """\
 s  skip this question, with a reason
@@ -46,11 +52,16 @@ def label(
     labeller, who answers instead of a person.
     """
     if web is not None:
-        label_page.serve(folder, labeller, **web)
+        options = LabelHParams(labeller=labeller, web=WebHParams(**web))
+        label_page.serve(folder, options)
         return
     opened = LabelFolder(folder)
     judge = _judge(opened) if simulate is not None else None
-    with Labeller(opened, labeller) as writer:
+    # A simulated labeller sees nothing, and its answers depend on the seed alone.
+    key = folder_key(folder) if judge is None else None
+    with Labeller(opened, labeller, key.order if key else None) as writer:
+        for note in key.notes if key else ():
+            click.echo(note, err=True)
         if writer.dropped:
             click.echo(
                 f'note: an unfinished answer of {writer.dropped} bytes was dropped', err=True
@@ -91,9 +102,13 @@ def keys_at_once() -> Iterator[None]:
 
 
 class Keys:
-    """Keys as they are pressed, or the characters of a pipe; EOFError at the end of one."""
+    """Keys as they are pressed, or the characters of a pipe; EOFError at the end of one.
+
+    are_pressed: whether they come from a person at a terminal.
+    """
 
     def __init__(self) -> None:
+        self.are_pressed = sys.stdin.isatty()
         self._waiting: list[str] = []
 
     def next(self) -> str:
@@ -103,7 +118,7 @@ class Keys:
         return self._waiting.pop(0)
 
     def _read(self) -> list[str]:
-        if not sys.stdin.isatty():
+        if not self.are_pressed:
             character = sys.stdin.read(1)
             while character == '\n':  # keys may be on lines of their own
                 character = sys.stdin.read(1)
@@ -121,33 +136,47 @@ class Session:
     def __init__(self, labeller: Labeller, keys: Keys) -> None:
         self.labeller, self.keys = labeller, keys
         self.folder: LabelFolder = labeller.folder
+        self.label_type = self.folder.label_type
+        self.control = self.label_type.control
         self.encoder = encodings.by_name(self.folder.task['encoding']).get_encoder()
         self.columns = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
         self.given = 0
-        self.begin = time.monotonic()
-        samples = len(self.folder.samples)
-        if self._is_choice() and samples > MOST_SAMPLES:
+        self.pressed: list[int] = []  # so far, of an answer that takes several keys
+        self.begin = self._shown_at = time.monotonic()
+        if self.control.choices > MOST_CHOICES:
             raise UserError(
-                f'{self.folder.path} shows {samples} samples at once: a terminal has keys for'
-                f' {MOST_SAMPLES}'
+                f'{self.folder.path} shows {len(self.folder.samples)} samples at once: a terminal'
+                f' has keys for {MOST_CHOICES}'
             )
 
-    def _is_choice(self) -> bool:
-        return self.folder.label_type.startswith('best_of_')
-
     def run(self) -> None:
-        """Ask until nothing is left or the labeller leaves."""
+        """Ask until the labeller leaves."""
         if not self.labeller.log.uuids:
             self._show_help()
         try:
-            while (question := self.labeller.next_question()) is not None:
-                self._ask(question)
+            while True:
+                question = self.labeller.next_question()
+                if question is None:
+                    self._rest()
+                else:
+                    self._ask(question)
         except _Leave:
             click.echo()
-        else:
-            click.echo('Nothing is left for you to answer.')
         finally:
             click.echo(f'Saved: {self.given} answers in this sitting, {self._total()} in all')
+
+    def _rest(self) -> None:
+        """Wait until there is a question: a new one, or one whose answer is taken back."""
+        click.echo('Nothing is left for you to answer.')
+        click.echo('u undo your last answer, q or Enter leave, any other key: look again')
+        while self.labeller.next_question() is None:
+            key = self._key()
+            if key in ENTER:
+                raise _Leave
+            if key in UNDO:
+                self._undo()
+            elif key in HELP_KEYS:
+                self._show_help()
 
     def _total(self) -> int:
         return len(self.labeller.log.by_question)
@@ -161,22 +190,44 @@ class Session:
             self.labeller.leave_out(question)
             return
         order = self.labeller.order(question)
+        self.pressed = []
         self._show(tokens, order)
-        begin = time.monotonic()
+        begin = self._shown_at
         while True:
             key = self._key()
-            value = self._value(key, order)
-            if value is not None:
-                self.labeller.answer(question, value, time.monotonic() - begin)
-                self.given += 1
+            is_part = self._is_part_of_answer(key)
+            if (is_part or key == 's') and self._is_too_soon():
+                continue
+            if is_part:
+                self.pressed.append(int(key))
+                if len(self.pressed) == self.control.keys:
+                    value = self.label_type.answer_of(self.pressed, order)
+                    self.labeller.answer(question, value, time.monotonic() - begin)
+                    self.given += 1
+                    return
+                self._show_pressed()
+            elif key == 's':
+                if self._skip(question, begin):
+                    return
+                self._show(tokens, order)
+                click.echo('Not skipped: that key stands for none of the reasons.')
+            elif key in UNDO and self.pressed:
+                self.pressed.pop()
+                self._show_pressed()
+            elif key in UNDO and self._undo() is not None:
                 return
-            if key == 's' and self._skip(question, begin):
-                return
-            if key in ('u', *BACKSPACES) and self._undo() is not None:
-                return
-            if key in ('h', '?'):
+            elif key in HELP_KEYS:
                 self._show_help()
                 self._show(tokens, order)
+
+    def _is_part_of_answer(self, key: str) -> bool:
+        """Whether a key is the answer, or the next of several that make one."""
+        is_number = re.fullmatch('[1-9]', key) is not None
+        return is_number and self.control.accepts([*self.pressed, int(key)])
+
+    def _is_too_soon(self) -> bool:
+        """Whether a key can only have been meant for the question before."""
+        return self.keys.are_pressed and time.monotonic() - self._shown_at < GUARD_SECONDS
 
     def _key(self) -> str:
         """The next key in lower case; _Leave if the labeller leaves."""
@@ -187,15 +238,6 @@ class Session:
         if key == 'q':
             raise _Leave
         return key
-
-    def _value(self, key: str, order: Sequence[int]) -> float | None:
-        """The answer that a key stands for; None where it stands for none."""
-        if not re.fullmatch('[1-9]', key):
-            return None
-        number = int(key)
-        if number > choices(self.folder.label_type):
-            return None
-        return chosen_value(self.folder.label_type, order, number)
 
     def _skip(self, question: Question, begin: float) -> bool:
         """Ask why, and record it; False if the labeller changes their mind."""
@@ -225,17 +267,13 @@ class Session:
 
     def _show_help(self) -> None:
         for paragraph in self.folder.task['instructions'].splitlines():
-            for line in _wrapped(paragraph, self.columns):
+            for line in _wrapped(printable(paragraph.expandtabs()), self.columns):
                 click.echo(line)
         click.echo(f'{self._choices()}\n{HELP}\n')
 
     def _choices(self) -> str:
         """What the keys of an answer mean."""
-        if self._is_choice():
-            return f'1-{len(self.folder.samples)}  choose the best, and go on'
-        if self.folder.label_type == 'scalar_rating':
-            return f'1-{SCALE}  rate it, {SCALE} is best, and go on'
-        return f'1-{SCALE}  1: the first is far better, 5: equal, {SCALE}: the second; and go on'
+        return f'1-{self.control.choices}  {self.control.meaning}'
 
     def _show(self, tokens: dict[str, list[int]], order: Sequence[int]) -> None:
         click.echo('=' * self.columns)
@@ -248,6 +286,14 @@ class Session:
             self._show_text(mark, tokens[self.folder.samples[index]])
         click.echo('-' * self.columns)
         click.echo(f'{self._choices().split("  ")[0]} answer, s skip, u undo, h help, q leave')
+        if self.pressed:
+            self._show_pressed()
+        self._shown_at = time.monotonic()
+
+    def _show_pressed(self) -> None:
+        """Show what is there of an answer that takes several keys."""
+        numbers = ' '.join(map(str, self.pressed)) or 'nothing'
+        click.echo(f'so far: {numbers} (u takes back the last one)')
 
     def _progress(self) -> str:
         seconds = time.monotonic() - self.begin
@@ -272,17 +318,6 @@ class Session:
 
 class _Leave(Exception):
     """The labeller leaves."""
-
-
-def printable(text: str) -> str:
-    """`text` with escapes for characters that must not be printed.
-
-    These are, for instance, those that move the cursor or change the direction of writing.
-    """
-    return ''.join(
-        character if character.isprintable() else character.encode('unicode_escape').decode()
-        for character in text
-    )
 
 
 def _width(character: str) -> int:

@@ -7,31 +7,21 @@ from typing import Any, NoReturn
 
 import click
 
-from lm_human_preferences.commands.program import note
+from lm_human_preferences import shell
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.labelling import LabelHParams
 from lm_human_preferences.labels.page.server import LabelServer, missing_tls
+from lm_human_preferences.utils.streams import note
 
 
-def serve(
-    folder: str,
-    labellers: str,
-    *,
-    host: str,
-    port: int,
-    certificate: str | None,
-    key: str | None,
-) -> None:
-    """Serve a folder's page to labellers, NAME,NAME, and print a link for each of them.
-
-    The other arguments: see hparams.labelling.WebHParams.
-    """
-    names = _names(labellers)
-    server = LabelServer(
-        folder, names, host=host, port=port, certificate=certificate, key=key, note=note
-    )
+def serve(folder: str, options: LabelHParams) -> None:
+    """Serve a folder's page to the labellers, and print a link for each of them."""
+    assert options.web is not None
+    names = _names(options.labeller)
+    server = LabelServer(folder, names, options.web, note=note)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if warning := missing_tls(host, certificate, '--web.'):
+        if warning := missing_tls(options.web):
             note(warning)
         width = max(map(len, names))
         for name, link in server.links.items():
@@ -64,5 +54,5 @@ def _ending(folder: str, summary: dict[str, Any]) -> str:
     done = ', '.join(f'{name} {count}' for name, count in summary['done'].items())
     return (
         f'Saved: {done}. {summary["open"]} questions are open. The report:'
-        f' ./launch.py labels {folder}'
+        f' {shell.typed(f"./launch.py labels {folder}")}'
     )

@@ -11,7 +11,6 @@ import click
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels.agreement import wilson_interval
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.folder_labels import parse_names, training_labels
 from lm_human_preferences.labels.report import report
@@ -24,6 +23,7 @@ from lm_human_preferences.labels.texts.export import (
 )
 from lm_human_preferences.language import encodings
 from lm_human_preferences.storage import outputs
+from lm_human_preferences.utils.terminal import printable
 
 COLUMNS = {
     'answers': 'answers',
@@ -61,7 +61,7 @@ def report_labels(
     if reward is not None:
         found |= _on_reward_model(opened, reward, names, learning_curve, without)
     for line in [*opened.notes(), *_lines(folder, found)]:
-        click.echo(line)
+        click.echo(printable(line))  # policies have the names that the folder gives them
     if output is not None:
         _write('--output', output, json.dumps(found, indent=2) + '\n')
         click.echo(f'The report is in {output}')
@@ -157,12 +157,15 @@ def _reward_lines(reward: dict[str, Any]) -> list[str]:
 
 def _prediction(found: dict[str, Any]) -> str:
     if found['accuracy'] is None:
-        return f'correlation {found["agreement"]:.3f} with {found["labels"]}'
+        return (
+            f'correlation {found["agreement"]:.3f} with {found["labels"]} (95 % interval'
+            f' {found["low"]:.3f} to {found["high"]:.3f})'
+        )
     right = round(found['accuracy'] * found['labels'])
-    low, high = wilson_interval(right, found['labels'])
     return (
         f'{right} of {found["labels"]}, {100 * found["accuracy"]:.1f} % (95 % interval'
-        f' {100 * low:.1f} to {100 * high:.1f}); chance is {100 * found["chance"]:.1f} %'
+        f' {100 * found["low"]:.1f} to {100 * found["high"]:.1f});'
+        f' chance is {100 * found["chance"]:.1f} %'
     )
 
 
@@ -172,16 +175,22 @@ def _curve_lines(curve: list[dict[str, Any]]) -> list[str]:
     lines = [f'{name} on {held_out} labels held out, by the number of labels learned from:']
     for row in curve:
         values = row['agreement' if name == 'correlation' else 'accuracy']
-        spread = f' +- {statistics.stdev(values):.3f}' if len(values) > 1 else ''
-        lines.append(f'  {row["labels"]:>6}: {statistics.mean(values):.3f}{spread}')
+        line = f'  {row["labels"]:>6}: {statistics.mean(values):.3f}'
+        if len(values) > 1:
+            line += f' +- {statistics.stdev(values):.3f}'
+        low, high = statistics.mean(row['low']), statistics.mean(row['high'])
+        lines.append(f'{line}, 95 % interval {low:.3f} to {high:.3f}')
     return lines
 
 
-def _agreement_lines(agreement: dict[str, Any] | None) -> list[str]:
-    if agreement is None:
-        return []
+def _agreement_lines(agreement: dict[str, Any]) -> list[str]:
     if not agreement['pairs']:
         return ['agreement: no question has two answers yet; see --repeated of ask']
+    if agreement['raw'] is None:
+        return [
+            f'agreement: {agreement["pairs"]} pairs of answers to {agreement["questions"]}'
+            f" questions; Krippendorff's alpha for intervals {_text(agreement['alpha'])}"
+        ]
     return [
         f'agreement: {100 * agreement["raw"]:.1f} % of {agreement["pairs"]} pairs of answers to'
         f' {agreement["questions"]} questions; chance is {100 * agreement["chance"]:.1f} %;'
@@ -190,12 +199,23 @@ def _agreement_lines(agreement: dict[str, Any] | None) -> list[str]:
 
 
 def _comparison_lines(comparison: dict[str, Any]) -> list[str]:
-    return [
+    """How often a policy was preferred."""
+    lines = [
         f'{comparison["against"]} was preferred to {comparison["policy"]} in'
-        f' {comparison["wins_of_against"]} of {comparison["n"]} answers:'
-        f' {100 * comparison["win_rate"]:.1f} %, 95 % interval'
+        f' {comparison["wins_of_against"]} of {comparison["n"]} answers to'
+        f' {comparison["questions"]} questions: {100 * comparison["win_rate"]:.1f} %, 95 % interval'
         f' {100 * comparison["low"]:.1f} to {100 * comparison["high"]:.1f}'
     ]
+    half = comparison['samples'] // 2
+    if half > 1:
+        lines += [
+            f'  The best of {half} + {half} is further from 50 % than the better of 1 + 1, which'
+            ' would be',
+            f'  {100 * comparison["pairwise"]:.1f} %, interval'
+            f' {100 * comparison["pairwise_low"]:.1f} to {100 * comparison["pairwise_high"]:.1f},'
+            ' if quality is normally distributed',
+        ]
+    return lines
 
 
 def _table(labellers: dict[str, dict[str, Any]]) -> list[str]:

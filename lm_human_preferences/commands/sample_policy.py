@@ -5,21 +5,24 @@ import io
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
 
 import torch
 
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.commands.sample_file import SampleFile
-from lm_human_preferences.datasets.jsonl import read_jsonl
+from lm_human_preferences.datasets.jsonl import numbered_texts
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.model import HParams as Sizes
 from lm_human_preferences.hparams.task import TaskHParams
-from lm_human_preferences.hparams.train_policy import HParams, load_run_hparams
+from lm_human_preferences.hparams.train_policy import HParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
+from lm_human_preferences.machine import products, threads
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
@@ -46,13 +49,13 @@ def sample_policy(
     """Print `nsamples` (over all ranks) queries, each with a response of the policy.
 
     save_dir: a run directory. savescope: the model in its checkpoints to sample from, 'policy' or
-    'ref_policy'. temperature: None for the task's own. nsamples: how many to print; 0: one pass
-    over the given queries or, without any, until interrupted. precision: see
-    training.precision.configure. prompt, queries: texts, and a .jsonl file of texts, to respond to;
-    without them, the test part of the run's data set. per_query: responses to each query. output:
-    file to which each sample is written with its score and KL (see Judge), one JSON object per
-    line. console: 'summary' prints only samples on standard output, and notes on standard error;
-    'original' prints what the original program printed.
+    'ref_policy'. temperature: None for the task's own. nsamples: how many to print, for which the
+    given queries are repeated if need be; 0: one pass over them or, without any, until interrupted.
+    precision: see training.precision.configure. prompt, queries: texts, and a .jsonl file of texts,
+    to respond to; without them, the test part of the run's data set. per_query: responses to each
+    query. output: file to which each sample is written with its score and KL (see Judge), one JSON
+    object per line. console: 'summary' prints only samples on standard output, and notes on
+    standard error; 'original' prints what the original program printed.
     """
     comm = comm or comms.init_comm()
     file = SampleFile(output if comm.rank == 0 else None)
@@ -63,11 +66,10 @@ def sample_policy(
         trained_model = trained_models.TrainedModel(
             'sample', storage.join(save_dir, 'policy'), savescope
         )
-        if is_original:
-            print('hparams', hparams)
-            hyperparams.dump(trained_model.hparams(), name='model_hparams')
         task, encoder = hparams.task, trained_model.encoding.get_encoder()
-        precisions.configure(precision, default_device())
+        if is_original:
+            _show_settings(hparams, trained_model.hparams())
+        _prepare_to_compute(trained_model.hparams(), precision)
         lm_tasks.check_lengths(task, encoder, trained_model.hparams().n_ctx)
         scopes = _checked_scopes(trained_model)
         given = given_queries(prompt, queries, task, encoder)
@@ -78,16 +80,38 @@ def sample_policy(
             temperature = task.policy.temperature
         with contextlib.nullcontext() if is_original else warnings_only():
             policy = _policy(trained_model, task, temperature)
-        rounds = _rounds(given, hparams, encoder, per_query, batch_size, comm)
+        if given is None and comm.rank == 0 and not is_original:
+            for note in lm_tasks.query_notes(task, encoder, 'test'):
+                print(note)
+        rounds = _rounds(given, hparams, encoder, per_query, nsamples, batch_size, comm)
 
         samples = samples_of(rounds, policy, task, judge, comm)
         for sample in itertools.islice(samples, nsamples or None):
             file.write(sample)
-            texts = [encoder.decode(sample[name]) for name in ('query_tokens', 'response_tokens')]
-            lines = ['=' * 80, *(text.replace('\n', '⏎') for text in texts)]
-            print(*lines, sep='\n', file=stdout, flush=True)
+            _print_sample(sample, encoder, stdout)
     if file.count:
         print(f'Saved {file.count} samples in {output}', file=sys.stderr)
+
+
+def _show_settings(hparams: HParams, sizes: Sizes) -> None:
+    """Print them as the original did."""
+    print('hparams', hparams)
+    hyperparams.dump(sizes, name='model_hparams')
+
+
+def _prepare_to_compute(sizes: Sizes, precision: str) -> None:
+    """Choose threads, number format and library for a network of these sizes; notes on bf16."""
+    threads.limit_for(sizes.n_embd)
+    precisions.configure(precision, default_device(), products.choose(sizes.n_embd))
+    note = products.note_on_bf16(precision)
+    if note:
+        print(note)
+
+
+def _print_sample(sample: Mapping[str, Any], encoder: Encoder, stdout: TextIO) -> None:
+    print('=' * 80, file=stdout)
+    for name in ('query_tokens', 'response_tokens'):
+        print(encoder.decode(sample[name]).replace('\n', '⏎'), file=stdout, flush=True)
 
 
 def _rounds(
@@ -95,12 +119,13 @@ def _rounds(
     hparams: HParams,
     encoder: Encoder,
     per_query: int,
+    nsamples: int,
     batch_size: int,
     comm: comms.Comm,
 ) -> Iterator[torch.Tensor]:
     """This rank's batches of queries: those given, else those of the run's data set."""
     if given is not None:
-        return rounds_of(given, per_query, batch_size, comm)
+        return rounds_of(given, per_query, nsamples, batch_size, comm)
     sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,
         encoder=encoder,
@@ -160,12 +185,12 @@ def given_queries(
     named = [(f'--prompt {_shortened(text)}', text) for text in prompts]
     if path is not None:
         try:
-            texts = read_jsonl(path)
+            texts = numbered_texts(path)
         except UserError as e:
             raise UserError(f'--queries {e}') from e
-        named += [
-            (f'--queries {path}, line {number}', text) for number, text in enumerate(texts, start=1)
-        ]
+        if not texts:
+            raise UserError(f'--queries {path} has no text')
+        named += [(f'--queries {where}', text) for where, text in texts]
     if not named:
         return None
     return torch.tensor([_encoded(name, text, task, encoder) for name, text in named])
@@ -194,15 +219,20 @@ def _encoded(name: str, text: str, task: TaskHParams, encoder: Encoder) -> list[
 
 
 def rounds_of(
-    queries: torch.Tensor, per_query: int, batch_size: int, comm: comms.Comm
+    queries: torch.Tensor, per_query: int, nsamples: int, batch_size: int, comm: comms.Comm
 ) -> Iterator[torch.Tensor]:
     """This rank's share of `queries (queries, query_length)`, at most `batch_size` rows at a time.
 
-    Each query comes `per_query` times. Rank r of n takes the rows r, r + n, r + 2n and so on.
-    All ranks have the same number of rounds; in the last one, some may have fewer rows, or none.
+    Each query comes `per_query` times. They are gone through as often as `nsamples` rows of all
+    ranks take, once for 0. Rank r of n takes the rows r, r + n, r + 2n and so on. All ranks have
+    the same number of rounds; in the last one, some may have fewer rows, or none.
     """
-    for part in queries.repeat_interleave(per_query, 0).split(batch_size * comm.size):
-        yield part[comm.rank :: comm.size]
+    count = nsamples or len(queries) * per_query
+    rows_of_all = batch_size * comm.size
+    for start in range(0, count, rows_of_all):
+        end = min(start + rows_of_all, count)
+        numbers = torch.arange(start, end)[comm.rank :: comm.size]
+        yield queries[numbers // per_query % len(queries)]
 
 
 def endless_rounds(

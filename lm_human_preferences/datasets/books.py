@@ -1,7 +1,6 @@
 """Passages of books: the queries of `sentiment` and `descriptiveness`."""
 
 import functools
-import json
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -45,7 +44,7 @@ def _passages(url: str, labels: str) -> Sequence[str | list[int]]:
         ) from e
     log_line(
         f'The data set books is not available ({unavailable}). Using the {len(queries)} queries of'
-        f' {labels} instead.'
+        f' {labels} instead, for training and for tests alike.'
     )
     return queries
 
@@ -68,11 +67,7 @@ def _queries(labels: str) -> list[str | list[int]]:
 def _read(labels: str) -> Any:
     if not labels.endswith('.jsonl'):
         return storage.read_json(labels)
-    lines = storage.read_text(labels).rstrip().split('\n')
-    try:
-        return [json.loads(line) for line in lines]
-    except (ValueError, RecursionError) as e:
-        raise UserError(f'{labels} is not a list of labels that each have a query') from e
+    return [label for _, label in storage.read_json_lines(labels)]
 
 
 def _query(label: dict[str, Any]) -> str | tuple[int, ...]:

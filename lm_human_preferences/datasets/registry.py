@@ -25,6 +25,8 @@ class DatasetInfo:
         file's queries (lists of token ids) if its own files cannot be had.
     seed_per_run: each run reads it in another order; all others are read in the order of seed 0, as
         in the original.
+    file: 'module:function' of a function that gives, for a part, the URL of the file that is read
+        first, unless it can be done without.
     queries: 'module:function' of a function that lists all queries, if they are few and equally
         frequent; an evaluation then covers every one of them.
     """
@@ -35,11 +37,16 @@ class DatasetInfo:
     downloaded: bool = False
     labels_stand_in: bool = False
     seed_per_run: bool = False
+    file: str | None = None
     queries: str | None = None
 
     def load_generator(self) -> Callable[..., Iterator[str | list[int]]]:
         """The generator function."""
         return _load(self.generator)
+
+    def first_file(self, mode: str) -> str | None:
+        """The URL of the file that the part `mode` begins with; None where none is needed."""
+        return None if self.file is None else _load(self.file)(mode)
 
     @property
     def is_enumerable(self) -> bool:
@@ -69,12 +76,14 @@ _BUILTIN = (
         'articles of CNN and the Daily Mail',
         'lm_human_preferences.datasets.cnndm:cnndm_generator',
         downloaded=True,
+        file='lm_human_preferences.datasets.cnndm:list_url',
     ),
     DatasetInfo(
         'tldr',
         'Reddit posts whose authors added a summary',
         'lm_human_preferences.datasets.tldr:tldr_generator',
         downloaded=True,
+        file='lm_human_preferences.datasets.tldr:posts_url',
     ),
     DatasetInfo(
         'test',

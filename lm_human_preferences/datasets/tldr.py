@@ -12,9 +12,14 @@ from lm_human_preferences.errors import UserError
 URL = 'https://openaipublic.blob.core.windows.net/lm-human-preferences/tldr/{mode}-subset.json'
 
 
+def posts_url(mode: str) -> str:
+    """Where the posts of the part `mode` are."""
+    return URL.format(mode='valid' if mode == 'test' else mode)
+
+
 def tldr_generator(mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:
     """Yield the posts of the part `mode` (train or valid; test is the same as valid), cleaned."""
-    url = URL.format(mode='valid' if mode == 'test' else mode)
+    url = posts_url(mode)
     posts = storage.read_json(url)
     if not isinstance(posts, list) or not all(_is_post(post) for post in posts):
         raise UserError(f'{url} is not a list of posts that each have a content')

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from lm_human_preferences.distributed import messages, mpi_library, network
+from lm_human_preferences.distributed import launch_methods, messages, network
 from lm_human_preferences.distributed.engines import (
     Engine,
     TorchEngine,
@@ -26,22 +26,17 @@ from lm_human_preferences.distributed.engines import (
     create_engine,
     init_torch,
 )
-from lm_human_preferences.distributed.env import (
-    DEFAULT_TIMEOUTS,
-    WITHOUT_MPI,
-    Timeouts,
-    launched_rank,
-    launched_size,
-    launcher_kind,
-)
 from lm_human_preferences.distributed.gradients import Gradients, OverlappedGradients
+from lm_human_preferences.distributed.libraries import mpi_library
 from lm_human_preferences.distributed.lifeline import (
     Lifeline,
     ending_a_start_after,
     noticing_lost_ranks,
     tell_failures_through,
 )
+from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, Timeouts
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.machine import processors
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
@@ -66,10 +61,6 @@ class Comm(abc.ABC):
         """Overwrite `tensors` on all ranks with those of rank 0."""
 
     @abc.abstractmethod
-    def all_reduce_mean_(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite `tensors` with their mean over ranks."""
-
-    @abc.abstractmethod
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
         """A `Gradients` for `parameters`, which averages what backward passes leave in them."""
 
@@ -85,12 +76,17 @@ class Comm(abc.ABC):
         """To be called when the work is done: one rank may end before the others after this."""
         self.barrier()
 
-    def all_reduce_mean(self, stats: Mapping[str, float]) -> dict[str, float]:
-        """The mean over ranks of each number in `stats`."""
-        stats_of_ranks = self.all_gather_object(stats)
+    def all_reduce_mean(self, stats: Mapping[str, float], weight: float = 1.0) -> dict[str, float]:
+        """The mean over ranks of each number in `stats`.
+
+        weight: what this rank counts in the mean. With 0 its `stats` may be empty.
+        """
+        everything = self.all_gather_object((dict(stats), weight))
+        counting = [(each, weight) for each, weight in everything if weight > 0]
+        total = sum(weight for _, weight in counting)
         means = {}
-        for name in stats:
-            means[name] = sum(each[name] for each in stats_of_ranks) / self.size
+        for name in counting[0][0]:
+            means[name] = sum(each[name] * weight for each, weight in counting) / total
         return means
 
 
@@ -103,9 +99,6 @@ class LocalComm(Comm):
     local_size = 1
 
     def broadcast_(self, tensors: Iterable[torch.Tensor]) -> None:
-        pass
-
-    def all_reduce_mean_(self, tensors: Iterable[torch.Tensor]) -> None:
         pass
 
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
@@ -127,13 +120,6 @@ class EngineComm(Comm):
     def all_gather_on_host(self, value: T) -> list[T]:
         """`value` of every rank on this host, in the order of ranks."""
 
-    def all_reduce_mean_(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite `tensors` with their mean over ranks; all sums start before the first wait."""
-        started = [(tensor, self.engine.all_reduce_async_(tensor)) for tensor in tensors]
-        for tensor, handle in started:
-            self.engine.synchronize(handle)
-            tensor.div_(self.size)
-
     def average_gradients(self, parameters: Iterable[torch.Tensor]) -> Gradients:
         return OverlappedGradients(parameters, self.size, self.engine)
 
@@ -144,7 +130,7 @@ class EngineComm(Comm):
             torch.cuda.set_device(choose_gpu(gpus, self.local_rank))
         elif 'OMP_NUM_THREADS' not in os.environ:
             affinities = self.all_gather_on_host(sorted(os.sched_getaffinity(0)))
-            torch.set_num_threads(share_threads(affinities, self.local_rank))
+            limit_threads(affinities, self.local_rank)
 
     def _announce(self, more: str = '') -> None:
         if self.rank == 0:
@@ -155,8 +141,9 @@ class MpiComm(EngineComm):
     """Several ranks that MPI started; the engine that `allreduce` names sums their tensors."""
 
     def __init__(self, allreduce: str, timeouts: Timeouts) -> None:
-        # Our own launcher watches its ranks itself, and from their start.
-        is_watched = launcher_kind() == 'ours'
+        self._meeting: tuple[Store, network.Endpoint] | None = None
+        launched = launch_methods.current()
+        is_watched = launched.watches_ranks
         with contextlib.nullcontext() if is_watched else ending_a_start_after(timeouts.rank):
             mpi = mpi_library.load_mpi()
             self.world = mpi.COMM_WORLD
@@ -164,9 +151,9 @@ class MpiComm(EngineComm):
             self.size = self.world.Get_size()
             self.barrier()
         _unlink_shared_memory()
-        if self.size != launched_size():
+        if self.size != launched.size:
             raise UserError(
-                f'{launched_size()} ranks were started, but each sees a world of {self.size}:'
+                f'{launched.size} ranks were started, but each sees a world of {self.size}:'
                 f' {mpi_library.why_worlds_differ()}'
             )
         self.node = self.world.Split_type(mpi.COMM_TYPE_SHARED)
@@ -177,15 +164,16 @@ class MpiComm(EngineComm):
         self.lifeline = None if is_watched else self._start_lifeline(timeouts.rank)
         self._announce(mpi_library.announcement())
 
-    @functools.cached_property
-    def meeting(self) -> 'tuple[Store, network.Endpoint]':
+    def meet(self) -> 'tuple[Store, network.Endpoint]':
         """The store that all ranks are connected to, and where it is; see `network`."""
-        return network.meet_over_mpi(self)
+        if self._meeting is None:
+            self._meeting = network.meet_over_mpi(self)
+        return self._meeting
 
     def _start_lifeline(self, seconds: int) -> Lifeline | None:
         """Notice ranks that are stopped or gone, if all hosts reach rank 0's by TCP."""
         try:
-            _, place = self.meeting
+            _, place = self.meet()
         except UserError:
             return None  # this engine does without
         store = network.open_store(place, is_host=False, seconds=seconds)
@@ -226,11 +214,11 @@ class TorchComm(EngineComm):
         import torch.distributed
 
         self.dist = torch.distributed
-        self.rank = launched_rank()
-        self.size = launched_size()
-        place = network.endpoint()
-        is_host = network.is_store_host()
-        store = network.open_store(place, is_host=is_host, seconds=timeouts.rank)
+        launched = launch_methods.current()
+        self.rank = launched.rank
+        self.size = launched.size
+        place = launched.endpoint()
+        store = network.open_store(place, is_host=launched.keeps_store, seconds=timeouts.rank)
         own_store = network.open_store(place, is_host=False, seconds=timeouts.rank)
         self.lifeline = Lifeline(own_store, self.rank, self.size, timeouts.rank)
         tell_failures_through(self.lifeline)
@@ -299,11 +287,14 @@ def init_comm(allreduce: str = 'auto', timeouts: Timeouts = DEFAULT_TIMEOUTS) ->
 
     allreduce: see `engines`. UserError where the ranks cannot work together.
     """
-    if launched_size() == 1:
+    launched = launch_methods.current()
+    if launched.size == 1:
+        if 'OMP_NUM_THREADS' not in os.environ:
+            limit_threads([os.sched_getaffinity(0)], local_rank=0)
         return LocalComm()
-    if launcher_kind() in WITHOUT_MPI:
-        return TorchComm(allreduce, timeouts)
-    return MpiComm(allreduce, timeouts)
+    if launched.has_mpi:
+        return MpiComm(allreduce, timeouts)
+    return TorchComm(allreduce, timeouts)
 
 
 def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
@@ -326,13 +317,14 @@ def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
     return own.index(taken[local_rank])
 
 
-def share_threads(affinities: Sequence[Collection[int]], local_rank: int) -> int:
-    """How many threads `local_rank` takes: its share of the processors that it may use.
+def limit_threads(affinities: Sequence[Collection[int]], local_rank: int) -> None:
+    """Have torch take this rank's share of the processors, or fewer if it would by itself.
 
     affinities: the processors that each rank of this host may use; MPI may bind ranks to some.
     """
-    sharing = affinities.count(affinities[local_rank])
-    return max(1, torch.get_num_threads() // sharing)
+    cores = processors.core_of_each(affinities[local_rank])
+    share = processors.thread_count(affinities, local_rank, cores, processors.cpu_quota())
+    torch.set_num_threads(min(share, torch.get_num_threads()))
 
 
 def _visible_gpus() -> list[str]:

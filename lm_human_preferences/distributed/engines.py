@@ -12,16 +12,15 @@ import atexit
 import datetime
 import os
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from lm_human_preferences.distributed import env, horovod_build, mpi_library
+from lm_human_preferences.distributed import launch_methods
+from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
 from lm_human_preferences.distributed.lifeline import noticing_lost_ranks
+from lm_human_preferences.distributed.network import MpiRanks
 from lm_human_preferences.errors import UserError
-
-if TYPE_CHECKING:
-    from lm_human_preferences.distributed.comm import MpiComm
 
 
 class Engine(Protocol):
@@ -101,11 +100,11 @@ def backend_options(seconds: int) -> dict[str, Any]:
     return options
 
 
-def torch_over_mpi(comm: MpiComm, seconds: int) -> TorchEngine:
+def torch_over_mpi(comm: MpiRanks, seconds: int) -> TorchEngine:
     """The engine for ranks that find each other through MPI."""
     import torch.distributed as dist
 
-    store, _ = comm.meeting
+    store, _ = comm.meet()
     init_torch(store, comm.rank, comm.size, **backend_options(seconds))
     return TorchEngine(dist.group.WORLD)
 
@@ -115,7 +114,7 @@ class MpiEngine:
 
     name = 'mpi'
 
-    def __init__(self, comm: MpiComm) -> None:
+    def __init__(self, comm: MpiRanks) -> None:
         self.world = comm.world
         self.in_place = mpi_library.load_mpi().IN_PLACE
 
@@ -130,7 +129,7 @@ class MpiEngine:
         tensor.copy_(host)  # does nothing where they share their memory
 
 
-def create_engine(allreduce: str, comm: MpiComm, seconds: int) -> Engine:
+def create_engine(allreduce: str, comm: MpiRanks, seconds: int) -> Engine:
     """The engine that `--run.allreduce` names; auto: Horovod if it suits all ranks, else torch.
 
     seconds: how long a sum may take, by Horovod or torch.
@@ -157,7 +156,7 @@ def expected_engine(allreduce: str) -> str:
     """
     if allreduce in ('torch', 'mpi'):
         return allreduce
-    if allreduce == 'auto' and env.launcher_kind() in env.WITHOUT_MPI:
+    if allreduce == 'auto' and not launch_methods.current().has_mpi:
         return 'torch'
     soname = mpi_library.expected_soname()
     if allreduce == 'horovod':

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from lm_human_preferences.distributed import channel
-from lm_human_preferences.distributed.env import (
+from lm_human_preferences.distributed.waiting import (
     DEFAULT_TIMEOUTS,
     EXIT_GRACE_SECONDS,
     Timeouts,

@@ -12,12 +12,11 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lm_human_preferences.distributed.env import launched_rank
+from lm_human_preferences.distributed import launch_methods
 
 BEAT_SECONDS = 2
 LAST_WORD_SECONDS = 5  # how long a rank that is about to end waits for the store
@@ -51,7 +50,7 @@ def ending_a_start_after(seconds: int) -> Iterator[None]:
     to print one.
     """
     # The first stacks are enough: when one rank has ended, what started them ends the others.
-    seconds += OTHER_STACKS_SECONDS if launched_rank() else 0
+    seconds += OTHER_STACKS_SECONDS if launch_methods.current().rank else 0
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
     try:
         yield
@@ -192,19 +191,9 @@ def claim_failure() -> bool:
 
 
 def report(message: str, summary: str) -> None:
-    """Print an error; torchrun gets the line that sums it up for its own report."""
+    """Print an error; the launcher gets the line that sums it up for a report of its own."""
     print(message, file=sys.__stderr__, flush=True)
-    tell_torchrun(summary)
-
-
-def tell_torchrun(summary: str) -> None:
-    """Leave a line for torchrun's report, which would else say how to get a traceback."""
-    path = os.environ.get('TORCHELASTIC_ERROR_FILE')
-    if path:
-        details = {'py_callstack': summary, 'timestamp': str(int(time.time()))}
-        content = {'message': {'message': summary, 'extraInfo': details}}
-        with contextlib.suppress(OSError), open(path, 'w', encoding='utf-8') as file:
-            json.dump(content, file)
+    launch_methods.current().tell(summary)
 
 
 def _process_space() -> str:

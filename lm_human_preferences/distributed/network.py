@@ -12,12 +12,12 @@ import fcntl
 import ipaddress
 import json
 import os
-import re
 import socket
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from lm_human_preferences.distributed import env
+from lm_human_preferences.distributed import launch_methods
+from lm_human_preferences.distributed.launch_methods import Endpoint
 from lm_human_preferences.distributed.lifeline import RankLost
 from lm_human_preferences.errors import UserError
 
@@ -27,15 +27,11 @@ if TYPE_CHECKING:
         TCPStore,  # pyright: ignore[reportPrivateImportUsage]
     )
 
-    from lm_human_preferences.distributed.comm import MpiComm
-
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _CONNECT_TIMEOUT_SECONDS = 5
-# Ports for jobs of Slurm: above those of services, below those that hosts give to outgoing
-# connections.
-_FIRST_PORT = 10240
-_PORT_COUNT = 20480
 _TORCHRUN_SECONDS = 60
+
+T = TypeVar('T')
 
 
 def interfaces() -> dict[str, str]:
@@ -82,59 +78,6 @@ def route(addresses: Sequence[str], port: int) -> tuple[str, str]:
     )
 
 
-class Endpoint(NamedTuple):
-    """Where the store is. job: what the keys of this job, and of this attempt at it, begin with."""
-
-    address: str
-    port: int
-    job: str
-
-
-def endpoint() -> Endpoint:
-    """Where the ranks of this job meet; UserError if the environment is wrong about it.
-
-    MASTER_ADDR and MASTER_PORT say so. Under srun, which does not set them, it is the first host of
-    the step, and a port that follows from the numbers of job and step.
-    """
-    is_slurm = env.launcher_kind() == 'slurm'
-    if is_slurm:
-        job_id = os.environ.get('SLURM_JOB_ID', '0')
-        step_id = os.environ.get('SLURM_STEP_ID', '0')
-        job = f'slurm-{job_id}.{step_id}.{os.environ.get("SLURM_RESTART_COUNT", "0")}'
-        default_port = str(_FIRST_PORT + (int(job_id) * 31 + int(step_id)) % _PORT_COUNT)
-    else:
-        job = f'{os.environ.get("TORCHELASTIC_RUN_ID", "job")}/{env.restart_count()}'
-        default_port = ''
-    address = os.environ.get('MASTER_ADDR') or (_first_host_of_step() if is_slurm else '')
-    port = os.environ.get('MASTER_PORT') or default_port
-    if not (port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise UserError(f'MASTER_PORT {port!r} is no TCP port: set it to a number below 65536')
-    return Endpoint(address, int(port), job)
-
-
-def _first_host_of_step() -> str:
-    if os.environ.get('SLURM_STEP_NUM_NODES') == '1':
-        return '127.0.0.1'  # the name of a host need not resolve on itself
-    return first_host(os.environ.get('SLURM_STEP_NODELIST', ''))
-
-
-def first_host(hosts: str) -> str:
-    """The first name in a list as Slurm writes it, such as 'node[07-12,30],login'.
-
-    UserError where there is none.
-    """
-    match = re.match(r'([^\[,]+)(?:\[([^\]-]*)[^\]]*?\])?', hosts)
-    if match is None:
-        raise UserError('SLURM_STEP_NODELIST names no host: set MASTER_ADDR to that of rank 0')
-    prefix, numbers = match.groups(default='')
-    return prefix + numbers.partition(',')[0] + _suffix(hosts[match.end() :])
-
-
-def _suffix(rest: str) -> str:
-    """What follows the brackets in the name of a host: 'rack[1-2]-a' is 'rack1-a' first."""
-    return first_host(rest) if rest and not rest.startswith(',') else ''
-
-
 def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
     """A connection to the store of this job, which this process keeps itself if `is_host`.
 
@@ -142,7 +85,7 @@ def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
     if nothing answers there for so long, or for a minute where torchrun has made the store before.
     """
     timeout = datetime.timedelta(seconds=seconds)
-    if _torchrun_keeps_it():
+    if launch_methods.current().finds_store:
         seconds = min(seconds, _TORCHRUN_SECONDS)
     from torch.distributed import (
         PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
@@ -174,7 +117,28 @@ def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
     return PrefixStore(place.job, store)
 
 
-def meet_over_mpi(comm: MpiComm) -> tuple[Store, Endpoint]:
+class MpiRanks(Protocol):
+    """What ranks that MPI connects have to say of themselves, see `comm.MpiComm`.
+
+    world, node: mpi4py's communicators of all ranks, and of those on this host.
+    """
+
+    rank: int
+    size: int
+    local_size: int
+    world: Any
+    node: Any
+
+    def meet(self) -> tuple[Store, Endpoint]:
+        """What `meet_over_mpi` returned, which is called once."""
+        ...
+
+    def all_gather_object(self, value: T) -> list[T]:
+        """`value` of every rank, in the order of ranks."""
+        ...
+
+
+def meet_over_mpi(comm: MpiRanks) -> tuple[Store, Endpoint]:
     """A store on rank 0 that all ranks are connected to, and where it is.
 
     Gloo is told to use the network interface of that connection. UserError, on all ranks alike, if
@@ -213,15 +177,6 @@ def _tcp_store(place: Endpoint, *, is_master: bool = False) -> TCPStore:
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     return TCPStore(place.address, place.port, is_master=is_master, wait_for_workers=False)
-
-
-def is_store_host() -> bool:
-    """Whether this process is to keep the store."""
-    return env.launched_rank() == 0 and not _torchrun_keeps_it()
-
-
-def _torchrun_keeps_it() -> bool:
-    return os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == 'True'
 
 
 def choose_interface(store: Store, place: Endpoint, rank: int, size: int) -> None:

@@ -20,23 +20,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lm_human_preferences.distributed import channel, lifeline, mpi_library, network
+from lm_human_preferences.distributed import channel, launch_methods, lifeline
 from lm_human_preferences.distributed.channel import StatusPipe
-from lm_human_preferences.distributed.env import (
+from lm_human_preferences.distributed.libraries import mpi_library
+from lm_human_preferences.distributed.libraries.mpi_library import NoLibrary
+from lm_human_preferences.distributed.lifeline import RankLost
+from lm_human_preferences.distributed.waiting import (
     EXIT_GRACE_SECONDS,
     LAUNCHER_GRACE_SECONDS,
     RANK_0_GRACE_SECONDS,
     REPORT_GRACE_SECONDS,
-    WITHOUT_MPI,
-    drop_launchers_threads,
-    is_first_on_host,
-    launched_rank,
-    launched_size,
-    launcher_kind,
-    started_by_srun,
 )
-from lm_human_preferences.distributed.lifeline import RankLost
-from lm_human_preferences.distributed.mpi_library import NoLibrary
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils import streams
 
@@ -46,7 +40,7 @@ STDERR = 2  # its file descriptor: `sys.stderr` is muted where this is not rank 
 def main(directory: str) -> None:
     """Do the job that our launcher has written into `directory`."""
     try:
-        pipe = StatusPipe(directory, launched_rank())
+        pipe = StatusPipe(directory, launch_methods.current().rank)
         job = channel.read_job(directory)
     except OSError:  # the launcher was killed while this process started
         _end_orphans(os.getppid(), directory)
@@ -72,14 +66,15 @@ def run_job(
     Whatever ends it early ends all ranks. pipe: to our launcher; None where another one started the
     ranks. at_interrupt: called on rank 0 when the user interrupts it.
     """
-    drop_launchers_threads()
+    launched = launch_methods.current()
+    launched.prepare()
     # A crash shows where it happened, as an exception does.
     faulthandler.enable(pipe.open_crash_file() if pipe else STDERR)
     threading.Thread(target=_watch_parent, args=(os.getppid(), pipe), daemon=True).start()
     try:
         _call(job, arguments)
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and launched_rank() == 0:
+        if isinstance(error, KeyboardInterrupt) and launched.rank == 0:
             at_interrupt()
         _end_all_ranks(error, pipe)
 
@@ -108,9 +103,10 @@ def _import_for_good(module: str) -> Any:
 
 def mute_unless_rank_0() -> None:
     """Let only rank 0 print, line by line."""
-    if launched_rank():
+    launched = launch_methods.current()
+    if launched.rank:
         sys.stdout = sys.stderr = open(os.devnull, 'w', encoding='utf-8')
-    elif launched_size() > 1:
+    elif launched.size > 1:
         stdout: Any = sys.stdout  # its declared type has no `reconfigure`
         stdout.reconfigure(line_buffering=True)
 
@@ -120,20 +116,12 @@ def settle_user_error(message: str) -> None:
 
     The others, which are mute, end later: what started the ranks ends them all when one has ended.
     """
-    _keep_status_under_srun()
-    if launched_rank():
+    launched = launch_methods.current()
+    launched.keep_status()
+    if launched.rank:
         time.sleep(RANK_0_GRACE_SECONDS)
     else:
-        lifeline.tell_torchrun(message)
-
-
-def _keep_status_under_srun() -> None:
-    """From now on this rank, which is about to end, does so with its own status.
-
-    Where srun ends the others after the first, it would else return that of SIGTERM.
-    """
-    if started_by_srun():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        launched.tell(message)
 
 
 def _call(job: str, arguments: dict[str, Any]) -> None:
@@ -150,9 +138,9 @@ def _call(job: str, arguments: dict[str, Any]) -> None:
         arguments = {**arguments, 'hparams': hparams}
     if hparams is None:
         # Such a job averages nothing: it takes the engine that costs nothing, without a word.
-        has_mpi = launcher_kind() not in WITHOUT_MPI
+        engine = 'mpi' if launch_methods.current().has_mpi else 'torch'
         with contextlib.redirect_stdout(io.StringIO()):
-            ranks = comm.init_comm('mpi' if has_mpi else 'torch')
+            ranks = comm.init_comm(engine)
     else:
         ranks = comm.init_comm(hparams.run.allreduce, hparams.run.timeouts)
     function(**arguments, comm=ranks)
@@ -230,24 +218,24 @@ def _end_all_ranks(error: BaseException, pipe: StatusPipe | None) -> None:
 
 def _print_error(error: BaseException, text: str) -> None:
     """Print `error`, since no launcher of ours will; the other ranks let rank 0 report first."""
-    rank = launched_rank()
+    launched = launch_methods.current()
     lifeline.stop_watching()
-    _keep_status_under_srun()
-    if rank:
+    launched.keep_status()
+    if launched.rank:
         time.sleep(RANK_0_GRACE_SECONDS)
-    if isinstance(error, NoLibrary) and not is_first_on_host():
+    if isinstance(error, NoLibrary) and not launched.is_first_on_host:
         return
     if not lifeline.claim_failure():
         return
     if isinstance(error, UserError):
         message = f'error: {text}'
     elif isinstance(error, RankLost):
-        message = f'error: rank {rank}: {text}'
+        message = f'error: rank {launched.rank}: {text}'
     else:
-        message = f'{text}error: rank {rank} failed'
+        message = f'{text}error: rank {launched.rank} failed'
     lifeline.report(message, text.splitlines()[-1])
     time.sleep(REPORT_GRACE_SECONDS)  # mpiexec drops what it has not yet passed on when ranks abort
-    if launcher_kind() in WITHOUT_MPI and network.is_store_host():
+    if not launched.has_mpi and launched.keeps_store:
         # The others ask the store whether the failure is theirs to report. Without an answer they
         # would report it, too, below what torch says of a store that is gone.
         time.sleep(RANK_0_GRACE_SECONDS)

@@ -15,6 +15,9 @@ from lm_human_preferences.evaluation import optimum
 BEST_OF = (4, 16, 64)
 BY_REWARD_MODEL = '_by_reward_model'  # suffix of a best of n that another reward judges
 
+# Scores have the precision of fp32: a gain below this share of the largest one is rounding.
+ROUNDING = 1e-6
+
 Points = dict[str, dict[str, torch.Tensor]]  # {point: {name: values (queries,)}}
 
 
@@ -89,8 +92,9 @@ def against_frontier(
     """What the frontier allows at the KL of a policy, and the share of that gain it attains.
 
     kl, reward: of the policy. Returns {'kl', 'reward', 'frontier', 'share'}, and the beta whose
-    optimum has this KL. What is no mean by nature is linearised, so that the spread between queries
-    tells its error: the frontier's reward is the minimum over beta of beta (KL + log Z).
+    optimum has this KL. The share is NaN where there is no gain: at a KL of 0, or if all responses
+    to a query score the same. What is no mean by nature is linearised, so that the spread between
+    queries tells its error: the frontier's reward is the minimum over beta of beta (KL + log Z).
     """
     base = optimum.expected(ref_logprobs, scores)
     _, beta = optimum.frontier_at(kl.mean(), ref_logprobs, scores)
@@ -103,6 +107,8 @@ def against_frontier(
     gain = reward - base
     possible = frontier - base
     share = gain.mean() / possible.mean()
+    if possible.mean() <= ROUNDING * scores.abs().max():
+        share = torch.full_like(share, math.nan)
     values = {
         'kl': kl,
         'reward': reward,

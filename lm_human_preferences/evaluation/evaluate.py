@@ -5,21 +5,26 @@ See the paper's section 3.1.1 and figure 3.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
 from typing import Any
 
-from lm_human_preferences import storage
+from lm_human_preferences import lm_tasks, shell, storage
+from lm_human_preferences.datasets import registry
 from lm_human_preferences.evaluation import kl_history, measure, picture, report
+from lm_human_preferences.hparams import train_policy
 from lm_human_preferences.hparams.evaluate import HParams
-from lm_human_preferences.hparams.train_policy import load_run_hparams
+from lm_human_preferences.machine import products, threads
+from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device, set_seed
 from lm_human_preferences.utils.logging import announce, log_line
 
-RESULTS, PICTURE = 'evaluation.json', 'evaluation.png'
+NAME = 'evaluation'  # of the files, with default settings
+RESULTS = f'{NAME}.json'
 
 
 def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) -> dict[str, Any]:
@@ -33,13 +38,19 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     directory = directory or save_dir
     options = HParams(**settings)
     hparams = load_run_hparams(directory)
+    names = file_names(options)
     output_dir = options.output_dir or ('.' if storage.is_remote(directory) else directory)
     if not ends_training:  # a training prints its table even if nothing more can be written
-        outputs.check_output_dir(output_dir, RESULTS, PICTURE)
-    precision.configure('fp32', default_device())  # whatever the run was trained in
+        outputs.check_output_dir(output_dir, *names)
     models = measure.load_models(directory, hparams)
+    width = models[0].model.hparams.n_embd
+    threads.limit_for(width)
+    # Whatever the run was trained in.
+    precision.configure('fp32', default_device(), products.choose(width))
     set_seed(options.seed)  # before the queries: some data sets are made up
-    queries = measure.queries_of(hparams, models[0].encoder, options.queries, options.seed)
+    encoder = models[0].encoder
+    log_line(*lm_tasks.query_notes(hparams.task, encoder, 'test'))
+    queries = measure.queries_of(hparams, encoder, options.queries, options.seed)
     kl_coef, control = options.kl_coef, None
     if options.kl_coef is None:
         kl_coef = kl_history.final_kl_coef(directory, hparams)
@@ -52,29 +63,56 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     }
     # Also on a quiet console: the table is what the user asked for.
     announce(*report.table(results), '')
-    _write(results, output_dir)
+    _write(results, output_dir, names)
     log_line(
-        f'Saved {RESULTS} and {PICTURE} in {save_dir if output_dir == directory else output_dir}'
+        f'Saved {" and ".join(names)} in {save_dir if output_dir == directory else output_dir}'
     )
     if not ends_training:  # a training says itself what comes next
         log_line(
             'Sample from the policy: '
-            f'./sample.py sample --save_dir {shlex.quote(save_dir)} --nsamples 8'
+            + shell.typed(f'./sample.py sample --save_dir {shlex.quote(save_dir)} --nsamples 8')
         )
     return results
 
 
-def _write(results: dict[str, Any], output_dir: str) -> None:
-    """Write the picture and the results to `output_dir`."""
-    command = f'./launch.py evaluate {shlex.quote(results["save_dir"])}'
+def file_names(options: HParams) -> tuple[str, str]:
+    """The names of the results and of the picture.
+
+    They tell which settings are not the defaults: a smaller evaluation, for instance, does not
+    overwrite the full one.
+    """
+    defaults = HParams()
+    words = [NAME]
+    for field in dataclasses.fields(HParams):
+        value = getattr(options, field.name)
+        if field.name != 'output_dir' and value != getattr(defaults, field.name):
+            words.append(f'{field.name}_{value}')
+    name = '-'.join(words)
+    return f'{name}.json', f'{name}.png'
+
+
+def _write(results: dict[str, Any], output_dir: str, names: tuple[str, str]) -> None:
+    """Write the results and the picture to the files `names` in `output_dir`."""
+    results_name, picture_name = names
+    command = shell.typed(f'./launch.py evaluate {shlex.quote(results["save_dir"])}')
     fix = f'`{command} --output_dir ANOTHER` writes elsewhere'
     with outputs.translate_errors(output_dir, fix):
-        picture.draw(results, os.path.join(output_dir, PICTURE))
+        picture.draw(results, os.path.join(output_dir, picture_name))
         # The results come last: `is_done` looks for them.
         contents = json.dumps(results, indent=2).encode()
-        storage.write_bytes(os.path.join(output_dir, RESULTS), contents)
+        storage.write_bytes(os.path.join(output_dir, results_name), contents)
+
+
+def check_queries(hparams: train_policy.HParams) -> None:
+    """UserError if a policy that is trained on a user's own file could not be evaluated.
+
+    hparams: train_policy's.
+    """
+    if hparams.task.query_dataset not in registry.DATASETS:
+        encoding = lm_tasks.initial_encoding(hparams.task.policy.initial_model)
+        measure.queries_of(hparams, encoding.get_encoder(), None)
 
 
 def is_done(directory: str) -> bool:
-    """Whether a run's directory holds an evaluation."""
+    """Whether a run's directory holds an evaluation with default settings."""
     return os.path.exists(os.path.join(directory, RESULTS))

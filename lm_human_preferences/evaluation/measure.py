@@ -11,6 +11,7 @@ import torch
 from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import optimum
 from lm_human_preferences.evaluation.comparison import compare, summarize
 from lm_human_preferences.hparams import train_policy
@@ -96,7 +97,8 @@ def queries_of(
     """`count` queries of the test part, each once: (queries, query_length).
 
     None: all of them if the data set can be enumerated, as that of reviews, else QUERIES. Queries
-    that can be enumerated are few and equally frequent; `seed` decides which of them are taken.
+    that can be enumerated are few and equally frequent; `seed` decides which of them are taken. A
+    file of texts may have fewer.
     """
     is_enumerable = registry.info(hparams.task.query_dataset).is_enumerable
     sampler = lm_tasks.make_query_sampler(
@@ -107,6 +109,8 @@ def queries_of(
         labels=rewards.label_source(hparams),
     )
     queries = sampler()['tokens']
+    if hparams.task.query_dataset not in registry.DATASETS:
+        return _each_once(queries, hparams.task)
     if not is_enumerable:
         return queries
     queries = queries.unique(dim=0)
@@ -116,6 +120,21 @@ def queries_of(
     # own leaves the global one, and with it what is sampled later, as it is.
     generator = torch.Generator().manual_seed(seed)
     return queries[torch.randperm(len(queries), generator=generator)[:count]]
+
+
+def _each_once(queries: torch.Tensor, task: TaskHParams) -> torch.Tensor:
+    """`queries (drawn, query_length)` without those that come again, in their order.
+
+    A file may have fewer than were to be drawn. UserError if it has just one, from which no
+    standard error can be had.
+    """
+    distinct = dict.fromkeys(map(tuple, queries.tolist()))
+    if len(distinct) < 2:
+        raise UserError(
+            f'--task.query_dataset {task.query_dataset}: its test part has a single query; an'
+            ' evaluation needs at least 2'
+        )
+    return torch.tensor(list(distinct))
 
 
 def enumerate_all(

@@ -37,6 +37,7 @@ def _remarks(
         last = ', the last of the run' if results.get('kl_coef_is_last') else ''
         yield f'optimum: the best policy at the KL coefficient {results["kl_coef"]:.4g}{last}'
         yield from _unsettled(results.get('kl_control'), policy['kl'])
+    yield from _without_share(points)
     undersampled = []
     for point, values in points.items():
         if point != 'frontier' and values.get('effective_samples', FEW_SAMPLES) < FEW_SAMPLES:
@@ -46,6 +47,15 @@ def _remarks(
             f'WARNING: less than {FEW_SAMPLES} effective samples at the KL of'
             f' {", ".join(undersampled)}; the best there is estimated too low: give more --samples'
         )
+
+
+def _without_share(points: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """A line that says why there is a dash instead of a share, if there is one."""
+    shares = [values['share'] for values in points.values() if 'share' in values]
+    if all(share is None for share in shares):
+        yield '-: there is no gain, as all responses to a query have the same score'
+    elif None in shares:
+        yield '-: there is no gain at that KL'
 
 
 def _rows(name: str, points: dict[str, dict[str, Any]]) -> list[list[str]]:
@@ -62,10 +72,15 @@ def _rows(name: str, points: dict[str, dict[str, Any]]) -> list[list[str]]:
 
 
 def _cell(values: dict[str, Any], name: str) -> str:
-    """A number with its standard error if it has one; '' where there is no number."""
-    value = values.get(name)
-    if value is None:
+    """A number with its standard error if it has one.
+
+    '' where none belongs, '-' where it cannot be computed.
+    """
+    if name not in values:
         return ''
+    value = values[name]
+    if value is None:
+        return '-'
     digits = '.1%' if name == 'share' else '.3f'
     error = values.get('standard_errors', {}).get(name)
     if not error:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
-from lm_human_preferences import label_types, rewards, storage
+from lm_human_preferences import rewards, storage
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams.train_reward import HParams
 from lm_human_preferences.label_types import LabelType
-from lm_human_preferences.labels.answers import Answer, answer_field
+from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import GOLD, TRAIN, VALIDATION, LabelFolder
 from lm_human_preferences.labels.held_out import Labels, is_held_out, predict
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.rewards import TrainedRewardModel
+from lm_human_preferences.runs import run_files, run_settings
 
-RECORD = 'train_reward_hparams.json'
+RECORD = run_files.REWARD.settings
+POLICY_RECORD = run_files.POLICY.settings
 BATCH = 64  # labels that are scored at a time
 
 
@@ -33,8 +37,8 @@ def saved_model(run: str) -> TrainedModel:
         saved = TrainedModel(run, rewards.reward_model_dir(run))
         saved.encoding.get_encoder()
         return saved
-    except UserError as e:
-        raise UserError(str(e).replace('--rewards.trained_model ', '')) from e
+    except OptionError as e:
+        raise UserError(e.text) from e
 
 
 def load(saved: TrainedModel) -> TrainedRewardModel:
@@ -46,40 +50,59 @@ def load(saved: TrainedModel) -> TrainedRewardModel:
 def record_of(run: str) -> HParams | None:
     """The settings by which the reward model of a run was trained; None where it has no record.
 
-    run: also the directory of the reward model, next to which the record is.
+    run: also the directory of the reward model, next to which the record is. The reward model may
+    be in the checkpoint of a policy: then its settings are part of that run's, and if it had been
+    trained elsewhere, only the task is known.
     """
-    for directory in (run.rstrip('/'), os.path.dirname(run.rstrip('/'))):
-        path = storage.join(directory, RECORD)
-        if storage.exists(path):
-            hparams = HParams()
-            hparams.override_from_json_file(path)
+    for directory in _directories(run):
+        hparams = HParams()
+        with contextlib.suppress(storage.NotFound):
+            run_settings.read_settings(hparams, directory)
             return hparams
+        if storage.exists(storage.join(directory, POLICY_RECORD)):
+            of_policy = run_settings.load_run_hparams(directory)
+            return of_policy.rewards.train_new_model or HParams(task=of_policy.task)
     return None
+
+
+def _is_online(run: str) -> bool:
+    """Whether the reward model of a run was retrained while its policy trained; see record_of."""
+    for directory in _directories(run):
+        if storage.exists(storage.join(directory, POLICY_RECORD)):
+            return run_settings.load_run_hparams(directory).rewards.online is not None
+    return False
+
+
+def _directories(run: str) -> tuple[str, str]:
+    """Where the records of a run may be."""
+    run = run.rstrip('/')
+    return run, os.path.dirname(run)
 
 
 def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict[str, Any]:
     """How often the reward model of `run` answers like the labellers, as JSON has it.
 
     held_out: labels that its training held out, None if there were none; trained_on: the other
-    labels that count for training, which it may have learned; comparisons: of two policies, from
-    which only an online run learns. labellers: accuracy and number of all answers of each but gold
-    ones.
+    labels that count for training, which it may have learned; comparisons: others, of two policies,
+    from which only an online run learns. labellers: accuracy and number of all answers of each but
+    gold ones.
     """
     saved = saved_model(run)
     _check(saved, folder)
     model = load(saved)
-    label_type = label_types.get(folder.label_type)
+    label_type = folder.label_type
     record = record_of(run)
     share = 0.0 if record is None else record.labels.held_out
-    learned = _labels(folder, folder.counted(TRAIN, without))
-    kept_aside = is_held_out(learned, label_type, share)
-    parts = {
-        'held_out': {field: values[kept_aside] for field, values in learned.items()},
-        'trained_on': {field: values[~kept_aside] for field, values in learned.items()},
-        'comparisons': _labels(folder, folder.counted(VALIDATION, without)),
-    }
+    learned = label_files.of_answers(folder, folder.counted(TRAIN, without))
+    compared = label_files.of_answers(folder, folder.counted(VALIDATION, without))
+    held_out, trained_on = _split(learned, label_type, share)
+    if _is_online(run):
+        compared_aside, compared = _split(compared, label_type, share)
+        for field, values in compared_aside.items():
+            held_out[field] = torch.cat([held_out[field], values])
+    parts = {'held_out': held_out, 'trained_on': trained_on, 'comparisons': compared}
     names = [name for name in folder.logs if name not in without]
-    by_labeller = {name: _labels(folder, _answers(folder, name)) for name in names}
+    by_labeller = {name: label_files.of_answers(folder, _answers(folder, name)) for name in names}
     return {
         'run': run,
         'held_out_share': share,
@@ -106,11 +129,21 @@ def _check(saved: TrainedModel, folder: LabelFolder) -> None:
         )
 
 
+def _split(labels: Labels, label_type: LabelType, share: float) -> tuple[Labels, Labels]:
+    """(those of `labels` that a training with this share held out, the others)."""
+    mask = is_held_out(labels, label_type, share)
+    held_out = {field: values[mask] for field, values in labels.items()}
+    return held_out, {field: values[~mask] for field, values in labels.items()}
+
+
 def _prediction(
     model: TrainedRewardModel, labels: Labels, label_type: LabelType
 ) -> dict[str, Any] | None:
     found = predict(model.get_rewards, labels, label_type, BATCH, LocalComm())
-    return None if found is None else dataclasses.asdict(found)
+    if found is None:
+        return None
+    low, high = found.interval()
+    return {**dataclasses.asdict(found), 'low': low, 'high': high}
 
 
 def _answers(folder: LabelFolder, labeller: str) -> list[Answer]:
@@ -121,19 +154,3 @@ def _answers(folder: LabelFolder, labeller: str) -> list[Answer]:
         for answer in last
         if answer.value is not None and folder.questions[answer.question].kind != GOLD
     ]
-
-
-def _labels(folder: LabelFolder, answers: Sequence[Answer]) -> Labels:
-    """Questions and their answers, {field: (answers, ...)}."""
-    fields = ['query', *folder.samples]
-    lengths = folder.task['task']
-    questions = [folder.tokens(folder.questions[answer.question]) for answer in answers]
-    labels = {}
-    for field in fields:
-        length = lengths['query_length' if field == 'query' else 'response_length']
-        rows = [question[field] for question in questions]
-        labels[field] = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), length)
-    name = answer_field(folder.label_type)
-    dtype = torch.int64 if name == 'best' else torch.float32
-    labels[name] = torch.tensor([answer.value for answer in answers], dtype=dtype)
-    return labels

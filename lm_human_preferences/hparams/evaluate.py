@@ -25,12 +25,12 @@ class HParams(hyperparams.HParams):
     )
     output_dir: str | None = option(
         None,
-        'folder for evaluation.json and evaluation.png; None: SAVE_DIR, or the current folder if'
-        ' SAVE_DIR is remote',
+        'folder for evaluation.json and evaluation.png, whose names also tell the settings above'
+        ' that are not the defaults; None: SAVE_DIR, or the current folder if SAVE_DIR is remote',
     )
 
-    def validate(self, *, prefix: str = '') -> None:
+    def validate(self) -> None:
         """Also ValueError for a KL coefficient that is not above 0."""
-        super().validate(prefix=prefix)
+        super().validate()
         if self.kl_coef is not None and self.kl_coef <= 0:
-            raise ValueError(f'--{prefix}kl_coef {self.kl_coef} must be above 0')
+            raise ValueError(f'{self.option_name("kl_coef")} {self.kl_coef} must be above 0')

@@ -41,25 +41,25 @@ class AskHParams(hyperparams.HParams):
         ' each was right; not trained on',
     )
 
-    def validate(self, *, prefix: str = '') -> None:
+    def validate(self) -> None:
         """Also ValueError for two sources of the questions."""
-        super().validate(prefix=prefix)
+        super().validate()
         given = [name for name in ('questions', 'gold', 'against') if getattr(self, name)]
         if len(given) > 1:
-            raise ValueError(
-                f'--{prefix}{given[0]} and --{prefix}{given[1]} ask different questions: give one'
-                ' of them'
-            )
+            first, second = self.option_name(given[0]), self.option_name(given[1])
+            raise ValueError(f'{first} and {second} ask different questions: give one of them')
         source = next(iter(given), None)
         if source in ('questions', 'gold') and self.policy != 'initial':
+            policy = self.option_name('policy')
             raise ValueError(
-                f'--{prefix}policy {self.policy}: nothing is sampled where --{prefix}{source} says'
+                f'{policy} {self.policy}: nothing is sampled where {self.option_name(source)} says'
                 ' what is asked; leave one of them out'
             )
         if self.gold and self.repeated:
+            repeated, gold = self.option_name('repeated'), self.option_name('gold')
             raise ValueError(
-                f'--{prefix}repeated {self.repeated}: every labeller gets the questions of'
-                f' --{prefix}gold; leave --{prefix}repeated out'
+                f'{repeated} {self.repeated}: every labeller gets the questions of {gold}; leave'
+                f' {repeated} out'
             )
 
 
@@ -117,12 +117,12 @@ class WebHParams(hyperparams.HParams):
     )
     key: str | None = option(None, 'PEM file with the private key of the certificate')
 
-    def validate(self, *, prefix: str = '') -> None:
+    def validate(self) -> None:
         """Also ValueError for a certificate without its key, or a key without."""
-        super().validate(prefix=prefix)
+        super().validate()
         if (self.certificate is None) != (self.key is None):
             given, missing = ('key', 'certificate') if self.key else ('certificate', 'key')
-            raise ValueError(f'--{prefix}{given} needs --{prefix}{missing} FILE')
+            raise ValueError(f'{self.option_name(given)} needs {self.option_name(missing)} FILE')
 
 
 @dataclass
@@ -137,17 +137,15 @@ class LabelHParams(hyperparams.HParams):
         None, 'have the known reward of the film reviews answer, instead of a person'
     )
 
-    def validate(self, *, prefix: str = '') -> None:
+    def validate(self) -> None:
         """Also ValueError without a name, or for a page that nobody is to look at."""
         if self.labeller is None:
-            raise ValueError(
-                f'--{prefix}labeller NAME is missing: your answers are saved under this name'
-            )
-        super().validate(prefix=prefix)
+            labeller = self.option_name('labeller')
+            raise ValueError(f'{labeller} NAME is missing: your answers are saved under this name')
+        super().validate()
         if self.web is not None and self.simulate is not None:
-            raise ValueError(
-                f'--{prefix}simulate needs no page: give either --{prefix}web or --{prefix}simulate'
-            )
+            web, simulate = self.option_name('web'), self.option_name('simulate')
+            raise ValueError(f'{simulate} needs no page: give either {web} or {simulate}')
 
 
 @dataclass
@@ -181,13 +179,15 @@ class ReportHParams(hyperparams.HParams):
         None, 'draw the learning curve and the comparisons into this PNG file'
     )
 
-    def validate(self, *, prefix: str = '') -> None:
+    def validate(self) -> None:
         """Also ValueError for options that need another one."""
-        super().validate(prefix=prefix)
+        super().validate()
         if self.learning_curve and self.reward is None:
+            curve, reward = self.option_name('learning_curve'), self.option_name('reward')
             raise ValueError(
-                f'--{prefix}learning_curve {self.learning_curve}: give --{prefix}reward RUN, whose'
-                ' settings the trainings take'
+                f'{curve} {self.learning_curve}: give {reward} RUN, whose settings the trainings'
+                ' take'
             )
         if self.export_as != 'tokens' and self.export is None:
-            raise ValueError(f'--{prefix}export_as {self.export_as}: give --{prefix}export FILE')
+            export, export_as = self.option_name('export'), self.option_name('export_as')
+            raise ValueError(f'{export_as} {self.export_as}: give {export} FILE')

@@ -23,13 +23,20 @@ class HParams(hyperparams.HParams):
     resid_pdrop: float = option(0.1, 'dropout of the residual branches')
     head_pdrop: float = option(0.1, 'dropout before the scalar heads')
 
-    def validate(self, *, prefix: str = '') -> None:
+    def parameters_of_blocks(self) -> int:
+        """How many numbers all blocks of the network hold."""
+        width = self.n_embd
+        return self.n_layer * (12 * width + 13) * width
+
+    def parameters(self) -> int:
+        """How many numbers the network holds, without scalar heads."""
+        return self.parameters_of_blocks() + (self.n_vocab + self.n_ctx + 2) * self.n_embd
+
+    def validate(self) -> None:
         """Also ValueError unless the heads share the width equally."""
-        super().validate(prefix=prefix)
+        super().validate()
         if any(isinstance(value, bool) for value in vars(self).values()):
             raise TypeError('sizes must be numbers, not true or false')
         if self.n_embd % self.n_head:
-            raise ValueError(
-                f'--{prefix}n_embd {self.n_embd} is not a multiple of --{prefix}n_head'
-                f' {self.n_head}'
-            )
+            width, heads = self.option_name('n_embd'), self.option_name('n_head')
+            raise ValueError(f'{width} {self.n_embd} is not a multiple of {heads} {self.n_head}')

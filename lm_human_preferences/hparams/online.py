@@ -5,15 +5,12 @@ from dataclasses import dataclass
 from lm_human_preferences.hparams.labelling import WebHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
+from lm_human_preferences.utils.integers import ceil_div
 
 PEOPLE = 'people'
 SOURCES = (PEOPLE, 'mock', 'test')
 ASKED_AT_ONCE = 16  # training questions, so that few steps are held up by sampling them
 INITIAL_SHARE, AHEAD_SHARE = 4, 50  # labels are divided by these where the options do not say
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 @dataclass(frozen=True)
@@ -41,13 +38,13 @@ class Schedule:
     def labels_at(self, step: int) -> int:
         """l(n): how many labels there have to be before `step`, rounded up."""
         more = (self.labels - self.initial) * self._progress(step)
-        return self.initial + _ceil_div(more, self.steps**2)
+        return self.initial + ceil_div(more, self.steps**2)
 
     def questions_at(self, step: int) -> int:
         """How many training questions have been asked before `step`: l(n) and those ahead, rounded
         up to whole batches of questions."""
         wanted = self.labels_at(step) + self.ahead
-        return min(self.labels, _ceil_div(wanted, ASKED_AT_ONCE) * ASKED_AT_ONCE)
+        return min(self.labels, ceil_div(wanted, ASKED_AT_ONCE) * ASKED_AT_ONCE)
 
     def validation_at(self, step: int) -> int:
         """How many comparisons with the initial model have been asked for before `step`."""
@@ -133,26 +130,26 @@ class OnlineHParams(hyperparams.HParams):
         at_least=0,
     )
 
-    def validate(self, *, prefix: str = '') -> None:
+    def validate(self) -> None:
         """Also ValueError for more initial labels than there are in all, and errors of people."""
-        super().validate(prefix=prefix)
+        super().validate()
         if self.initial is not None and self.initial > self.labels:
-            raise ValueError(
-                f'--{prefix}initial {self.initial} is more than --{prefix}labels {self.labels}'
-            )
+            initial, labels = self.option_name('initial'), self.option_name('labels')
+            raise ValueError(f'{initial} {self.initial} is more than {labels} {self.labels}')
         if self.error and self.source == PEOPLE:
+            error, source = self.option_name('error'), self.option_name('source')
             raise ValueError(
-                f'--{prefix}error {self.error}: --{prefix}source is people, who make errors of'
-                f' their own: give --{prefix}source mock, or no error'
+                f'{error} {self.error}: {source} is people, who make errors of their own: give'
+                f' {source} mock, or no error'
             )
 
     def schedule(self, steps: int) -> Schedule:
         """The schedule for a policy that trains for so many steps."""
         initial, ahead = self.initial, self.ahead
         if initial is None:
-            initial = _ceil_div(self.labels, INITIAL_SHARE)
+            initial = ceil_div(self.labels, INITIAL_SHARE)
         if ahead is None:
-            ahead = _ceil_div(self.labels, AHEAD_SHARE)
+            ahead = ceil_div(self.labels, AHEAD_SHARE)
         return Schedule(
             initial=initial,
             labels=self.labels,
@@ -162,21 +159,12 @@ class OnlineHParams(hyperparams.HParams):
             validation=round(self.validation * self.labels),
         )
 
-    def check_schedule(self, steps: int, batch_size: int, *, prefix: str) -> None:
-        """Raise ValueError unless each retraining has a step of its own among `steps`, and the
-        first labels fill a batch.
-
-        batch_size: of the reward model. prefix: of this group's options.
-        """
-        schedule = self.schedule(steps)
-        found = len(schedule.training_steps()) - 1
+    def check_schedule(self, steps: int) -> None:
+        """Raise ValueError unless each retraining has a step of its own among `steps`."""
+        found = len(self.schedule(steps).training_steps()) - 1
         if found < self.retrainings:
+            retrainings = self.option_name('retrainings')
             raise ValueError(
-                f'--{prefix}retrainings {self.retrainings}: two of them would be at one of the'
+                f'{retrainings} {self.retrainings}: two of them would be at one of the'
                 f' {steps} steps of --ppo.total_episodes; take fewer'
-            )
-        if schedule.initial < batch_size:
-            raise ValueError(
-                f'--{prefix}initial {schedule.initial} does not fill a batch of the reward model,'
-                f' --rewards.train_new_model.batch_size {batch_size}'
             )

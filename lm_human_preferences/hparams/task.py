@@ -15,8 +15,8 @@ class PolicyHParams(hyperparams.HParams):
     )
     initial_model: str = option(
         None,
-        'language model to start from: 124M, 355M, 774M, 1558M, test, reviews, or the path or URL'
-        ' of a directory',
+        'language model to start from: 124M (or gpt2), 355M, 774M, 1558M, test, reviews, or the'
+        ' path or URL of a directory',
     )
 
 
@@ -51,6 +51,10 @@ class TaskHParams(hyperparams.HParams):
 
     policy: PolicyHParams = field(default_factory=PolicyHParams)
 
+    def lengths(self) -> dict[str, int]:
+        """{'query_length', 'response_length'}: how many tokens each text of a question has."""
+        return {'query_length': self.query_length, 'response_length': self.response_length}
+
     def override_from_dict(self, flat_dict: dict[str, Any], separator: str = '.') -> None:
         """See HParams.
 
@@ -62,12 +66,14 @@ class TaskHParams(hyperparams.HParams):
         if isinstance(penalty, float) and penalty.is_integer():
             self.penalty_reward_value = int(penalty)
 
-    def validate(self, *, prefix: str = '') -> None:
+    def validate(self) -> None:
         """Also ValueError if no response can hold a truncate token that counts."""
-        super().validate(prefix=prefix)
+        super().validate()
         if self.truncate_token is not None and self.truncate_after >= self.response_length:
+            after = self.option_name('truncate_after')
+            length = self.option_name('response_length')
             raise ValueError(
-                f'--{prefix}truncate_after {self.truncate_after} must be below'
-                f' --{prefix}response_length {self.response_length}: otherwise no truncate token'
+                f'{after} {self.truncate_after} must be below'
+                f' {length} {self.response_length}: otherwise no truncate token'
                 ' counts and every response scores the penalty'
             )

@@ -1,22 +1,36 @@
 """Hyperparameters of policy training (the original's train_policy.py)."""
 
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from lm_human_preferences import storage
+from lm_human_preferences import label_types, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import train_reward
 from lm_human_preferences.hparams.online import PEOPLE, OnlineHParams, ServeHParams
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
+from lm_human_preferences.utils.integers import ceil_div, check_multiple
 
 _LEAST_TO_WHITEN = 8  # responses of a minibatch
 _NEW = 'rewards.train_new_model'
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
 # Options of the policy that a new reward model takes over unless it is given its own.
 _OF_BOTH = {'run.precision', 'run.gradient_checkpointing'}
+# Options of a new reward model that have no effect where its labels are collected while the policy
+# trains, and what says instead.
+_OFFLINE = {
+    'labels.num_train': '--rewards.online.labels',
+    'labels.error': '--rewards.online.error',
+    'labels.without': '--rewards.online: every answer to its questions counts',
+    'labels.too_long': 'its questions, which are cut to the task already',
+    'run.seed': '--run.seed',
+    'run.save_dir': '--save_dir',
+    'run.log_interval': '--rewards.online.retrainings: each of them is logged',
+    'run.save_interval': '--run.save_interval',
+    'run.precision': '--run.precision',
+}
 _PUBLISHED = ('sentiment', 'descriptiveness', 'cnndm', 'tldr')
 
 
@@ -53,14 +67,14 @@ class RewardHParams(hyperparams.HParams):
         ours=True,
     )
 
-    def validate(self, *, prefix: str = '') -> None:
+    def validate(self) -> None:
         """Also AssertionError unless there is exactly one reward model, and a new one where labels
         are collected."""
-        super().validate(prefix=prefix)
-        trained, new = f'--{prefix}trained_model', f'--{prefix}train_new_model'
+        super().validate()
+        trained, new = self.option_name('trained_model'), self.option_name('train_new_model')
         if self.online is not None and self.train_new_model is None:
             raise AssertionError(
-                f'--{prefix}online trains a reward model of its own: it needs {new} on'
+                f'{self.option_name("online")} trains a reward model of its own: it needs {new} on'
             )
         if self.trained_model is None and self.train_new_model is None:
             raise AssertionError(f'no reward model: give {trained} DIRECTORY, or {new} on')
@@ -112,6 +126,13 @@ class PpoHParams(hyperparams.HParams):
 
 @dataclass
 class RunHParams(train_reward.RunHParams):
+    dropped: ClassVar[frozenset[str]] = frozenset()
+
+    evaluate: bool = option(
+        False,
+        'evaluate the policy after training, as ./launch.py evaluate does; needs save_dir',
+        ours=True,
+    )
     serve: ServeHParams | None = option(
         None,
         'while labels are collected, serve the page on which people answer (./launch.py label'
@@ -128,51 +149,41 @@ class HParams(hyperparams.HParams):
     rewards: RewardHParams = field(default_factory=RewardHParams)
     ppo: PpoHParams = field(default_factory=PpoHParams)
 
-    def validate(self, *, prefix: str = '') -> None:
+    def validate(self) -> None:
         """Also UserError unless minibatches divide the batch.
 
         AssertionError if they are too small to whiten.
         """
-        super().validate(prefix=prefix)
-        name = f'--{prefix}ppo.batch_size'
-        hyperparams.check_multiple(
-            self.ppo.batch_size, name, {f'--{prefix}ppo.nminibatches': self.ppo.nminibatches}
-        )
-        if problem := self._too_few_to_whiten(
-            name, f'{self.ppo.nminibatches} minibatches', self.ppo.nminibatches
-        ):
-            raise AssertionError(f'{problem}, or --{prefix}ppo.whiten_rewards false')
-        self._validate_online(prefix)
+        super().validate()
+        parts = self.ppo.nminibatches
+        check_multiple(self.ppo.batch_size, '--ppo.batch_size', {'--ppo.nminibatches': parts})
+        if problem := self._too_few_to_whiten(f'{parts} minibatches', parts):
+            raise AssertionError(f'{problem}, or --ppo.whiten_rewards false')
+        self._validate_online()
 
-    def _validate_online(self, prefix: str) -> None:
+    def _validate_online(self) -> None:
         """ValueError for labels that cannot be collected as the options say."""
         online, new_model = self.rewards.online, self.rewards.train_new_model
         if self.run.serve is not None and (online is None or online.source != PEOPLE):
             raise ValueError(
-                f'--{prefix}run.serve shows people what to answer: it needs'
-                f' --{prefix}rewards.online with the source people'
+                '--run.serve shows people what to answer: it needs --rewards.online with the'
+                ' source people'
             )
         if online is None or new_model is None:
             return
-        group = f'--{prefix}rewards.online'
-        steps = -(-self.ppo.total_episodes // self.ppo.batch_size)
-        online.check_schedule(steps, new_model.batch_size, prefix=f'{prefix}rewards.online.')
-        samples = _samples_of(new_model.labels.type)
+        steps = ceil_div(self.ppo.total_episodes, self.ppo.batch_size)
+        online.check_schedule(steps)
+        samples = len(label_types.get(new_model.labels.type).samples)
         if online.validation and samples % 2:
             raise ValueError(
-                f'{group}.validation {online.validation}: --{prefix}{_NEW}.labels.type'
+                f'--rewards.online.validation {online.validation}: --{_NEW}.labels.type'
                 f' {new_model.labels.type} shows {samples} sample(s), which two policies cannot'
                 ' share equally; take 0'
             )
-        if new_model.labels.without is not None:
-            raise ValueError(
-                f'--{prefix}{_NEW}.labels.without has no effect with {group}, whose labels are not'
-                f' those of --{prefix}{_NEW}.labels.source'
-            )
         if online.source == PEOPLE and self.run.save_dir is None:
             raise ValueError(
-                f'{group}.source people: a run with --save_dir None has no folder in which they'
-                ' could answer'
+                '--rewards.online.source people: a run with --save_dir None has no folder in which'
+                ' they could answer'
             )
 
     def writes(self) -> list[str]:
@@ -183,64 +194,44 @@ class HParams(hyperparams.HParams):
     def check_ranks(self, ranks: int) -> None:
         """UserError unless so many ranks can share the batches equally and whiten their parts."""
         parts = self.ppo.nminibatches * ranks
-        hyperparams.check_multiple(
+        check_multiple(
             self.ppo.batch_size,
             '--ppo.batch_size',
             {'--mpi': ranks, '--ppo.nminibatches': self.ppo.nminibatches},
         )
-        if problem := self._too_few_to_whiten(
-            '--ppo.batch_size', f'{parts} minibatches (--mpi {ranks})', parts
-        ):
+        if problem := self._too_few_to_whiten(f'{parts} minibatches (--mpi {ranks})', parts):
             raise UserError(f'{problem}, fewer ranks, or --ppo.whiten_rewards false')
         if self.rewards.train_new_model is not None:
-            self.rewards.train_new_model.check_ranks(ranks, prefix=f'{_NEW}.')
+            self.rewards.train_new_model.check_ranks(ranks)
 
-    def _too_few_to_whiten(self, name: str, parts_name: str, parts: int) -> str | None:
+    def _too_few_to_whiten(self, parts_name: str, parts: int) -> str | None:
         """What is wrong if a batch in so many parts is too small to whiten, else None."""
         if self.ppo.whiten_rewards and self.ppo.batch_size // parts < _LEAST_TO_WHITEN:
             return (
-                f'{name} {self.ppo.batch_size} in {parts_name} is too few for whitening: take '
-                f'{_LEAST_TO_WHITEN * parts} or more'
+                f'--ppo.batch_size {self.ppo.batch_size} in {parts_name} is too few for whitening:'
+                f' take {_LEAST_TO_WHITEN * parts} or more'
             )
         return None
-
-
-def _samples_of(label_type: str) -> int:
-    """How many responses a label of this type is about."""
-    if label_type.startswith('best_of_'):
-        return int(label_type.removeprefix('best_of_'))
-    return 2 if label_type == 'scalar_compare' else 1
-
-
-def load_run_hparams(save_dir: str) -> HParams:
-    """The hyperparameters of the run of train_policy in `save_dir`, local or remote."""
-    hparams = HParams()
-    try:
-        # See runs.run_files.POLICY.settings, in a room above this one.
-        hparams.override_from_json_file(storage.join(save_dir, 'train_policy_hparams.json'))
-    except storage.NotFound as e:
-        raise UserError(
-            f'--save_dir {save_dir} is no run of train_policy: it has no train_policy_hparams.json'
-        ) from e
-    return hparams
 
 
 def complete(
     settings: dict[str, Any],
     hparams: HParams,
     experiment: str | None,
-) -> dict[str, Any]:
-    """The user's settings by dotted name, completed by what they imply.
+) -> tuple[dict[str, Any], list[str]]:
+    """The user's settings by dotted name, completed by what they imply; lines that tell the user.
 
     The policy and its reward model have the same task; where no reward model is given, it is the
     published one. hparams: the experiment's, to which the settings are applied. UserError if two
     settings contradict each other.
     """
     settings = dict(settings)
+    notes = []
     named = any(key.startswith(f'{_NEW}.') for key in settings)
     default = 'on' if named or hparams.rewards.train_new_model else 'off'
     trains_new_model = settings.get(_NEW, default) == 'on'
     if trains_new_model:
+        notes += _refuse_what_has_no_effect(settings, hparams)
         _share_task(settings)
         for key in _OF_BOTH & settings.keys():
             settings.setdefault(f'{_NEW}.{key}', settings[key])
@@ -251,10 +242,9 @@ def complete(
             and 'run.seed' in settings
             and f'{_NEW}.run.seed' not in settings
         ):
-            print(
+            notes.append(
                 'note: --run.seed is the seed of the policy only; that of the reward model stays '
-                f'{new_model.run.seed} unless --{_NEW}.run.seed is given',
-                file=sys.stderr,
+                f'{new_model.run.seed} unless --{_NEW}.run.seed is given'
             )
     elif (
         not named
@@ -262,12 +252,31 @@ def complete(
         and experiment in _PUBLISHED
     ):
         settings['rewards.trained_model'] = f'{_RUNS}/{experiment}/reward_model'
-        print(
+        notes.append(
             'note: no --rewards.trained_model given: using the published one,'
-            f' {settings["rewards.trained_model"]}',
-            file=sys.stderr,
+            f' {settings["rewards.trained_model"]}'
         )
-    return settings
+    return settings, notes
+
+
+def _refuse_what_has_no_effect(settings: Mapping[str, Any], hparams: HParams) -> list[str]:
+    """UserError for an option of a new reward model that nothing would read; see `complete`.
+
+    Returns notes on those that nothing reads either, but that the original took.
+    """
+    named = any(key.startswith('rewards.online.') for key in settings)
+    default = 'on' if named or hparams.rewards.online else 'off'
+    if settings.get('rewards.online', default) == 'on':
+        for name, instead in _OFFLINE.items():
+            if settings.get(f'{_NEW}.{name}') is not None:  # None asks for nothing
+                raise UserError(
+                    f'--{_NEW}.{name} has no effect with --rewards.online; what counts is {instead}'
+                )
+    elif f'{_NEW}.run.save_dir' in settings:
+        return [
+            f'note: --{_NEW}.run.save_dir has no effect: the reward model is kept with its policy'
+        ]
+    return []
 
 
 def _share_task(settings: dict[str, Any]) -> None:

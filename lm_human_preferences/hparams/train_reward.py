@@ -1,14 +1,15 @@
 """Hyperparameters of reward-model training (the original's train_reward.py)."""
 
 import os
-import re
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from lm_human_preferences import storage
-from lm_human_preferences.distributed.env import Timeouts
+from lm_human_preferences import label_types, storage
+from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, Timeouts
 from lm_human_preferences.hparams.task import TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
+from lm_human_preferences.utils.integers import check_multiple
 
 ENGINES = ('auto', 'horovod', 'torch', 'mpi')
 ON_ANOMALY = ('off', 'warn', 'stop')
@@ -25,7 +26,8 @@ class LabelHParams(hyperparams.HParams):
     )
     num_train: int | None = option(
         None,
-        'labels to train on, a multiple of batch_size; None: all, rounded down to a multiple',
+        'labels to train on, those at the beginning of the source, a multiple of batch_size; None:'
+        ' all',
         at_least=1,
     )
     source: str = option(
@@ -61,32 +63,44 @@ class LabelHParams(hyperparams.HParams):
         ours=True,
     )
 
-    def validate(self, *, prefix: str = '') -> None:
-        """Also ValueError for best_of_0 and best_of_1, which compare nothing.
+    def validate(self) -> None:
+        """Also UserError for what is no label type, and ValueError for one with a single answer.
 
-        And for `without` if the source is not a folder, which alone records who answered.
+        And for `without` if the source is not a folder, which alone records who answered,
+        `too_long` if it is one, and `error` where people answer.
         """
-        super().validate(prefix=prefix)
-        best_of = re.fullmatch(r'best_of_(\d+)', self.type)
-        if best_of and int(best_of[1]) < 2:
+        super().validate()
+        label_type = label_types.get(self.type, self.option_name('type'))
+        if label_type.control.choices < 2:
             raise ValueError(
-                f'--{prefix}type {self.type} compares nothing: the N of best_of_N must be at least'
-                ' 2'
+                f'{self.option_name("type")} {self.type} compares nothing: the N of'
+                f' {type(label_type).name} must be at least 2'
             )
+        source = f'{self.option_name("source")} {self.source}'
         if self.without is not None and not os.path.isdir(self.source):
             raise ValueError(
-                f'--{prefix}without {self.without}: --{prefix}source {self.source} is not a folder'
-                ' of labels, and only a folder records who gave each label'
+                f'{self.option_name("without")} {self.without}: {source} is not a folder of labels,'
+                ' and only a folder records who gave each label'
+            )
+        if self.too_long != 'refuse' and self._has_no_texts():
+            raise ValueError(
+                f'{self.option_name("too_long")} {self.too_long}: {source} holds no texts, but'
+                ' token ids'
             )
         if self.error and self.source != 'mock':
             raise ValueError(
-                f"--{prefix}error {self.error}: --{prefix}source {self.source} is not 'mock', whose"
-                ' labels alone are made with errors'
+                f"{self.option_name('error')} {self.error}: {source} is not 'mock', whose labels"
+                ' alone are made with errors'
             )
+
+    def _has_no_texts(self) -> bool:
+        return self.source in ('mock', 'test') or os.path.isdir(self.source)
 
 
 @dataclass
 class RunHParams(hyperparams.HParams):
+    dropped: ClassVar[frozenset[str]] = frozenset({'evaluate'})
+
     seed: int | None = option(
         None,
         'seed of all random numbers; None: a different one each time. A reward model trained with a'
@@ -98,12 +112,11 @@ class RunHParams(hyperparams.HParams):
         None, 'directory of the run: --save_dir joined with NAME; None: nothing is saved'
     )
     resume: bool = option(
-        False, 'continue from the latest checkpoint in save_dir, if there is one', ours=True
-    )
-    evaluate: bool = option(
         False,
-        'evaluate the policy after training, as ./launch.py evaluate does; needs save_dir',
+        'continue from the latest checkpoint in save_dir, if there is one',
         ours=True,
+        of_command=True,
+        lasting=False,
     )
     console: str = option(
         'summary',
@@ -111,38 +124,47 @@ class RunHParams(hyperparams.HParams):
         ' errors and the end)',
         one_of=CONSOLES,
         ours=True,
-        recorded=False,
+        of_command=True,
+        lasting=False,
     )
     allreduce: str = option(
-        'auto', 'what averages over ranks: auto, horovod, torch or mpi', one_of=ENGINES, ours=True
+        'auto',
+        'what averages over ranks: auto, horovod, torch or mpi',
+        one_of=ENGINES,
+        ours=True,
+        of_command=True,
     )
     rank_timeout: int = option(
-        600,
+        DEFAULT_TIMEOUTS.rank,
         'seconds in which a rank has to give a sign of life; after that, all ranks are ended',
         at_least=10,
         at_most=LONGEST_TIMEOUT,
         ours=True,
+        of_command=True,
     )
     allreduce_timeout: int = option(
-        1800,
+        DEFAULT_TIMEOUTS.allreduce,
         "seconds that ranks wait for each other's gradients; not with --run.allreduce mpi",
         at_least=10,
         at_most=LONGEST_TIMEOUT,
         ours=True,
+        of_command=True,
     )
     stop_timeout: int = option(
-        20,
+        DEFAULT_TIMEOUTS.stop,
         'seconds in which a step has to end after Ctrl-C or SIGTERM, to be saved; a second signal'
         ' stops at once',
         at_least=1,
         at_most=LONGEST_TIMEOUT,
         ours=True,
+        of_command=True,
     )
     on_anomaly: str = option(
         'warn',
         'what to do if training goes wrong: off (nothing), warn, or stop (save a checkpoint first)',
         one_of=ON_ANOMALY,
         ours=True,
+        of_command=True,
         formerly='andon',
     )
     precision: str = option(
@@ -180,7 +202,11 @@ class HParams(hyperparams.HParams):
     task: TaskHParams = field(default_factory=TaskHParams)
     labels: LabelHParams = field(default_factory=LabelHParams)
 
-    batch_size: int = option(40, 'labels per step, over all ranks', at_least=1)
+    batch_size: int = option(
+        40,
+        'labels per step, over all ranks; the last step has what is left of all labels',
+        at_least=1,
+    )
     lr: float = option(5e-5, 'learning rate of the first step; it falls linearly to 0', at_least=0)
 
     rollout_batch_size: int = option(
@@ -213,14 +239,18 @@ class HParams(hyperparams.HParams):
         ours=True,
     )
 
-    def validate(self, *, prefix: str = '') -> None:
-        """Also UserError unless batches divide the labels."""
-        super().validate(prefix=prefix)
+    def validate(self) -> None:
+        """Also UserError unless batches divide the labels that are asked for, as in the original.
+
+        All labels (None) need not fill batches: nobody has chosen their number.
+        """
+        super().validate()
         if self.labels.num_train is not None:
-            hyperparams.check_multiple(
+            check_multiple(
                 self.labels.num_train,
-                f'--{prefix}labels.num_train',
-                {f'--{prefix}batch_size': self.batch_size},
+                self.option_name('labels.num_train'),
+                {self.option_name('batch_size'): self.batch_size},
+                otherwise=', or None for all labels',
             )
 
     def idle_normalization(self) -> list[str]:
@@ -228,12 +258,12 @@ class HParams(hyperparams.HParams):
         names = ('normalize_before', 'normalize_after')
         if self.normalize_samples:
             return []
-        return [f'--{name}' for name in names if getattr(self, name)]
+        return [self.option_name(name) for name in names if getattr(self, name)]
 
-    def check_ranks(self, ranks: int, *, prefix: str = '') -> None:
+    def check_ranks(self, ranks: int) -> None:
         """UserError unless so many ranks can share the batches equally."""
         for name in ('batch_size', 'rollout_batch_size'):
-            hyperparams.check_multiple(getattr(self, name), f'--{prefix}{name}', {'--mpi': ranks})
+            check_multiple(getattr(self, name), self.option_name(name), {'--mpi': ranks})
 
     def writes(self) -> list[str]:
         return ['train_reward']

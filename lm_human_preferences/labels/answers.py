@@ -4,41 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import hmac
 import json
-import math
 import os
+import uuid as uuids
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.label_types import LabelType, Value, is_number
 from lm_human_preferences.labels import json_lines
+from lm_human_preferences.utils.terminal import printable
 
-# What labellers are told where nobody says otherwise, by the field of the answer.
-INSTRUCTIONS = {
-    'best': 'Read the text, then the responses to it. Choose the one that you like best.',
-    'score': 'Read the text, then the response to it. Say how much you like the response.',
-    'difference': 'Read the text, then both responses to it. Say which of them you like better.',
-}
-SCALE = 9  # of a rating or a comparison: 1 to 9
 REASONS = (  # for skipping a question
     'cannot tell which is better',
     'not understandable',
     'offensive',
     'other',
 )
-
-
-def sample_names(label_type: str) -> list[str]:
-    """The fields that hold the responses of a question, as label_types has them."""
-    if label_type == 'scalar_rating':
-        return ['sample']
-    count = 2 if label_type == 'scalar_compare' else int(label_type.removeprefix('best_of_'))
-    return [f'sample{i}' for i in range(count)]
-
-
-def answer_field(label_type: str) -> str:
-    """The field that holds the answer, as label_types has it."""
-    return {'scalar_rating': 'score', 'scalar_compare': 'difference'}.get(label_type, 'best')
 
 
 def question_id(tokens: Mapping[str, Sequence[int]]) -> str:
@@ -50,67 +33,64 @@ def question_id(tokens: Mapping[str, Sequence[int]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def shown_order(labeller: str, question: str, count: int) -> tuple[int, ...]:
-    """The samples in the order in which a labeller sees them, always the same one."""
+def shown_order(
+    labeller: str, question: str, count: int, key: bytes | None = None
+) -> tuple[int, ...]:
+    """The samples in the order in which a labeller sees them, always the same one.
 
-    def key(index: int) -> str:
-        return hashlib.sha256(f'{labeller}/{question}/{index}'.encode()).hexdigest()
+    key: a secret of the folder, without which the order, and so which policy each sample is of,
+    could be computed by whoever has this program. None: for those who see no samples.
+    """
+    return tuple(
+        sorted(range(count), key=lambda index: _digest(f'{labeller}/{question}/{index}', key))
+    )
 
-    return tuple(sorted(range(count), key=key))
 
-
-def asking_rank(labeller: str, question: str) -> bytes:
-    """What questions are sorted by for a labeller.
+def asking_rank(labeller: str, question: str, key: bytes | None = None) -> bytes:
+    """What questions are sorted by for a labeller. key: see shown_order.
 
     Each goes through them in an order of their own, so that two who work at the same time seldom
-    meet.
+    meet. Which question comes when tells something about its id, and that of its samples' order.
     """
-    return hashlib.sha256(f'{labeller}/{question}'.encode()).digest()
+    return _digest(f'{labeller}/{question}', key)
 
 
-def choices(label_type: str) -> int:
-    """How many different answers a labeller can give, which are numbered from 1."""
-    if answer_field(label_type) == 'best':
-        return len(sample_names(label_type))
-    return SCALE
-
-
-def chosen_value(label_type: str, order: Sequence[int], number: int) -> float:
-    """The value of an answer, by the number of the choice.
-
-    The number is the place of the best sample, a rating up to SCALE, or from 1 (what is shown first
-    is far better) to SCALE (the second is). order: the samples as they were shown.
-    """
-    if answer_field(label_type) == 'best':
-        return order[number - 1]
-    if label_type == 'scalar_rating':
-        return number
-    towards_second_shown = number - (SCALE + 1) // 2
-    return towards_second_shown if order[0] == 0 else -towards_second_shown
+def _digest(text: str, key: bytes | None) -> bytes:
+    if key is None:
+        return hashlib.sha256(text.encode()).digest()
+    return hmac.digest(key, text.encode(), 'sha256')
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
     """A labeller's answer to a question, or a skip.
 
-    value: the index of the best sample, a score or a difference; None where the question was
-    skipped, for `reason`. order: the samples as they were shown. seconds: how long it took. time:
-    of the answer, in seconds since 1970.
+    value: as the label type has it; None where the question was skipped, for `reason`. order: the
+    samples as they were shown. seconds: how long it took. time: of the answer, in seconds since
+    1970; see LabelFolder.time_of_next_answer.
     """
 
     uuid: str
     labeller: str
     question: str
-    value: float | None
+    value: Value | None
     reason: str | None
     order: tuple[int, ...]
     seconds: float
     time: float
 
-    def shown_position(self) -> int:
-        """The position, from 0, at which the chosen sample was shown."""
-        assert self.value is not None
-        return self.order.index(int(self.value))
+    @property
+    def is_imported(self) -> bool:
+        """Whether it was given elsewhere: its UUID is derived from it, those of ours are random."""
+        try:
+            return uuids.UUID(self.uuid).version == 5
+        except ValueError:
+            return False
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether `seconds` is known; an imported answer may have come without."""
+        return self.seconds > 0 or not self.is_imported
 
 
 class AnswerLog:
@@ -118,10 +98,11 @@ class AnswerLog:
 
     most_lines: how much of the file counts; None: all. by_question: {question: answers that were
     not taken back, the last one last}. uuids: of all answers ever given. line_of: {uuid: number of
-    its line, from 1}. undone: number of answers that were taken back.
+    its line, from 1}. undone: number of answers that were taken back. latest: the greatest time of
+    an answer, 0 where there is none.
     """
 
-    def __init__(self, path: str, label_type: str, most_lines: int | None = None) -> None:
+    def __init__(self, path: str, label_type: LabelType, most_lines: int | None = None) -> None:
         self.label_type = label_type
         self.labeller = os.path.basename(path).removesuffix('.jsonl')
         self.reader = json_lines.Reader(path, most_lines)
@@ -133,6 +114,7 @@ class AnswerLog:
         self.line_of: dict[str, int] = {}
         self.by_question: dict[str, list[Answer]] = {}
         self._taken_back: set[str] = set()
+        self.latest = 0.0
 
     @property
     def undone(self) -> int:
@@ -160,14 +142,17 @@ class AnswerLog:
 
     def _add(self, answer: Answer, where: str) -> None:
         if answer.uuid in self.uuids:
-            raise UserError(f'{where} repeats the answer {answer.uuid}')
+            raise UserError(f'{where} repeats the answer {printable(answer.uuid)}')
         self.uuids[answer.uuid] = answer
         self.line_of[answer.uuid] = self.reader.lines
         self.by_question.setdefault(answer.question, []).append(answer)
+        self.latest = max(self.latest, answer.time)
 
     def _take_back(self, uuid: Any, where: str) -> Answer:
         if not isinstance(uuid, str) or uuid not in self.uuids:
-            raise UserError(f'{where} takes back the answer {uuid!s:.80}, which is not there')
+            raise UserError(
+                f'{where} takes back the answer {printable(str(uuid)):.80}, which is not there'
+            )
         answer = self.uuids[uuid]
         if uuid in self._taken_back:
             return answer
@@ -188,7 +173,7 @@ class AnswerLog:
                 uuid=record['answer'],
                 labeller=self.labeller,
                 question=record['question'],
-                value=record.get(answer_field(self.label_type)),
+                value=record.get(self.label_type.field),
                 reason=record.get('skip'),
                 order=tuple(record['order']),
                 seconds=record['seconds'],
@@ -196,7 +181,7 @@ class AnswerLog:
             )
             check_answer(answer, self.label_type)
         except (KeyError, OverflowError, TypeError, ValueError) as e:
-            raise UserError(f'{where} is no answer of the type {self.label_type}: {e}') from e
+            raise UserError(f'{where} is no answer of the type {self.label_type.name}: {e}') from e
         return answer
 
     def last(self) -> Answer | None:
@@ -212,19 +197,9 @@ class AnswerLog:
         return answers[-1] if answers else None
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a finite number, and no larger than a float can be."""
-    if type(value) not in (int, float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-def check_answer(answer: Answer, label_type: str) -> None:
+def check_answer(answer: Answer, label_type: LabelType) -> None:
     """Raise TypeError or ValueError, which says what is wrong, for an impossible answer."""
-    count = len(sample_names(label_type))
+    count = len(label_type.samples)
     if not isinstance(answer.uuid, str) or not isinstance(answer.question, str):
         raise TypeError('answer and question must be texts')
     if sorted(answer.order) != list(range(count)):
@@ -234,9 +209,8 @@ def check_answer(answer: Answer, label_type: str) -> None:
             raise TypeError(f'{name} must be a number')
     if answer.value is None:
         if not isinstance(answer.reason, str):
-            raise TypeError(f'it has neither {answer_field(label_type)} nor skip')
-    elif answer_field(label_type) == 'best':
-        if type(answer.value) is not int or not 0 <= answer.value < count:
-            raise ValueError(f'best must be 0 to {count - 1}, not {answer.value!r:.80}')
-    elif not is_number(answer.value):
-        raise TypeError(f'{answer_field(label_type)} must be a number')
+            raise TypeError(f'it has neither {label_type.field} nor skip')
+    elif not label_type.is_valid(answer.value):
+        raise ValueError(
+            f'{label_type.field} must be {label_type.expected}, not {answer.value!r:.80}'
+        )

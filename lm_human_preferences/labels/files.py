@@ -1,9 +1,9 @@
 """Reads label files and reports every mistake in them before training starts."""
 
 import contextlib
+import itertools
 import json
-import warnings
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,10 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels import folder_labels, simulated
+from lm_human_preferences.labels.answers import Answer
+from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.texts import records, tokenise
+from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.utils.core import Schema
 
@@ -22,28 +25,29 @@ from lm_human_preferences.utils.core import Schema
 def load_labels(
     hparams: HParams,
     encoding: Encoding,
-    lines: Mapping[str, int] | None = None,
+    folder: LabelFolder | None = None,
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
     """The labels to train on, all checked (the original's download_labels).
 
-    hparams: train_reward's. lines: of a folder of labels, {labeller: how many lines of the answers
-    count}; None: all that there are.
+    hparams: train_reward's. folder: that of --labels.source, as far as it has been read; None: it
+    is opened here, if it is one.
 
     Returns ({field: tensor (num_train, *schema.shape)}, lines that tell the user how many labels
-    there are and how many are left out). Raises UserError naming file, index and field.
+    there are, and how texts were read). Raises UserError naming file, index and field.
     """
-    label_types.schemas_of(hparams)  # refuses a type without responses
     if hparams.labels.source == 'test':
         return simulated.generate_labels(hparams, encoding), []
     source = f'--labels.source {hparams.labels.source}'
-    objects, text_notes = _objects(hparams, encoding, lines)
+    objects, text_notes = _objects(hparams, encoding, folder)
     if not isinstance(objects, list):
         raise UserError(
             f'{source} must hold a JSON array of labels, not a {type(objects).__name__}'
         )
-    num_train, notes = _num_train(source, len(objects), hparams)
-    labels = as_tensors(source, objects[:num_train], hparams, encoding)
-    return labels, [*notes, *text_notes]
+    num_train = _num_train(source, len(objects), hparams)
+    label_type = label_types.get(hparams.labels.type)
+    schemas = label_type.schemas(**hparams.task.lengths())
+    labels = _as_tensors(source, objects[:num_train], label_type, schemas, encoding)
+    return labels, [f'Num labels found in source: {len(objects)}', *text_notes]
 
 
 def check_order(order: list[int], num_train: int, hparams: HParams) -> None:
@@ -52,7 +56,8 @@ def check_order(order: list[int], num_train: int, hparams: HParams) -> None:
     if sorted(order) == list(range(num_train)):
         return
     fix = 'name them as before'
-    if len(order) < num_train and hparams.labels.held_out == 0:
+    is_accepted = len(order) % hparams.batch_size == 0  # by --labels.num_train
+    if len(order) < num_train and hparams.labels.held_out == 0 and is_accepted:
         fix += f' (--labels.num_train {len(order)}, if more were added at the end)'
     raise UserError(
         f'the run was begun with {len(order)} labels, not {num_train}: {fix}, or begin again with'
@@ -60,17 +65,32 @@ def check_order(order: list[int], num_train: int, hparams: HParams) -> None:
     )
 
 
-def as_tensors(
-    source: str, objects: list[Any], hparams: HParams, encoding: Encoding
+def of_answers(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, torch.Tensor]:
+    """`answers` to questions of a folder as labels, {field: (answers, *schema.shape)}, all checked.
+
+    UserError where the folder is damaged.
+    """
+    encoding = encodings.by_name(folder.task['encoding'])
+    lengths = {name: folder.task['task'][name] for name in ('query_length', 'response_length')}
+    objects = list(folder_labels.as_objects(folder, answers))
+    schemas = folder.label_type.schemas(**lengths)
+    return _as_tensors(folder.path, objects, folder.label_type, schemas, encoding)
+
+
+def _as_tensors(
+    source: str,
+    objects: list[Any],
+    label_type: LabelType,
+    schemas: dict[str, Schema],
+    encoding: Encoding,
 ) -> dict[str, torch.Tensor]:
     """Labels as objects of JSON, as tensors {field: (labels, *schema.shape)}, all checked.
 
-    hparams: train_reward's. UserError naming source, index and field.
+    UserError naming source, index and field.
     """
-    label_type = label_types.get(hparams.labels.type)
     labels = {}
-    for field, schema in label_types.schemas_of(hparams).items():
-        unit = 'values' if field in label_type.label_schemas() else 'tokens'
+    for field, schema in schemas.items():
+        unit = 'values' if field == label_type.field else 'tokens'
         labels[field] = _column(source, objects, field, schema, unit)
     _check_tokens(source, labels, label_type, encoding)
     _check_answers(source, labels, label_type)
@@ -79,7 +99,7 @@ def as_tensors(
 
 
 def _objects(
-    hparams: HParams, encoding: Encoding, lines: Mapping[str, int] | None
+    hparams: HParams, encoding: Encoding, folder: LabelFolder | None
 ) -> tuple[Any, list[str]]:
     """The labels as objects, and what the user should know of texts.
 
@@ -87,9 +107,13 @@ def _objects(
     """
     path = hparams.labels.source
     if folder_labels.is_folder(path):
-        return folder_labels.labels_of(path, hparams, encoding, lines), []
+        return folder_labels.labels_of(folder or LabelFolder(path), hparams, encoding), []
+    try:
+        records.check_kind_of_file(path)
+    except UserError as e:
+        raise UserError(f'--labels.source {e}') from e
     found = records.read(path) if path.endswith('.jsonl') else None
-    objects = _read(path) if found is None else [record for _, record in found]
+    objects = storage.read_json(path) if found is None else [record for _, record in found]
     if not isinstance(objects, list) or not objects or not records.is_text(objects[0]):
         return objects, []
     if found is None:
@@ -100,49 +124,16 @@ def _objects(
         raise UserError(f'--labels.source {e}') from e
 
 
-def _num_train(source: str, count: int, hparams: HParams) -> tuple[int, list[str]]:
-    """How many of the `count` labels in the file are trained on, and the lines that say so."""
-    notes = [f'Num labels found in source: {count}']
+def _num_train(source: str, count: int, hparams: HParams) -> int:
+    """How many of the `count` labels in the file are trained on; UserError if there are fewer."""
     num_train = hparams.labels.num_train
-    option = f'--labels.num_train {num_train}'
-    if hparams.labels.held_out and num_train is None:
-        num_train, option = count, '--labels.held_out'  # which makes whole batches of the rest
-    elif num_train is None:
-        num_train = count - count % hparams.batch_size
-        option = f'--batch_size {hparams.batch_size}'
-        notes.append(
-            f'Training on {num_train} of them; {count - num_train} do not fill a batch of '
-            f'{hparams.batch_size}'
-        )
-    if num_train == 0 or count < num_train:
-        raise UserError(f'{source} has {count} labels, too few for {option}')
-    return num_train, notes
-
-
-def _read(path: str) -> Any:
-    """The JSON value in the file at `path`.
-
-    In objects, lists of integers are numpy arrays where possible.
-    A Python object for each token would take more than twice as long and half more memory, and so
-    do the JSON libraries that were tried (benchmarks/README.md). So every list is put in quotes,
-    the rest is parsed as JSON, and numpy parses the lists.
-    """
-    quoted = storage.read_text(path).strip().replace('[', '"[').replace(']', ']"')
-    outer_quotes_removed = quoted[1:-1]
-    try:
-        with warnings.catch_warnings(action='error'):
-            return json.loads(outer_quotes_removed, object_hook=_parse_lists, strict=False)
-    except (ValueError, RecursionError, DeprecationWarning):
-        # Other lists, brackets in a text, or no JSON at all, which this names.
-        return storage.read_json(path)
-
-
-def _parse_lists(label: dict[str, Any]) -> dict[str, Any]:
-    """`label` with its quoted lists of integers as arrays; DeprecationWarning for other lists."""
-    for field, value in label.items():
-        if type(value) is str and value[:1] == '[':
-            label[field] = np.fromstring(value[1:-1], np.int64, sep=',')
-    return label
+    if num_train is None:
+        num_train = count
+    if count == 0:
+        raise UserError(f'{source} has no labels')
+    if count < num_train:
+        raise UserError(f'{source} has {count} labels, too few for --labels.num_train {num_train}')
+    return num_train
 
 
 def _column(source: str, objects: list[Any], field: str, schema: Schema, unit: str) -> torch.Tensor:
@@ -162,18 +153,14 @@ def _python_types(schema: Schema) -> set[type]:
 
 def _convert(objects: list[Any], field: str, schema: Schema) -> torch.Tensor | None:
     """One field of all labels as a tensor, or None where any of them does not match `schema`."""
+    if not objects:
+        return torch.empty(0, *schema.shape, dtype=schema.dtype)
     numpy_kinds = 'iuf' if schema.dtype.is_floating_point else 'i'
     with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
         column = [label[field] for label in objects]
-        if set(map(type, column)) == {np.ndarray}:
-            # torch.empty, because numpy asks for huge pages, which is slow.
-            values = torch.empty(len(column), *schema.shape, dtype=schema.dtype)
-            np.stack(column, out=values.numpy())  # ValueError where one has another length
-            return values
         # Look at the types first: numpy would make every text as long as the longest.
-        rows = column if schema.shape else [column]
-        types = {type(value) for row in rows for value in row}
-        if types <= _python_types(schema):
+        numbers = itertools.chain.from_iterable(column) if schema.shape else column
+        if set(map(type, numbers)) <= _python_types(schema):
             array = np.asarray(column)
             if array.dtype.kind in numpy_kinds and array.shape[1:] == schema.shape:
                 return torch.from_numpy(array).to(schema.dtype)
@@ -187,8 +174,6 @@ def _check_value(label_name: str, label: Any, field: str, schema: Schema, unit: 
     if field not in label:
         raise UserError(f'{label_name} has no field {field!r}')
     value = label[field]
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
     if schema.shape:
         length = schema.shape[0]
         if not isinstance(value, list):
@@ -225,12 +210,12 @@ def _check_tokens(
 
 
 def _check_answers(source: str, labels: dict[str, torch.Tensor], label_type: LabelType) -> None:
-    """UserError unless numbers are finite and the label type finds nothing invalid."""
-    for field, schema in label_type.label_schemas().items():
-        if schema.dtype.is_floating_point:
-            _refuse(source, field, labels[field], ~labels[field].isfinite(), 'finite')
-    for field, invalid, expected in label_type.find_invalid(labels):
-        _refuse(source, field, labels[field], invalid, expected)
+    """UserError unless numbers are finite and all are answers of the label type."""
+    answers = labels[label_type.field]
+    if label_type.is_numeric:
+        _refuse(source, label_type.field, answers, ~answers.isfinite(), 'finite')
+    invalid = [not label_type.is_valid(answer) for answer in answers.tolist()]
+    _refuse(source, label_type.field, answers, torch.tensor(invalid), label_type.expected)
 
 
 def _refuse(

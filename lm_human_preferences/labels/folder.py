@@ -1,14 +1,8 @@
 """A folder of labels: what people are asked, and what each of them has answered.
 
-    task.json             task, encoding and label type that all questions have; instructions
-    questions.jsonl       one question a line: tokens of a query and its samples, and which policy
-                          each sample is of; written by `ask`
-    answers/NAME.jsonl    what the labeller NAME has answered, skipped or taken back
-    used.jsonl            of labels that are collected while a policy trains: which answers each
-                          reward model has learned from; written by the training
-
-Each file has one writer at a time. Lines are only ever added (labels/json_lines.py), so that any
-number of readers may follow a folder while people answer.
+docs/labelling.md lists its files. Each has one writer at a time: `ask` those of questions, a
+training used.jsonl. Lines are only ever added (labels/json_lines.py), so that any number of readers
+may follow a folder while people answer.
 
 A question is asked of one labeller, or of several where its `labellers` says so. Two skips retire
 it, but for a gold one. Of a labeller's answers to a question the last one counts.
@@ -18,29 +12,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
+import sys
 import threading
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from lm_human_preferences import storage
+from lm_human_preferences import label_types, shell, storage
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels import json_lines
-from lm_human_preferences.labels.answers import (
-    Answer,
-    AnswerLog,
-    is_number,
-    question_id,
-    sample_names,
-)
+from lm_human_preferences.labels.answers import Answer, AnswerLog, question_id
+from lm_human_preferences.utils.terminal import printable
 
 TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
 FORMAT = 1
 # Kinds of questions. Those of validation compare two policies; the answer to a gold one is known.
 TRAIN, VALIDATION, GOLD = 'train', 'validation', 'gold'
 EVERYBODY = 1_000_000  # `labellers` of a question that everybody answers
-LABEL_TYPE = re.compile(r'best_of_([2-9]|[1-9]\d{1,2}|1000)|scalar_rating|scalar_compare')
 LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')
 RETIRED_AFTER = 2  # labellers who skip a question
 _TOKENS = b', "query": '  # in a line of questions.jsonl, what the token ids begin with
@@ -64,7 +56,7 @@ class Question:
     texts_read: int
     episode: int | None
     span: tuple[int, int]
-    gold: float | None = None
+    gold: Value | None = None
 
     def given(self, answers: Iterable[Answer]) -> int:
         """How many of the labellers that the question needs have answered it."""
@@ -92,9 +84,9 @@ class LabelFolder:
     """A folder of labels, read as far as it has grown; UserError where there is none.
 
     lines: {labeller: how many lines of the answers count}, for a folder as it was; None: all that
-    there are. task: what task.json holds. questions: {id: Question} in the order of the file. logs:
-    {labeller: AnswerLog}. lock: is held while the folder is read further; threads that share the
-    folder hold it while they look at several of these.
+    there are. task: what task.json holds. label_type: what the questions ask for. questions: {id:
+    Question} in the order of the file. logs: {labeller: AnswerLog}. lock: is held while the folder
+    is read further; threads that share the folder hold it while they look at several of these.
     """
 
     def __init__(self, path: str, lines: Mapping[str, int] | None = None) -> None:
@@ -106,16 +98,15 @@ class LabelFolder:
                 ' answers are added; copy it to this machine'
             )
         if not is_folder(path):
-            raise UserError(
-                f'{path} is no folder of labels: it has no {TASK}; ./launch.py ask EXPERIMENT'
-                f' {path} makes one'
-            )
+            command = shell.typed(f'./launch.py ask EXPERIMENT {path}')
+            raise UserError(f'{path} is no folder of labels: it has no {TASK}; {command} makes one')
         self.task = read_task(path)
-        self.label_type: str = self.task['label_type']
-        self.samples = sample_names(self.label_type)
+        self.label_type = label_types.get(self.task['label_type'])
+        self.samples = self.label_type.samples
         self.questions: dict[str, Question] = {}
         self.logs: dict[str, AnswerLog] = {}
         self.lock = threading.RLock()
+        self._last_time = 0.0  # of an answer
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
         self.refresh()
 
@@ -144,13 +135,13 @@ class LabelFolder:
                 self.logs[name] = AnswerLog(path, self.label_type, most_lines)
             answered |= dict.fromkeys(self.logs[name].refresh(), self.logs[name].reader.path)
         for begin, line in self._reader.new_lines():
-            question = _parse_question(line, begin, self._reader.where(), len(self.samples))
+            question = _parse_question(line, begin, self._reader.where(), self.label_type)
             self.questions[question.id] = question
             changed.add(question.id)
         for question, path in answered.items():
             if question not in self.questions:
                 raise UserError(
-                    f'{path} answers the question {question:.80}, which is not in'
+                    f'{path} answers the question {printable(question):.80}, which is not in'
                     f' {self._reader.path}'
                 )
         return changed | answered.keys()
@@ -177,7 +168,7 @@ class LabelFolder:
                 line = file.read(length)
         except OSError as e:
             raise UserError(f'{self._reader.path} cannot be read: {e.strerror or e}') from e
-        where = f'{self._reader.path}, question {question.id}'
+        where = f'{self._reader.path}, question {printable(question.id)}'
         record = json_lines.parse(line, where)
         # Any: a field that is missing or no list has another digest
         tokens: dict[str, Any] = {field: record.get(field) for field in ['query', *self.samples]}
@@ -220,6 +211,17 @@ class LabelFolder:
             answers.sort(key=_age)
             found += answers if question.labellers > 1 else answers[:1]
         return sorted(found, key=_age)
+
+    def time_of_next_answer(self) -> float:
+        """The time for an answer that is given now, in seconds since 1970.
+
+        It is later than that of any answer so far, even if the clock was set back: the first of
+        several answers is the one that came first.
+        """
+        with self.lock:
+            latest = max([self._last_time, *(log.latest for log in self.logs.values())])
+            self._last_time = max(time.time(), math.nextafter(latest, sys.float_info.max))
+            return self._last_time
 
     def lines_read(self) -> dict[str, int]:
         """{labeller: how many lines of the answers were read}: `lines` for this folder as it is."""
@@ -276,7 +278,8 @@ def read_task(path: str) -> dict[str, Any]:
     for name in ('label_type', 'encoding', 'instructions'):
         if not isinstance(task.get(name), str):
             raise UserError(f'{file} is damaged: it lacks the text {name!r}')
-    if not LABEL_TYPE.fullmatch(task['label_type']):
+    label_type = label_types.find(task['label_type'])
+    if label_type is None or label_type.control.choices < 2:
         raise UserError(f'{file} is damaged: there is no label type {task["label_type"]!r:.80}')
     if not isinstance(task.get('task'), dict):
         raise UserError(f'{file} is damaged: it lacks the settings of the task')
@@ -286,16 +289,16 @@ def read_task(path: str) -> dict[str, Any]:
     return task
 
 
-def _parse_question(line: bytes, begin: int, where: str, samples: int) -> Question:
+def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) -> Question:
     """The question in a line; its tokens, which are most of the line, are not looked at."""
     head, found, _ = line.partition(_TOKENS)
     record = json_lines.parse(head + b'}' if found else line, where)
-    gold = record.get('gold')
+    gold, samples = record.get('gold'), len(label_type.samples)
     try:
         if len(record['policies']) != samples:
             raise ValueError(f'policies must name the policy of each of {samples} samples')
-        if gold is not None and not is_number(gold):
-            raise ValueError(f'gold must be a number, not {gold!r:.80}')
+        if gold is not None and not label_type.is_valid(gold):
+            raise ValueError(f'gold must be {label_type.expected}, not {gold!r:.80}')
         return Question(
             id=str(record['id']),
             kind=str(record['kind']),

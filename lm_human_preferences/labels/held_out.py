@@ -17,6 +17,11 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
 from lm_human_preferences.label_types import LabelType
+from lm_human_preferences.labels.agreement import (
+    correlation_interval,
+    effective_answers,
+    wilson_interval,
+)
 
 Labels = dict[str, torch.Tensor]
 # Rewards (batch, n) of n responses (batch, n, response_length) to queries (batch, query_length).
@@ -25,9 +30,13 @@ Rewards = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 def is_held_out(labels: Labels, label_type: LabelType, share: float) -> torch.Tensor:
     """Which questions are held out, bool (labels,); labels: {field: (labels, ...)}."""
-    fields = ('query', *label_type.samples)
-    tokens = torch.cat([labels[field] for field in fields], dim=1).numpy().astype('<i8')
+    tokens = question_tokens(labels, label_type).numpy().astype('<i8')
     return torch.tensor([_fraction(row.tobytes()) < share for row in tokens], dtype=torch.bool)
+
+
+def question_tokens(labels: Labels, label_type: LabelType) -> torch.Tensor:
+    """Query and samples of each label, (labels, tokens); labels: {field: (labels, ...)}."""
+    return torch.cat([labels[field] for field in ('query', *label_type.samples)], dim=1)
 
 
 def _fraction(tokens: bytes) -> float:
@@ -39,26 +48,22 @@ def _fraction(tokens: bytes) -> float:
 def split(labels: Labels, hparams: HParams) -> tuple[Labels, Labels | None, list[str]]:
     """(labels to train on, labels held out or None, lines that tell the user of them).
 
-    hparams: train_reward's. Nothing changes where its --labels.held_out is 0. Training needs whole
-    batches, so some labels may be on neither side. UserError where not one batch is left.
+    hparams: train_reward's. Nothing changes where its --labels.held_out is 0. UserError where no
+    label is left to train on.
     """
     share = hparams.labels.held_out
     if share == 0:
         return labels, None, []
     mask = is_held_out(labels, label_types.get(hparams.labels.type), share)
-    left = (~mask).nonzero()[:, 0]
-    num_train = len(left) - len(left) % hparams.batch_size
-    if num_train == 0:
+    if mask.all():
         raise UserError(
-            f'--labels.held_out {share} leaves {len(left)} of {len(mask)} labels to train on, too'
-            f' few for --batch_size {hparams.batch_size}'
+            f'--labels.held_out {share} leaves none of {len(mask)} labels to train on: collect more'
+            ' of them, or hold fewer out'
         )
-    train = {field: values[left[:num_train]] for field, values in labels.items()}
+    train = {field: values[~mask] for field, values in labels.items()}
     held_out = {field: values[mask] for field, values in labels.items()}
-    note = (
-        f'Held out: {int(mask.sum())} of {len(mask)} labels; training on {num_train},'
-        f' {len(left) - num_train} do not fill a batch of {hparams.batch_size}'
-    )
+    count = int(mask.sum())
+    note = f'Held out: {count} of {len(mask)} labels; training on {len(mask) - count}'
     return train, held_out, [note]
 
 
@@ -66,14 +71,27 @@ def split(labels: Labels, hparams: HParams) -> tuple[Labels, Labels | None, list
 class Prediction:
     """How well a reward model predicts labels.
 
-    labels: how many they are. accuracy: the share that it answers as the labeller did, and `chance`
-    what guessing gives; None for ratings. agreement: see label_types, 1 is perfect and 0 chance.
+    labels: how many they are. questions: how many different ones they are about. effective: how
+    many independent labels would tell as much of the accuracy, see agreement.clustered_interval.
+    accuracy: the share that it answers as the labeller did, and `chance` what guessing gives; None
+    for ratings. agreement: see label_types, 1 is perfect and 0 chance.
     """
 
     labels: int
+    questions: int
+    effective: float
     accuracy: float | None
     chance: float | None
     agreement: float
+
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of the accuracy; of the agreement where there is none.
+
+        For that one each question counts once, as answers to it may be high or low together.
+        """
+        if self.accuracy is None:
+            return correlation_interval(self.agreement, self.questions)
+        return wilson_interval(self.accuracy * self.effective, self.effective)
 
     def statistics(self) -> dict[str, float]:
         """As TensorBoard has them."""
@@ -84,9 +102,10 @@ class Prediction:
     def __str__(self) -> str:
         if self.accuracy is None or self.chance is None:
             return f'correlation {self.agreement:.3f} with {self.labels} labels'
+        low, high = self.interval()
         return (
-            f'as the labeller in {100 * self.accuracy:.1f} % of {self.labels} labels; chance is'
-            f' {100 * self.chance:.1f} %'
+            f'as the labeller in {100 * self.accuracy:.1f} % of {self.labels} labels (95 % interval'
+            f' {100 * low:.1f} to {100 * high:.1f}); chance is {100 * self.chance:.1f} %'
         )
 
 
@@ -107,8 +126,18 @@ def predict(
     for rank, share in enumerate(shares):
         rewards[rank :: comm.size] = share
     right = label_type.is_right(rewards, labels)
+    tokens = question_tokens(labels, label_type)
+    questions, question_of = torch.unique(tokens, dim=0, return_inverse=True)
+    effective = float(len(questions))
+    if right is not None:
+        effective = effective_answers(
+            torch.bincount(question_of, weights=right.double()).tolist(),
+            torch.bincount(question_of).tolist(),
+        )
     return Prediction(
         labels=count,
+        questions=len(questions),
+        effective=effective,
         accuracy=None if right is None else right.double().mean().item(),
         chance=label_type.chance,
         agreement=label_type.agreement(rewards, labels).item(),

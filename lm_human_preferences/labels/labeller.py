@@ -11,23 +11,23 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels import json_lines
+from lm_human_preferences.label_types import Value
 from lm_human_preferences.labels.answers import (
     Answer,
     AnswerLog,
-    answer_field,
     asking_rank,
     check_answer,
     shown_order,
 )
+from lm_human_preferences.labels.answers_file import AnswersFile
 from lm_human_preferences.labels.folder import ANSWERS, LABELLER, LabelFolder, Question
 
 
-def check_name(labeller: str) -> None:
-    """Raise UserError for what cannot name a labeller."""
+def check_name(labeller: str, option: str = '--labeller') -> None:
+    """Raise UserError for what cannot name a labeller. option: that gave the name."""
     if not LABELLER.fullmatch(labeller):
         raise UserError(
-            f'--labeller {labeller!r:.80}: give a name of up to 32 letters, digits, _ and -'
+            f'{option} {labeller!r:.80}: give a name of up to 32 letters, digits, _ and -'
         )
 
 
@@ -42,19 +42,18 @@ class AlreadyAnswered(UserError):
 class Labeller:
     """One labeller at work: the file of their answers, open for writing by nobody else.
 
-    dropped: bytes of an unfinished answer that a kill had left, and that was removed. Threads may
-    answer and undo at the same time: each call waits for the one before.
+    key: what the order on the screen is made from, see answers.shown_order. dropped: bytes of an
+    unfinished answer that a kill had left, and that was removed. Threads may answer and undo at the
+    same time: each call waits for the one before.
     """
 
-    def __init__(self, folder: LabelFolder, name: str) -> None:
+    def __init__(self, folder: LabelFolder, name: str, key: bytes | None = None) -> None:
         check_name(name)
-        self.folder, self.name = folder, name
+        self.folder, self.name, self._key = folder, name, key
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
         with contextlib.suppress(OSError):  # which the writer explains
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        self._writer = json_lines.Writer(
-            path, in_use=f'{path} is in use: {name} is labelling already; take another --labeller'
-        )
+        self._writer = AnswersFile(path, name)
         self.dropped = self._writer.dropped
         self._one_at_a_time = threading.Lock()
         self._left_out: set[str] = set()
@@ -81,7 +80,11 @@ class Labeller:
         return self.folder.logs[self.name]
 
     def next_question(self) -> Question | None:
-        """The question to be asked next; None where there is none left for this labeller."""
+        """The question to be asked next; None where there is none left for this labeller.
+
+        Raises as `check_file` does.
+        """
+        self.check_file()
         self.folder.refresh()
         if len(self._queue) != len(self.folder.questions):
             self._queue = sorted(self.folder.questions.values(), key=self._rank)
@@ -92,6 +95,11 @@ class Labeller:
                     self._position = index
                     return self._queue[index]
         return None
+
+    def check_file(self) -> None:
+        """Raise json_lines.FileTaken where the file of answers was moved, replaced or changed."""
+        with self._one_at_a_time:
+            self._writer.check()
 
     def upcoming(self) -> Iterator[Question]:
         """Yield the questions that are open for this labeller now, the next one first."""
@@ -108,16 +116,16 @@ class Labeller:
         self._left_out.add(question.id)
 
     def _rank(self, question: Question) -> bytes:
-        return asking_rank(self.name, question.id)
+        return asking_rank(self.name, question.id, self._key)
 
     def order(self, question: Question) -> tuple[int, ...]:
         """The samples of a question in the order in which they are shown."""
-        return shown_order(self.name, question.id, len(self.folder.samples))
+        return shown_order(self.name, question.id, len(self.folder.samples), self._key)
 
     def answer(
         self,
         question: Question,
-        value: float | None,
+        value: Value | None,
         seconds: float,
         *,
         reason: str | None = None,
@@ -138,7 +146,7 @@ class Labeller:
             reason=reason,
             order=self.order(question),
             seconds=round(seconds, 3),
-            time=time.time(),
+            time=self.folder.time_of_next_answer(),
         )
         check_answer(answer, self.folder.label_type)
         with self._one_at_a_time:
@@ -154,6 +162,7 @@ class Labeller:
                 raise AlreadyAnswered(
                     f'{self._writer.path} has another answer {answer.uuid} already'
                 )
+            self._writer.check()
             return before
         if only_once and other is not None:
             raise AlreadyAnswered(f'{self._writer.path} has an answer to this question already')
@@ -176,7 +185,7 @@ class Labeller:
     def _line_of(self, answer: Answer) -> dict[str, Any]:
         said = {'skip': answer.reason}
         if answer.value is not None:
-            said = {answer_field(self.folder.label_type): answer.value}
+            said = {self.folder.label_type.field: answer.value}
         return {
             'answer': answer.uuid,
             'question': answer.question,
@@ -200,10 +209,13 @@ class Labeller:
                 if self.log.line_of[answer.uuid] <= self.folder.lines_used(self.name):
                     raise AlreadyUsed('this answer stays: the reward model has learned from it')
                 self._append({'undo': answer.uuid, 'time': time.time()})
+            else:
+                self._writer.check()
             self._position = 0
             return answer
 
     def _append(self, *records: dict[str, Any]) -> None:
+        self._writer.check()  # else the log below would be read from another file
         try:
             self._writer.append(records)
         finally:
@@ -212,6 +224,6 @@ class Labeller:
                 self.log.refresh()
 
 
-def _said(answer: Answer) -> tuple[str, float | None, str | None]:
+def _said(answer: Answer) -> tuple[str, Value | None, str | None]:
     """What an answer says, whenever it was given."""
     return answer.question, answer.value, answer.reason

@@ -9,11 +9,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from lm_human_preferences.labels.agreement import (
-    chi_square,
+    clustered_interval,
+    interval_alpha,
     krippendorff_alpha,
+    pairwise_share,
     raw_agreement,
+    uniform_p_value,
     value_counts,
-    wilson_interval,
 )
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import EVERYBODY, GOLD, VALIDATION, LabelFolder
@@ -29,19 +31,20 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
     folder.check_labellers(without)
     names = [name for name in folder.logs if name not in without]
     answers = _answers_by_question(folder, names)
+    # Gold questions are easier than others: to agree on them tells nothing.
+    not_gold = {
+        question: given
+        for question, given in answers.items()
+        if folder.questions[question].kind != GOLD
+    }
     return {
-        'label_type': folder.label_type,
+        'label_type': folder.label_type.name,
         'questions': _questions(folder, answers),
         'training_labels': len(folder.counted(without=without)),
-        'agreement': _agreement(folder, answers),
-        'labellers': {name: _labeller(folder, name, answers) for name in names},
+        'agreement': _agreement(folder, not_gold),
+        'labellers': {name: _labeller(folder, name, not_gold) for name in names},
         'comparisons': _comparisons(folder, without),
     }
-
-
-def is_choice(folder: LabelFolder) -> bool:
-    """Whether the answers are the best of several samples, which can be equal by chance."""
-    return folder.label_type.startswith('best_of_')
 
 
 def _answers_by_question(folder: LabelFolder, names: Collection[str]) -> dict[str, list[Answer]]:
@@ -71,49 +74,42 @@ def _questions(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[st
     }
 
 
-def _agreement(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[str, Any] | None:
-    """How far labellers who answered the same question chose the same sample.
+def _agreement(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[str, Any]:
+    """How far labellers who answered the same question agree.
 
-    Gold questions, which are easier than others, are left out.
+    raw, chance: how often they gave the same answer; None for numbers, which need not be equal to
+    agree.
     """
-    if not is_choice(folder):
-        return None
-    others = {
-        question: given
-        for question, given in answers.items()
-        if folder.questions[question].kind != GOLD
+    values = [
+        [answer.value for answer in given if answer.value is not None] for given in answers.values()
+    ]
+    found: dict[str, Any] = {
+        'questions': sum(len(of_question) > 1 for of_question in values),
+        'pairs': sum(math.comb(len(of_question), 2) for of_question in values),
+        'raw': None,
+        'chance': None,
     }
-    counts = value_counts(list(_choices(others).values()), len(folder.samples))
-    share, pairs = raw_agreement(counts)
+    if folder.label_type.is_numeric:
+        return {**found, 'alpha': _number(interval_alpha(values))}
+    counts = value_counts(values)
     return {
-        'questions': int((counts.sum(1) > 1).sum()),
-        'pairs': pairs,
-        'raw': _number(share),
-        'chance': 1 / len(folder.samples),
+        **found,
+        'raw': _number(raw_agreement(counts)[0]),
+        'chance': folder.label_type.chance,
         'alpha': _number(krippendorff_alpha(counts)),
     }
 
 
-def _choices(answers: dict[str, list[Answer]]) -> dict[str, list[int]]:
-    """{question: the samples that were chosen}, without skips."""
-    return {
-        question: [int(answer.value) for answer in given if answer.value is not None]
-        for question, given in answers.items()
-    }
-
-
 def _labeller(folder: LabelFolder, name: str, answers: dict[str, list[Answer]]) -> dict[str, Any]:
-    """What one labeller has done."""
+    """What one labeller has done. answers: those that agreement is about."""
     log = folder.logs[name]
     last = [given[-1] for given in log.by_question.values()]
     own = [answer for answer in last if answer.value is not None]
-    seconds = [answer.seconds for answer in own if answer.seconds > 0]  # 0: not known
-    positions, p_value = None, None
-    if is_choice(folder):
-        shown = collections.Counter(answer.shown_position() for answer in own)
-        positions = [shown[position] for position in range(len(folder.samples))]
-        _, p_value = chi_square(positions)
-    share, pairs = _agreement_with_others(name, answers) if is_choice(folder) else (math.nan, 0)
+    seconds = [answer.seconds for answer in own if answer.is_timed]
+    positions, share, pairs = None, math.nan, 0
+    if not folder.label_type.is_numeric:
+        positions = _positions(folder, own)
+        share, pairs = _agreement_with_others(name, answers)
     return {
         'answers': len(own),
         'skipped': len(last) - len(own),
@@ -121,35 +117,42 @@ def _labeller(folder: LabelFolder, name: str, answers: dict[str, list[Answer]]) 
         'median_seconds': statistics.median(seconds) if seconds else None,
         'under_a_second': sum(value < QUICK for value in seconds),
         'positions': positions,
-        'positions_p_value': p_value,
+        'positions_p_value': None if positions is None else uniform_p_value(positions),
         'agreement': _number(share),
         'agreement_pairs': pairs,
         'gold': _gold(folder, own),
     }
 
 
+def _positions(folder: LabelFolder, answers: Sequence[Answer]) -> list[int] | None:
+    """How often the sample at each place on the screen was liked best.
+
+    None where there is nothing to tell: imported answers were given on no screen of ours.
+    """
+    places = []
+    for answer in answers:
+        best = folder.label_type.preferred(answer.value)
+        if best is not None and not answer.is_imported:
+            places.append(answer.order.index(best))
+    if not places:
+        return None
+    return [places.count(position) for position in range(len(folder.samples))]
+
+
 def _gold(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, int] | None:
     """How many gold questions are among those answered, and how many answers are right.
 
-    A difference is right if its sign is; None for ratings, which need not be the same number.
+    None where no answer is right: ratings need not be the same number.
     """
-    if folder.label_type == 'scalar_rating':
+    if folder.label_type.chance is None:
         return None
     known = [
         (answer.value, folder.questions[answer.question].gold)
         for answer in answers
         if folder.questions[answer.question].gold is not None
     ]
-    if is_choice(folder):
-        right = sum(value == gold for value, gold in known)
-    else:
-        right = sum(_sign(value) == _sign(gold) for value, gold in known)
+    right = sum(folder.label_type.matches(value, gold) for value, gold in known)
     return {'answers': len(known), 'right': right}
-
-
-def _sign(value: float | None) -> int:
-    assert value is not None
-    return (value > 0) - (value < 0)
 
 
 def _agreement_with_others(name: str, answers: dict[str, list[Answer]]) -> tuple[float, int]:
@@ -167,38 +170,50 @@ def _agreement_with_others(name: str, answers: dict[str, list[Answer]]) -> tuple
 
 def _comparisons(folder: LabelFolder, without: Collection[str]) -> list[dict[str, Any]]:
     """For each pair of policies that were compared, how often the second one was preferred."""
-    wins: dict[tuple[str, str], list[int]] = {}
+    # {(policy, against): {question: for each answer, whether it prefers `against`}}
+    given: dict[tuple[str, str], dict[str, list[bool]]] = {}
     for answer in folder.counted(VALIDATION, without):
         policies = folder.questions[answer.question].policies
         pair = policies[0], policies[-1]
         better = preferred(folder, answer, policies)
         if better is not None:
-            wins.setdefault(pair, []).append(better == pair[1])
-    found = []
-    for (first, second), won in wins.items():
-        low, high = wilson_interval(sum(won), len(won))
-        found.append(
-            {
-                'policy': first,
-                'against': second,
-                'n': len(won),
-                'wins_of_against': sum(won),
-                'win_rate': sum(won) / len(won),
-                'low': low,
-                'high': high,
-            }
-        )
-    return found
+            by_question = given.setdefault(pair, {})
+            by_question.setdefault(answer.question, []).append(better == pair[1])
+    return [
+        {'policy': policy, 'against': against, **_wins(folder, list(by_question.values()))}
+        for (policy, against), by_question in given.items()
+    ]
+
+
+def _wins(folder: LabelFolder, answers: Sequence[Sequence[bool]]) -> dict[str, Any]:
+    """How often the second of two policies was preferred; answers: those to each question.
+
+    pairwise: the estimate of how often one sample of it is preferred to one of the other policy,
+    see agreement.pairwise_share, with the ends of its interval.
+    """
+    wins = [sum(of_question) for of_question in answers]
+    counts = [len(of_question) for of_question in answers]
+    rate = sum(wins) / sum(counts)
+    low, high = clustered_interval(wins, counts)
+    each = len(folder.samples) // 2
+    return {
+        'samples': len(folder.samples),
+        'n': sum(counts),
+        'questions': len(counts),
+        'wins_of_against': sum(wins),
+        'win_rate': rate,
+        'low': low,
+        'high': high,
+        'pairwise': pairwise_share(rate, each),
+        'pairwise_low': pairwise_share(low, each),
+        'pairwise_high': pairwise_share(high, each),
+    }
 
 
 def preferred(folder: LabelFolder, answer: Answer, policies: tuple[str, ...]) -> str | None:
-    """The policy whose sample is the better one by an answer; None where they are equal."""
-    assert answer.value is not None
-    if is_choice(folder):
-        return policies[int(answer.value)]
-    if answer.value == 0:
-        return None
-    return policies[1] if answer.value > 0 else policies[0]
+    """The policy whose sample is the best one by an answer; None where it likes none best."""
+    best = folder.label_type.preferred(answer.value)
+    return None if best is None else policies[best]
 
 
 def _number(value: float) -> float | None:

@@ -39,7 +39,7 @@ def check_num_train(hparams: HParams) -> int:
 
 def check_memory(count: int, hparams: HParams) -> None:
     """UserError where so many labels do not fit into memory."""
-    schemas = label_types.schemas_of(hparams)
+    schemas = label_types.get(hparams.labels.type).schemas(**hparams.task.lengths())
     numbers = sum(math.prod(schema.shape) for schema in schemas.values())
     memory.check_fits('--labels.num_train', count, 8 * numbers, memory.on_host())
 
@@ -55,9 +55,7 @@ def generate_labels(hparams: HParams, encoding: Encoding) -> dict[str, torch.Ten
     else:
         check_memory(count, hparams)
     label_type = label_types.get(hparams.labels.type)
-    schemas = label_type.question_schemas(
-        query_length=hparams.task.query_length, response_length=hparams.task.response_length
-    )
+    schemas = label_type.question_schemas(**hparams.task.lengths())
     generator = torch.Generator().manual_seed(TEST_SEED)
     questions = {}
     for field, schema in schemas.items():

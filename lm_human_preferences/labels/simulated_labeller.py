@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
+from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels.folder import Question
 from lm_human_preferences.labels.labeller import Labeller
 
@@ -23,23 +24,24 @@ def small_tokens(questions: Sequence[dict[str, list[int]]]) -> list[list[float]]
     ]
 
 
-def simulated_choice(
+def simulated_answer(
+    label_type: LabelType,
     rewards: Sequence[float],
     order: Sequence[int],
     rng: random.Random,
     error: float = 0.0,
     position_bias: float = 0.0,
-) -> int:
-    """The index of the sample that is chosen: the one of the highest reward, as a rule.
+) -> Value:
+    """The answer by the rewards of the samples, as a rule.
 
-    With probability `error` it is any of them; else, with probability `position_bias`, it is the
-    one that was shown first. order: the samples as they were shown.
+    With probability `error` it is a random one; else, with probability `position_bias`, the one
+    that prefers what was shown first. order: the samples as they were shown.
     """
     if rng.random() < error:
-        return rng.randrange(len(rewards))
+        return label_type.by_chance(rewards, rng)
     if rng.random() < position_bias:
-        return order[0]
-    return max(range(len(rewards)), key=lambda index: rewards[index])
+        return label_type.by_position(rewards, order)
+    return label_type.by_rewards(rewards)
 
 
 def simulate(
@@ -53,8 +55,7 @@ def simulate(
 ) -> int:
     """Answer what is open for a labeller, as a person would through the same folder.
 
-    judge: see Judge. error, position_bias: see simulated_choice; a score or a difference has no
-    position, and in error it is a random number about as large. answers: how many after which the
+    judge: see Judge. error, position_bias: see simulated_answer. answers: how many after which the
     labeller leaves (None: stays until nothing is left). What is answered depends on seed, labeller
     and question only, so that an interruption changes nothing. Returns the number of answers.
     """
@@ -68,7 +69,14 @@ def simulate(
         if question.id not in rewards:
             rewards = _judged(labeller, question, judge)
         rng = random.Random(f'{seed}/{labeller.name}/{question.id}')
-        value = _value(labeller, question, rewards[question.id], rng, error, position_bias)
+        value = simulated_answer(
+            labeller.folder.label_type,
+            rewards[question.id],
+            labeller.order(question),
+            rng,
+            error,
+            position_bias,
+        )
         labeller.answer(question, value, time.monotonic() - begin)
         given += 1
     return given
@@ -84,21 +92,3 @@ def _judged(labeller: Labeller, first: Question, judge: Judge) -> dict[str, Sequ
             batch.append(question)
     judged = judge([labeller.folder.tokens(question) for question in batch])
     return {question.id: rewards for question, rewards in zip(batch, judged, strict=True)}
-
-
-def _value(
-    labeller: Labeller,
-    question: Question,
-    rewards: Sequence[float],
-    rng: random.Random,
-    error: float,
-    position_bias: float,
-) -> float:
-    """The answer in the form that the folder's label type has."""
-    label_type = labeller.folder.label_type
-    if label_type.startswith('best_of_'):
-        return simulated_choice(rewards, labeller.order(question), rng, error, position_bias)
-    value = rewards[0] if label_type == 'scalar_rating' else rewards[1] - rewards[0]
-    if rng.random() < error:
-        return rng.gauss(0, 1) * max(1.0, abs(value))
-    return value

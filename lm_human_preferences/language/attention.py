@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from lm_human_preferences.hparams.model import CACHE_HEADROOM
+from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import cumulative_max
 
 
@@ -43,35 +44,37 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor
     """Attention of `q (batch, n_head, queries, d)` to `k` and `v (batch, n_head, keys, d)`.
 
     bias (batch, 1, queries, keys) is added to the scores of all heads: -inf where a key is masked.
-    Returns (batch, queries, n_embd). On CPUs two plain matrix products are faster than PyTorch's
-    fused attention, at our lengths and with the products that `training.precision` chooses.
+    Returns (batch, queries, n_embd).
     """
-    if q.is_cuda:
+    if precision.fuses_attention():
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return attended.transpose(1, 2).flatten(2)
+    return attend_by_two_products(q, k, v, bias)
+
+
+def attend_by_two_products(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    """`attend`, with a softmax between two products: faster at our lengths by oneDNN's products."""
+    q_rows = q.flatten(0, 1)
+    k_rows = k.flatten(0, 1)
+    alpha = q.shape[-1] ** -0.5
+    bias = bias.expand(-1, q.shape[1], -1, -1).flatten(0, 1)
+    if q.shape[2] == 1:
+        # Keys times query: query times keys would copy the keys, which have gaps in a cache.
+        scores = torch.baddbmm(bias.mT, k_rows, q_rows.mT, alpha=alpha).mT
     else:
-        q_rows = q.flatten(0, 1)
-        k_rows = k.flatten(0, 1)
-        alpha = q.shape[-1] ** -0.5
-        bias = bias.expand(-1, q.shape[1], -1, -1).flatten(0, 1)
-        if q.shape[2] == 1:
-            # Keys times query: query times keys would copy the keys, which have gaps in a cache.
-            scores = torch.baddbmm(bias.mT, k_rows, q_rows.mT, alpha=alpha).mT
-        else:
-            scores = torch.baddbmm(bias, q_rows, k_rows.mT, alpha=alpha)
-        attended = torch.bmm(scores.softmax(-1), v.flatten(0, 1)).unflatten(0, q.shape[:2])
+        scores = torch.baddbmm(bias, q_rows, k_rows.mT, alpha=alpha)
+    attended = torch.bmm(scores.softmax(-1), v.flatten(0, 1)).unflatten(0, q.shape[:2])
     return attended.transpose(1, 2).flatten(2)
 
 
 class KVCache:
     """Keys and values of the tokens so far, in memory with room for more."""
 
-    def __init__(self, past: torch.Tensor | None = None) -> None:
-        """past: (batch, n_layer, 2, n_head, past_length, d), as `Model.forward` takes it."""
+    def __init__(self) -> None:
         self.layers: list[torch.Tensor] = []  # (2, batch, n_head, capacity, d) each
         self.length = 0
-        if past is not None:
-            self.layers = list(past.permute(1, 2, 0, 3, 4, 5))
-            self.length = past.shape[-2]
 
     def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Add `keys` and `values (batch, n_head, new, d)` of the tokens after `length`.
@@ -89,10 +92,6 @@ class KVCache:
             self.layers[layer] = F.pad(self.layers[layer], padding)
         self.layers[layer][..., self.length : end, :] = new
         return self.layers[layer][..., :end, :]
-
-    def present(self, start: int) -> torch.Tensor:
-        """Keys and values from token `start` on: (batch, n_layer, 2, n_head, length - start, d)."""
-        return torch.stack(self.layers)[..., start : self.length, :].permute(2, 0, 1, 3, 4, 5)
 
 
 class Unpadding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,49 @@ from lm_human_preferences.language.encodings import Encoder
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
+
+COUNTED_CHARACTERS = 4_000_000  # take GPT-2's encoding about a second
+
+
+@dataclasses.dataclass
+class Usage:
+    """What becomes of the texts of a part.
+
+    texts: how many were looked at. is_all: whether the part has no more. used: how many make a
+    query, of which some are cut_at_start, up to their first start token, some cut_at_length, and
+    some cut_at_end, after their last end token. The others lack the start token (no_start), or the
+    end token in what is left (no_end), or nothing is left of them (empty).
+    """
+
+    texts: int = 0
+    is_all: bool = True
+    used: int = 0
+    cut_at_start: int = 0
+    cut_at_length: int = 0
+    cut_at_end: int = 0
+    no_start: int = 0
+    no_end: int = 0
+    empty: int = 0
+
+    def add(
+        self, tokens: list[int], length: int, start: int | None, end: int | None, allow_empty: bool
+    ) -> None:
+        """Count one more text; the other arguments: see Dataset.sequences."""
+        self.texts += 1
+        begun = _after_start(tokens, start)
+        if begun is None:
+            self.no_start += 1
+            return
+        ended = _until_end(begun[:length], end)
+        if ended is None:
+            self.no_end += 1
+        elif not ended and not allow_empty:
+            self.empty += 1
+        else:
+            self.used += 1
+            self.cut_at_start += len(begun) < len(tokens)
+            self.cut_at_length += len(begun) > length
+            self.cut_at_end += len(ended) < min(len(begun), length)
 
 
 class Dataset:
@@ -63,12 +107,8 @@ class Dataset:
             texts = self.generator(mode, seed=seed, shuffle=shuffle)
             texts = itertools.islice(texts, first, None)
             for self.texts_read, text in enumerate(texts, start=first + 1):
-                if isinstance(text, str):
-                    tokens = _cut(encoder.encode(text), sequence_length, start_token, end_token)
-                else:
-                    # A query of a label file was already cut after its start token.
-                    query = _label_query(text, encoder)
-                    tokens = _cut(query, sequence_length, None, end_token)
+                encoded, start = _encoded(text, encoder, start_token)
+                tokens = _cut(encoded, sequence_length, start, end_token)
                 if tokens or (allow_empty and tokens is not None):
                     yield tokens + [encoder.padding_token] * (sequence_length - len(tokens))
 
@@ -77,6 +117,42 @@ class Dataset:
         size = comm.size if comm else 1
         everything = _repeated(epoch, repeat_count, texts_to_skip)
         return itertools.islice(everything, sequences_to_skip + rank, None, size)
+
+    def usage(
+        self,
+        sequence_length: int,
+        *,
+        mode: str,
+        encoder: Encoder,
+        seed: int = 0,
+        start_token: int | None = None,
+        end_token: int | None = None,
+        allow_empty: bool = True,
+    ) -> Usage:
+        """What `sequences` with these arguments makes of texts: see there.
+
+        Of a part that is large, only the first texts are looked at, which hold COUNTED_CHARACTERS.
+        """
+        usage = Usage()
+        characters = 0
+        for text in self.generator(mode, seed=seed, shuffle=True):
+            if characters > COUNTED_CHARACTERS:
+                usage.is_all = False
+                break
+            characters += len(text)
+            tokens, start = _encoded(text, encoder, start_token)
+            usage.add(tokens, sequence_length, start, end_token, allow_empty)
+        return usage
+
+
+def _encoded(
+    text: str | list[int], encoder: Encoder, start_token: int | None
+) -> tuple[list[int], int | None]:
+    """(tokens of a text, the start token that they are to be cut after)."""
+    if isinstance(text, str):
+        return encoder.encode(text), start_token
+    # A query of a label file was already cut after its start token.
+    return _label_query(text, encoder), None
 
 
 def _label_query(tokens: list[int], encoder: Encoder) -> list[int]:
@@ -97,17 +173,27 @@ def _cut(
 
     None if the start or end token is missing.
     """
-    if start_token is not None:
-        if start_token not in tokens:
-            return None
-        # As in the original, a text that ends with its first start token is kept whole.
-        tokens = tokens[tokens.index(start_token) + 1 :] or tokens
-    tokens = tokens[:length]
-    if end_token is not None:
-        if end_token not in tokens:
-            return None
-        tokens = tokens[: len(tokens) - tokens[::-1].index(end_token)]
-    return tokens
+    begun = _after_start(tokens, start_token)
+    return None if begun is None else _until_end(begun[:length], end_token)
+
+
+def _after_start(tokens: list[int], start_token: int | None) -> list[int] | None:
+    """The tokens after the first start token; None where there is none."""
+    if start_token is None:
+        return tokens
+    if start_token not in tokens:
+        return None
+    # As in the original, a text that ends with its first start token is kept whole.
+    return tokens[tokens.index(start_token) + 1 :] or tokens
+
+
+def _until_end(tokens: list[int], end_token: int | None) -> list[int] | None:
+    """The tokens up to the last end token, which is one of them; None where there is none."""
+    if end_token is None:
+        return tokens
+    if end_token not in tokens:
+        return None
+    return tokens[: len(tokens) - tokens[::-1].index(end_token)]
 
 
 def _repeated(

@@ -20,6 +20,7 @@ from lm_human_preferences.errors import UserError
 # encoder.py of its release).
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 END_OF_TEXT = '<|endoftext|>'
+BYTE_PAIR_FILES = ('encoder.json', 'vocab.bpe')
 
 
 class Encoder(Protocol):
@@ -132,7 +133,8 @@ class Encoding:
         """The encoder, made once. Raises UserError where its files are missing or damaged."""
         if self.base_path is None:
             return WordEncoder() if self.name == 'reviews' else LetterEncoder()
-        return _byte_pair_encoder(self.path('encoder.json'), self.path('vocab.bpe'), self.n_vocab)
+        vocab_path, merges_path = map(self.path, BYTE_PAIR_FILES)
+        return _byte_pair_encoder(vocab_path, merges_path, self.n_vocab)
 
     def path(self, name: str) -> str:
         """Path or URL of the file `name`, which LMHP_GPT2_ENCODINGS moves."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.hparams.model import HParams
 from lm_human_preferences.language.attention import (
     KVCache,
@@ -19,7 +20,8 @@ from lm_human_preferences.language.attention import (
     last_present,
     positions_for,
 )
-from lm_human_preferences.language.parameters import gpt2_parameters, tf_name
+from lm_human_preferences.language.parameters import gpt2_parameters
+from lm_human_preferences.language.tf_names import TensorFlowNames
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import index_each
 
@@ -38,10 +40,6 @@ class ScalarHead(nn.Module):
         """`h (..., n_embd)` -> `(...)`, in the type of its own parameters."""
         return (h.to(self.w.dtype) * self.w).sum(-1) + self.b
 
-    def regularizer(self) -> torch.Tensor:
-        """The original's L2 penalty, 1 on average for a freshly drawn head; no training uses it."""
-        return self.w.square().sum() / 2
-
 
 class Model(nn.Module):
     """A language model whose outputs at padding repeat those of the last real token before it.
@@ -51,7 +49,11 @@ class Model(nn.Module):
 
     gradient_checkpointing: whether a backward pass recomputes each block from its inputs, so that
     only these are kept.
+
+    variable_names: what checkpoints call the parameters, and what a training keeps of them.
     """
+
+    variable_names: VariableNames = TensorFlowNames()
 
     def __init__(self, hparams: HParams, scalar_heads: Iterable[str] = ()) -> None:
         super().__init__()
@@ -65,42 +67,29 @@ class Model(nn.Module):
     def initialize(self, names: Container[str] | None = None) -> Self:
         """Set the original's starting values.
 
-        names: TensorFlow names of the parameters to set; None: all.
+        names: of the parameters to set; None: all.
         """
         n_embd = self.hparams.n_embd
         n_layer = self.hparams.n_layer
         stdevs = {
-            'wpe': 0.01,
-            'wte': 0.02,
-            'attn/c_attn/w': n_embd**-0.5,
-            'attn/c_proj/w': (n_embd * n_layer) ** -0.5,
-            'mlp/c_fc/w': n_embd**-0.5,
-            'mlp/c_proj/w': (4 * n_embd * n_layer) ** -0.5,
-            'heads/value/w': 0.0,
-            'heads/reward/w': (n_embd + 1) ** -0.5,
+            'wpe.weight': 0.01,
+            'wte.weight': 0.02,
+            'attn.c_attn.weight': n_embd**-0.5,
+            'attn.c_proj.weight': (n_embd * n_layer) ** -0.5,
+            'mlp.c_fc.weight': n_embd**-0.5,
+            'mlp.c_proj.weight': (4 * n_embd * n_layer) ** -0.5,
+            'heads.value.w': 0.0,
+            'heads.reward.w': (n_embd + 1) ** -0.5,
         }
-        for name, parameter in self.tf_parameters().items():
+        for name, parameter in self.named_parameters():
             if names is not None and name not in names:
                 continue
-            kind = re.sub(r'^model/(h\d+/)?', '', name)
+            kind = re.sub(r'^transformer\.(h\.\d+\.)?', '', name)
             if kind in stdevs:
                 parameter.normal_(std=stdevs[kind])
             else:
-                parameter.fill_(1.0 if kind.endswith('/g') else 0.0)
+                parameter.fill_(1.0 if re.fullmatch(r'ln_\w\.weight', kind) else 0.0)
         return self
-
-    def tf_parameters(self, scope: str = '') -> dict[str, nn.Parameter]:
-        """Parameters by their names in the GPT-2 release, below `scope`.
-
-        {'policy/model/h0/attn/c_attn/w': Parameter, ...} for scope 'policy'.
-        """
-        prefix = f'{scope}/model/' if scope else 'model/'
-        parameters = {}
-        for name, parameter in self.transformer.named_parameters():
-            parameters[prefix + tf_name(name)] = parameter
-        for name, parameter in self.heads.named_parameters():
-            parameters[f'{prefix}heads/' + name.replace('.', '/')] = parameter
-        return parameters
 
     def hidden(
         self,
@@ -247,51 +236,6 @@ class Model(nn.Module):
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Language-model logits of `h (..., n_embd)` -> `(..., n_vocab)`."""
         return precision.logits(h, self.transformer.wte.weight)
-
-    def forward(
-        self,
-        X: torch.Tensor,
-        *,
-        past: torch.Tensor | None = None,
-        past_tokens: torch.Tensor | None = None,
-        mask: torch.Tensor | None = None,
-        padding_token: int | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """Everything at every position, as the original returned it.
-
-        Training computes only what it reads. X: int64 (batch, length). Padding is given by `mask`
-        (bool, of past and X) or by `padding_token`, not both; the latter needs `past_tokens (batch,
-        past_length)` beside `past (batch, n_layer, 2, n_head, past_length, d)`. Returns 'h' (batch,
-        length, n_embd), 'present' (keys and values of X, shaped like past), 'lm_logits',
-        'lm_all_losses' (batch, length - 1), 'lm_losses' (batch,), and for each head NAME 'NAME'
-        (batch, length) and 'NAME_regularizer'.
-        """
-        if padding_token is not None:
-            if mask is not None:
-                raise ValueError('at most one of mask and padding_token may be given')
-            if past is not None and past_tokens is None:
-                raise ValueError('padding_token with past needs past_tokens')
-            mask = torch.ne(X, padding_token)
-            X = X * mask
-            if past is not None:
-                assert past_tokens is not None
-                mask = torch.cat([torch.ne(past_tokens, padding_token), mask], dim=1)
-        cache = KVCache(past)
-        h = self.hidden(X, mask, cache)
-        logits = self.logits(h)
-        losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), X[:, 1:], reduction='none')
-        results = {
-            'h': h,
-            'present': cache.present(cache.length - X.shape[1]),
-            'lm_logits': logits,
-            'lm_all_losses': losses,
-            'lm_losses': losses.mean(-1),
-        }
-        for name, head in self.heads.items():
-            assert isinstance(head, ScalarHead)
-            results[name] = head(h)
-            results[f'{name}_regularizer'] = head.regularizer()
-        return results
 
 
 def _take_queries(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

@@ -6,19 +6,12 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable
 
-import torch
-
-from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import train_reward
-from lm_human_preferences.labels import files as label_files
-from lm_human_preferences.labels.answers import Answer, answer_field
+from lm_human_preferences.labels.agreement import clustered_interval
+from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder
-from lm_human_preferences.labels.folder_labels import as_arrays
 from lm_human_preferences.labels.report import preferred
-from lm_human_preferences.language.encodings import Encoding
 
 INITIAL, POLICY = 'initial', 'policy'  # whose samples a question has
 ACTIVE_SECONDS = 600  # after an answer, in which its labeller counts as active
@@ -88,30 +81,17 @@ def of_kind(folder: LabelFolder, answers: Iterable[Answer], kind: str) -> list[A
     return [answer for answer in answers if folder.questions[answer.question].kind == kind]
 
 
-def as_labels(
-    folder: LabelFolder,
-    answers: Sequence[Answer],
-    hparams: train_reward.HParams,
-    encoding: Encoding,
-) -> dict[str, torch.Tensor]:
-    """`answers` as labels, {field: (answers, ...)}; UserError if the folder is damaged."""
-    field = answer_field(folder.label_type)
-    objects: list[dict[str, Any]] = []
-    try:
-        for answer in answers:
-            tokens = folder.tokens(folder.questions[answer.question])
-            objects.append(as_arrays({**tokens, field: answer.value}))
-    except OverflowError as e:
-        raise UserError(f'{folder.path} holds numbers out of range') from e
-    return label_files.as_tensors(folder.path, objects, hparams, encoding)
-
-
 @dataclasses.dataclass(frozen=True)
 class Wins:
-    """How often the policy was preferred to the initial model in `comparisons`."""
+    """How often the policy was preferred to the initial model in `comparisons`.
+
+    low, high: ends of the 95 % interval of the share; see agreement.clustered_interval.
+    """
 
     wins: int
     comparisons: int
+    low: float = 0.0
+    high: float = 1.0
 
     @property
     def rate(self) -> float | None:
@@ -121,8 +101,11 @@ class Wins:
 
 def policy_wins(folder: LabelFolder, answers: Collection[Answer]) -> Wins:
     """What those of `answers` tell that compare the policy with the initial model."""
-    names = [
-        preferred(folder, answer, folder.questions[answer.question].policies)
-        for answer in of_kind(folder, answers, VALIDATION)
-    ]
-    return Wins(names.count(POLICY), len(names) - names.count(None))
+    by_question: dict[str, list[bool]] = {}
+    for answer in of_kind(folder, answers, VALIDATION):
+        better = preferred(folder, answer, folder.questions[answer.question].policies)
+        if better is not None:
+            by_question.setdefault(answer.question, []).append(better == POLICY)
+    wins = [sum(of_question) for of_question in by_question.values()]
+    counts = [len(of_question) for of_question in by_question.values()]
+    return Wins(sum(wins), sum(counts), *clustered_interval(wins, counts))

@@ -13,15 +13,15 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from lm_human_preferences import plans, session, storage
+from lm_human_preferences import label_types, shell, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.online import PEOPLE
+from lm_human_preferences.labels import files as label_files
 from lm_human_preferences.labels import simulated_labeller
-from lm_human_preferences.labels.answers import INSTRUCTIONS, answer_field
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder, QuestionWriter
-from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.labeller import Labeller, check_name
 from lm_human_preferences.online import answers as online_answers
 from lm_human_preferences.online import progress
 from lm_human_preferences.online.decisions import Batch, Decisions
@@ -30,19 +30,18 @@ from lm_human_preferences.online.retraining import Labels, Retrainer
 from lm_human_preferences.rewards import RewardModel, label_source
 from lm_human_preferences.runs.run_files import LABELS
 from lm_human_preferences.synthetic.known_judge import known_judge
-from lm_human_preferences.training import memory
 from lm_human_preferences.training.health import RetrainingHealth
 from lm_human_preferences.training.loop import Hook
-from lm_human_preferences.utils.core import default_device
+from lm_human_preferences.training.trainers import PolicyTrainer
 from lm_human_preferences.utils.logging import announce, log_line
 
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
-    from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams.model import HParams as Sizes
     from lm_human_preferences.hparams.online import ServeHParams
-    from lm_human_preferences.hparams.train_policy import HParams
-    from lm_human_preferences.train_policy import PPOTrainer
+    from lm_human_preferences.policy import Policy
+    from lm_human_preferences.training.kl_control import KLController
+    from lm_human_preferences.training.networks import Network
+    from lm_human_preferences.training.time_left import TimeLeft
 
 POLL_SECONDS = 1.0  # between two looks for answers
 REPORT_SECONDS = 60.0  # between two lines about them
@@ -50,6 +49,19 @@ HOUR = 3600.0
 # Steps from a training of the reward model until the KL divergence shows its effect: the samples of
 # the first are from before, and it learns from the new scores; those of the second are from after.
 STEPS_TO_REACT = 2
+
+
+class CollectingTrainer(PolicyTrainer, Protocol):
+    """A policy's training, of which people judge what `policy` and `ref_policy` write."""
+
+    policy: Policy
+    ref_policy: Policy
+    kl_ctl: KLController
+
+    @property
+    def networks(self) -> Mapping[str, Network | None]:
+        """{scope of its variables: network}"""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,25 +98,17 @@ class _Known:
         )
 
 
-def check(hparams: HParams, comm: Comm, sizes: Sizes) -> None:
-    """UserError if a reward model of `sizes` is to be retrained and that cannot be done here; warns
-    if memory may be insufficient."""
-    new_model = hparams.rewards.train_new_model
-    if hparams.rewards.online is None:
-        return
-    assert new_model is not None
-    session.check_same_task(hparams.task, new_model.task)
-    memory.check(plans.retraining_memory(hparams, sizes, comm.size), comm, default_device())
+def hooks(trainer: CollectingTrainer, checkpointer: Checkpointer, clock: TimeLeft) -> list[Hook]:
+    """The hook that collects labels while a policy trains; none without --rewards.online.
 
-
-def hooks(trainer: PPOTrainer, checkpointer: Checkpointer) -> list[Hook]:
-    """The hook that collects labels while a policy trains; none without --rewards.online."""
+    clock: of the whole command.
+    """
     hparams = trainer.hparams
     if hparams.rewards.online is None:
         return []
     reward_model = trainer.networks['reward_model']
     assert isinstance(reward_model, RewardModel)
-    return [Collection(trainer, reward_model, checkpointer, label_source(hparams))]
+    return [Collection(trainer, reward_model, checkpointer, clock, label_source(hparams))]
 
 
 @contextlib.contextmanager
@@ -113,15 +117,11 @@ def serve(folder: str, options: ServeHParams) -> Iterator[None]:
     # Its libraries are for those who want a page.
     from lm_human_preferences.labels.page.server import LabelServer, missing_tls
 
-    where = options.to_nested_dict()
-    names = [name.strip() for name in where.pop('labellers').split(',')]
-    try:
-        server = LabelServer(folder, names, note=log_line, **where)
-    except UserError as e:
-        text = str(e).replace('--web.', '--run.serve.')
-        raise UserError(text.replace('--labeller ', '--run.serve.labellers ')) from e
-    with server:
-        if warning := missing_tls(options.host, options.certificate, '--run.serve.'):
+    names = [name.strip() for name in options.labellers.split(',')]
+    for name in names:
+        check_name(name, options.option_name('labellers'))
+    with LabelServer(folder, names, options, note=log_line) as server:
+        if warning := missing_tls(options):
             announce(warning)
         announce(*(f'answer as {name}: {link}' for name, link in server.links.items()))
         yield
@@ -131,21 +131,23 @@ class Collection(Hook):
     """Collects labels while `trainer` trains a policy; entered on every rank.
 
     reward_model: what the policy learns from. checkpointer: saves the run if people do not answer
-    in time; its seed is the run's. labels: source of queries that may stand in, see
-    lm_tasks.make_query_sampler.
+    in time; its seed is the run's. clock: does not count the waits for people. labels: source of
+    queries that may stand in, see lm_tasks.make_query_sampler.
     """
 
     def __init__(
         self,
-        trainer: PPOTrainer,
+        trainer: CollectingTrainer,
         reward_model: RewardModel,
         checkpointer: Checkpointer,
+        clock: TimeLeft,
         labels: str | None,
     ) -> None:
         hparams = trainer.hparams
         online, new_model = hparams.rewards.online, hparams.rewards.train_new_model
         assert online is not None and new_model is not None and checkpointer.seed is not None
         self.trainer, self.checkpointer, self.comm = trainer, checkpointer, trainer.comm
+        self.clock = clock
         self.online, self.new_model, self.source_of_queries = online, new_model, labels
         self.schedule = online.schedule(trainer.total_steps)
         self.retrainer = Retrainer(
@@ -197,7 +199,7 @@ class Collection(Hook):
     def _task(self) -> dict[str, Any]:
         """What the folder's task.json has to hold."""
         label_type, instructions = self.new_model.labels.type, self.online.instructions
-        text = INSTRUCTIONS[answer_field(label_type)]
+        text = label_types.get(label_type).instructions
         if instructions is not None:
             text = storage.read_text(instructions).strip()
         return {
@@ -214,7 +216,8 @@ class Collection(Hook):
         """
         if self.desk is not None:
             self.desk.ask(step)
-        self._wait(step)
+        with self.clock.pause():
+            self._wait(step)
         if self.schedule.is_trained_at(step):
             self._train(step)
 
@@ -256,7 +259,7 @@ class Collection(Hook):
             folder = os.path.join(run.directory, LABELS)
             how = (
                 f'step {step} is saved: {progress.label_command(folder)} answers, then'
-                f' ./launch.py resume {run.save_dir} goes on'
+                f' {shell.typed(f"./launch.py resume {run.save_dir}")} goes on'
             )
         raise UserError(
             f'--rewards.online.patience {self.online.patience:g}: {missing} of'
@@ -306,13 +309,12 @@ class Desk:
         simulated: list[Labeller],
     ) -> None:
         self.schedule, self.online = collection.schedule, collection.online
-        self.new_model = collection.new_model
-        self.encoding = collection.trainer.policy.trained_model.encoding
+        encoding = collection.trainer.policy.trained_model.encoding
         self.folder, self.source, self.decisions = folder, source, decisions
         self.simulated = simulated
         self.judge = simulated_labeller.small_tokens
         if self.online.source == 'mock':
-            self.judge = known_judge(self.encoding)
+            self.judge = known_judge(encoding)
         self.answered = 0  # questions, when they were last counted
         self.reported = -REPORT_SECONDS  # when a line was last printed
 
@@ -376,12 +378,6 @@ class Desk:
         if before is not None:
             newer = online_answers.newer(folder, answers, before.answers)
             wins = online_answers.policy_wins(folder, newer)
-            new = self._as_labels(folder, online_answers.of_kind(folder, newer, TRAIN))
-        labels = self._as_labels(folder, answers)
-        assert labels is not None  # the schedule has some before the first step
-        return _Known(batch, labels, new, wins)
-
-    def _as_labels(self, folder: LabelFolder, answers: list[Any]) -> Labels | None:
-        if not answers:
-            return None
-        return online_answers.as_labels(folder, answers, self.new_model, self.encoding)
+            of_policy = online_answers.of_kind(folder, newer, TRAIN)
+            new = label_files.of_answers(folder, of_policy) if of_policy else None
+        return _Known(batch, label_files.of_answers(folder, answers), new, wins)

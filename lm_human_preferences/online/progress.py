@@ -6,6 +6,7 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 
+from lm_human_preferences import shell
 from lm_human_preferences.hparams.online import Schedule
 from lm_human_preferences.labels.held_out import Prediction
 from lm_human_preferences.online.answers import Wins
@@ -58,6 +59,7 @@ class Report:
         if self.wins.rate is not None:
             parts.append(
                 f'the policy beats the initial model in {self.wins.wins} of {self.wins.comparisons}'
+                f' (95 % interval {100 * self.wins.low:.0f} to {100 * self.wins.high:.0f} %)'
             )
         parts.append(f'KL coef {self.kl_coef:.4g}')
         later = schedule.next_training(batch.step)
@@ -77,9 +79,11 @@ def _accuracy(prediction: Prediction | None) -> float | None:
 
 
 def _short(prediction: Prediction) -> str:
+    low, high = prediction.interval()
     if prediction.accuracy is None:
-        return f'correlation {prediction.agreement:.2f}'
-    return f'{100 * prediction.accuracy:.0f} % right'
+        return f'correlation {prediction.agreement:.2f} (95 % interval {low:.2f} to {high:.2f})'
+    right = 100 * prediction.accuracy
+    return f'{right:.0f} % right (95 % interval {100 * low:.0f} to {100 * high:.0f} %)'
 
 
 def waiting_line(missing: int, wanted: int, active: Sequence[str], folder: str) -> str:
@@ -93,4 +97,4 @@ def waiting_line(missing: int, wanted: int, active: Sequence[str], folder: str) 
 
 def label_command(folder: str) -> str:
     """The command with which people answer."""
-    return f'./launch.py label {shlex.quote(folder)} --labeller NAME'
+    return shell.typed(f'./launch.py label {shlex.quote(folder)} --labeller NAME')

@@ -11,13 +11,11 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.hparams import train_reward
 from lm_human_preferences.labels.held_out import Prediction, predict, split
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.reward_trainer import RewardModelTrainer
 from lm_human_preferences.rewards import RewardModel
-from lm_human_preferences.train_reward import RewardModelTrainer
 from lm_human_preferences.training import memory
 from lm_human_preferences.training.optimizer import Adam
-from lm_human_preferences.utils.core import exact_div, random_stream
-
-LAST_PART = 4  # of a training, over which its loss is averaged
+from lm_human_preferences.utils.core import exact_div, random_stream, weighted_mean
 
 Labels = dict[str, torch.Tensor]
 
@@ -26,8 +24,8 @@ Labels = dict[str, torch.Tensor]
 class Outcome:
     """How the training of a reward model went.
 
-    loss: the mean over the last quarter of the batches, each before it was learned. held_out: how
-    the model predicts the labels held out; None if there are none.
+    loss: the mean over the last steps, see RewardModelTrainer.judged_steps, before each label was
+    learned. held_out: how the model predicts the labels held out; None if there are none.
     """
 
     loss: float
@@ -54,7 +52,7 @@ class Retrainer:
     ) -> None:
         self.reward_model, self.ref_policy = reward_model, ref_policy
         self.hparams, self.comm, self.seed = hparams, comm, seed
-        self.optimizer = Adam(reward_model.tf_parameters(), comm=comm)
+        self.optimizer = Adam(reward_model.parameters_by_name(), comm=comm)
         reward_model.model.gradient_checkpointing = hparams.run.gradient_checkpointing
 
     def train(self, labels: Labels, step: int) -> Outcome:
@@ -89,11 +87,15 @@ class Retrainer:
             optimizer=self.optimizer,
         )
         trainer.prepare()
-        losses = [trainer.step()['loss'] for _ in range(trainer.total_steps)]
+        losses, counts = [], []
+        for step in range(trainer.total_steps):
+            losses.append(trainer.step()['loss'])
+            counts.append(trainer.labels_after(step + 1) - trainer.labels_after(step))
         trainer.finish()
         self.optimizer.reset()
-        last = losses[-max(1, len(losses) // LAST_PART) :]
-        return Outcome(sum(last) / len(last), trainer.predict_held_out())
+        judged = slice(-trainer.judged_steps, None)
+        loss = weighted_mean(losses[judged], counts[judged])
+        return Outcome(loss, trainer.predict_held_out())
 
     def predict(self, labels: Labels) -> Prediction | None:
         """How well the present reward model predicts `labels`; None if there are none."""

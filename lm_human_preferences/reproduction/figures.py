@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_human_preferences import storage, train_policy
+from lm_human_preferences import shell, storage, train_policy
 from lm_human_preferences.reproduction import figure_plots, jobs, plan
 from lm_human_preferences.reproduction.plan import Run
 from lm_human_preferences.storage import outputs
@@ -54,10 +54,13 @@ def figures(
         for name in TABLES:
             write_table(os.path.join(output_dir, f'{name}.csv'), rows[name])
         _draw(rows, scale.curve, output_dir)
+    more = shell.typed(
+        f'./launch.py figures {shlex.quote(output_dir)}{" --quick" if quick else ""}'
+        f' --seeds {2 * scale.seeds}'
+    )
     log_line(
         f'figure2.png, figure3.png and the tables they show are in {output_dir}',
-        f'More seeds, without redoing these runs: ./launch.py figures {shlex.quote(output_dir)}'
-        f'{" --quick" if quick else ""} --seeds {2 * scale.seeds}',
+        f'More seeds, without redoing these runs: {more}',
     )
 
 

@@ -26,8 +26,8 @@ def learning_curve(
 
     Each label is in all larger parts too. repetitions: trainings with each number, with other seeds
     and in other orders. without: as --labels.without. Nothing is saved. Returns, for each number,
-    {'labels', 'held_out': labels that are measured on, 'accuracy', 'chance', 'agreement': of each
-    repetition}, see labels.held_out.Prediction.
+    {'labels', 'held_out': labels that are measured on, 'chance', and of each repetition 'accuracy',
+    'agreement', and the ends 'low', 'high' of its interval}, see labels.held_out.Prediction.
     """
     hparams = _settings(source, run, without)
     found: dict[int, dict[str, Any]] = {}
@@ -69,11 +69,11 @@ def _settings(source: str, run: str, without: str | None) -> HParams:
 def _train_on_part(
     hparams: HParams, part: int, seed: int, found: dict[int, dict[str, Any]]
 ) -> None:
-    """Add what a training on 1/part of the labels comes to, unless these fill no batch."""
+    """Add what a training on 1/part of the labels comes to, unless there are too few for it."""
     set_seed(seed)
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     trainer = train_reward.build_trainer(hparams, initial_model, LocalComm())
-    count = trainer.num_train // part // hparams.batch_size * hparams.batch_size
+    count = trainer.num_train // part
     if count == 0:
         return
     order = torch.randperm(trainer.num_train, generator=torch.Generator().manual_seed(seed))
@@ -87,7 +87,9 @@ def _train_on_part(
         raise UserError(
             '--learning_curve: none of the few labels is held out to measure on; collect more'
         )
-    row = {'labels': count, 'held_out': prediction.labels, 'accuracy': [], 'agreement': []}
-    row = found.setdefault(count, {**row, 'chance': prediction.chance})
-    row['accuracy'].append(prediction.accuracy)
-    row['agreement'].append(prediction.agreement)
+    row = {'labels': count, 'held_out': prediction.labels, 'chance': prediction.chance}
+    row = found.setdefault(count, row)
+    low, high = prediction.interval()
+    measured = {'accuracy': prediction.accuracy, 'agreement': prediction.agreement}
+    for name, value in {**measured, 'low': low, 'high': high}.items():
+        row.setdefault(name, []).append(value)

@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from lm_human_preferences import storage
+from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
-from lm_human_preferences.distributed import env
+from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs import run_files, run_lock, run_settings
 from lm_human_preferences.runs.run_files import POLICY, REWARD
@@ -68,13 +68,14 @@ def refuse_existing(hparams: Training) -> None:
     """UserError if a run has written the files that one with `hparams` would write."""
     directory = hparams.run.save_dir
     if own_files(hparams):
-        if env.was_restarted():
+        if launch_methods.current().was_restarted:
             raise UserError(
                 f'{directory} holds what this run had saved before torchrun or Slurm started it'
                 ' again: give --run.resume on, so that it goes on from there'
             )
+        command = shell.typed(f'./launch.py resume {directory}')
         raise UserError(
-            f'{directory} holds a run already: go on with it by `./launch.py resume {directory}`,'
+            f'{directory} holds a run already: go on with it by `{command}`,'
             ' take another NAME, or give --overwrite to delete it and start anew'
         )
 
@@ -103,30 +104,46 @@ def refuse_to_delete_answers(hparams: Training) -> None:
 def prepare_run_dir(hparams: Training, *, overwrite: bool, explicitly_set: Collection[str]) -> None:
     """Make sure that a run can begin in its directory, or go on there; UserError if it cannot.
 
-    Nothing is written there yet. overwrite: delete the run that is there, and nothing else;
-    UserError if people have answered its questions. explicitly_set: see
-    `run_settings.check_settings`.
+    Nothing is written there yet. overwrite: delete the run that is there, and nothing else.
+    explicitly_set: see `run_settings.check_settings`.
     """
-    directory = hparams.run.directory
-    if directory is None or env.launched_rank():
+    if hparams.run.directory is None or launch_methods.current().rank:
         return
     assert hparams.run.save_dir is not None
-    run_lock.check_free(directory)
+    check_start(hparams, overwrite=overwrite)
+    if storage.is_remote(hparams.run.save_dir):
+        fetch_run_dir(hparams.run.save_dir, fetch=hparams.run.resume)
+    check_earlier_run(hparams, overwrite=overwrite, explicitly_set=explicitly_set)
+    if overwrite:
+        for path in own_files(hparams):
+            storage.remove(path)
+
+
+def check_start(hparams: Training, *, overwrite: bool) -> None:
+    """UserError if another process writes the run, or if --overwrite makes no sense."""
+    assert hparams.run.directory is not None
+    run_lock.check_free(hparams.run.directory)
     if overwrite and hparams.run.resume:
         raise UserError('--overwrite and --run.resume contradict each other: give one of them')
-    if overwrite and env.was_restarted():
+    if overwrite and launch_methods.current().was_restarted:
         raise UserError(
             '--overwrite would delete what this run had saved before torchrun or Slurm started it'
             ' again: take --run.resume on in its place'
         )
-    if storage.is_remote(hparams.run.save_dir):
-        fetch_run_dir(hparams.run.save_dir, fetch=hparams.run.resume)
+
+
+def check_earlier_run(
+    hparams: Training, *, overwrite: bool, explicitly_set: Collection[str]
+) -> None:
+    """UserError if what an earlier run has left in the directory does not let this one begin.
+
+    A run that is resumed may have other settings than before only where the user says so. overwrite
+    deletes no answers of people.
+    """
     if hparams.run.resume:
         run_settings.check_settings(hparams, explicitly_set)
     elif overwrite:
         refuse_to_delete_answers(hparams)
-        for path in own_files(hparams):
-            storage.remove(path)
     else:
         refuse_existing(hparams)
 
@@ -138,7 +155,7 @@ def fetch_run_dir(save_dir: str, fetch: bool = True) -> str:
     writes the run.
     """
     directory = storage.staging_dir(save_dir)
-    if directory == save_dir or env.launched_rank():
+    if directory == save_dir or launch_methods.current().rank:
         return save_dir
     from lm_human_preferences.runs import uploads
 
@@ -226,7 +243,7 @@ def resume_hint(hparams: Training) -> str:
     if directory is None:
         return 'Nothing is saved, because --save_dir is None.'
     assert save_dir is not None
-    command = f'./launch.py resume {shlex.quote(save_dir)}'
+    command = shell.typed(f'./launch.py resume {shlex.quote(save_dir)}')
     if hparams.writes()[-1] == POLICY.command:
         saved = names.resumable(os.path.join(directory, POLICY.unfinished))
         if saved:
@@ -252,7 +269,7 @@ def ranks_of(directory: str | None) -> int | None:
 
     None where nothing tells, and where a launcher has decided how many there are.
     """
-    if directory is None or env.is_launched():
+    if directory is None or launch_methods.current().decides_size:
         return None
     for files in (POLICY, REWARD):
         for name in names.resumable(os.path.join(directory, files.unfinished)):

@@ -11,8 +11,10 @@ from lm_human_preferences.checkpointing import names
 
 LOCK = 'lock'  # names the process that writes the run now
 UNFINISHED = 'unfinished'  # in reward_model/: checkpoints of one that is being trained
-EVALUATION = r'evaluation\.(json|png)'  # of `evaluate`: uploaded, but not deleted with a run
+# Files of `evaluate`: uploaded, but not deleted with a run.
+EVALUATION = r'evaluation(-[a-z0-9_.-]+)?\.(json|png)'
 LABELS = 'labels'  # that are collected while a policy trains
+LEARNED = 'reward_model/labels.json'  # says which labels it learned from
 _ANSWERS = r'answers/([A-Za-z0-9_-]{1,32})\.jsonl'
 _LABEL_FILES = rf'(task\.json|(questions|used)\.jsonl|{_ANSWERS})'
 _EVENTS = r'events\.out\.tfevents\..*'
@@ -36,12 +38,18 @@ class CommandFiles:
 
     @property
     def settings(self) -> str:
-        """The name of the JSON file with the command's options."""
+        """The name of the JSON file with the command's options, as the original wrote it."""
         return f'{self.command}_hparams.json'
+
+    @property
+    def more_settings(self) -> str:
+        """The name of the JSON file with the options that the original does not have."""
+        return f'{self.command}_more_hparams.json'
 
     def pattern(self) -> str:
         """A regular expression for all of its files."""
-        files = [re.escape(self.settings), f'{self.network}/(hparams\\.json|encoding)']
+        files = [re.escape(self.settings), re.escape(self.more_settings)]
+        files.append(f'{self.network}/(hparams\\.json|encoding)')
         files.append(f'{self.events}/{_EVENTS}')
         for directory in dict.fromkeys((self.finished, self.unfinished)):  # each once
             files.append(f'{directory}/{names.ANY_FILE}')
@@ -54,6 +62,7 @@ REWARD = CommandFiles(
     events='tb/reward_model',
     finished='reward_model/checkpoints',
     unfinished=f'reward_model/{UNFINISHED}',
+    more=re.escape(LEARNED),
 )
 POLICY = CommandFiles(
     'train_policy',

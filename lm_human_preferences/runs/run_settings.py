@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
+import contextlib
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lm_human_preferences import storage
-from lm_human_preferences.errors import UserError
+from lm_human_preferences import shell, storage
+from lm_human_preferences.errors import OptionError, UserError
+from lm_human_preferences.hparams import train_policy
 from lm_human_preferences.hparams.online import PEOPLE
 from lm_human_preferences.runs import run_files
+from lm_human_preferences.utils import hyperparams
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams import train_policy, train_reward
+    from lm_human_preferences.hparams import train_reward
 
     Training = train_policy.HParams | train_reward.HParams
 
+NEW_MODEL = 'rewards.train_new_model'
 # The outcome of these is in the checkpoint: another value would have no effect on a resumed run.
 FIXED_ONCE_BEGUN = {
     'task.policy.initial_model',
@@ -28,10 +30,95 @@ FIXED_ONCE_BEGUN = {
 }
 
 
-def to_record(hparams: Training) -> dict[str, Any]:
-    """What a run's JSON file holds of its settings; that it was resumed leaves no trace."""
-    not_resumed = dataclasses.replace(hparams, run=dataclasses.replace(hparams.run, resume=False))
-    return not_resumed.to_nested_dict(recorded_only=True)
+def records(
+    hparams: Training,
+    *,
+    experiment: str | None,
+    ranks: int,
+    commands: Collection[str] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """The JSON files that say how a run with `hparams` was made, {name: content}.
+
+    What was said of one start of the program, as that it resumes, leaves no trace. experiment: None
+    where that is not known. commands: whose files these are; None: all that the run writes.
+    """
+    nested, additions = hparams.to_nested_dict(original_only=True), _lasting_additions(hparams)
+    settings = {hparams.writes()[-1]: (nested, additions)}
+    if len(hparams.writes()) > 1:  # the reward model is trained in the same run
+        of_reward = {
+            name.removeprefix(f'{NEW_MODEL}.'): value
+            for name, value in additions.items()
+            if name.startswith(f'{NEW_MODEL}.')
+        }
+        settings[run_files.REWARD.command] = nested['rewards']['train_new_model'], of_reward
+    found: dict[str, dict[str, Any]] = {}
+    for command in settings if commands is None else commands:
+        nested, additions = settings[command]
+        files = run_files.COMMANDS[command]
+        found[files.settings] = nested
+        found[files.more_settings] = {
+            'experiment': experiment,
+            'ranks': ranks,
+            'options': additions,
+        }
+    return found
+
+
+def read_settings(hparams: Training, directory: str) -> None:
+    """Override `hparams` from what a run in `directory`, local or remote, has recorded.
+
+    NotFound where there is no run of that command; UserError for a damaged file.
+    """
+    files = run_files.COMMANDS[hparams.writes()[-1]]
+    hparams.override_from_json_file(storage.join(directory, files.settings))
+    more = _more_settings(directory, files)
+    with hyperparams.reading(storage.join(directory, files.more_settings)):
+        hparams.override_from_dict(more.get('options', {}))
+        hparams.check_values()
+
+
+def load_run_hparams(save_dir: str) -> train_policy.HParams:
+    """The hyperparameters of the run of train_policy in `save_dir`, local or remote."""
+    hparams = train_policy.HParams()
+    try:
+        read_settings(hparams, save_dir)
+    except storage.NotFound as e:
+        raise OptionError(
+            '--save_dir',
+            f'{save_dir} is no run of train_policy: it has no {run_files.POLICY.settings}',
+        ) from e
+    return hparams
+
+
+def experiment_of(directory: str, command: str) -> str | None:
+    """The experiment of the run of `command` in `directory`; None if it is not recorded."""
+    experiment = _more_settings(directory, run_files.COMMANDS[command]).get('experiment')
+    return experiment if isinstance(experiment, str) else None
+
+
+def _more_settings(directory: str, files: run_files.CommandFiles) -> dict[str, Any]:
+    """What a run's second file of settings holds.
+
+    Nothing for a run of the original's or of an earlier version, which had one file.
+    """
+    path = storage.join(directory, files.more_settings)
+    try:
+        more = storage.read_json(path)
+    except storage.NotFound:
+        return {}
+    if not isinstance(more, dict) or not isinstance(more.get('options', {}), dict):
+        raise UserError(f'{path} does not hold the hyperparameters that it should')
+    return more
+
+
+def _lasting_additions(hparams: Training) -> dict[str, Any]:
+    """Options that the original does not have, without those about one start of the program."""
+    fields = hyperparams.fields(type(hparams))
+    return {
+        name: value
+        for name, value in hparams.additions().items()
+        if fields[name].metadata.get('lasting', True)
+    }
 
 
 def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
@@ -42,12 +129,12 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
     """
     directory = hparams.run.directory
     assert directory is not None
-    path = os.path.join(directory, run_files.COMMANDS[hparams.writes()[-1]].settings)
-    if not os.path.exists(path):
-        return
     recorded = type(hparams)()
-    recorded.override_from_json_file(path)
-    changes = _changes(to_record(recorded), to_record(hparams))
+    try:
+        read_settings(recorded, directory)
+    except storage.NotFound:
+        return
+    changes = _changes(_settings(recorded), _settings(hparams))
     _refuse_what_has_no_effect(hparams, changes, explicitly_set)
     implicit = [text for key, text in changes.items() if not _covers(explicitly_set, key)]
     if implicit:
@@ -55,7 +142,7 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
         raise UserError(
             f'{save_dir} was started with other settings than {", ".join(implicit)}: pass the'
             ' options that are to change, or keep all settings with'
-            f' `./launch.py resume {save_dir}`'
+            f' `{shell.typed(f"./launch.py resume {save_dir}")}`'
         )
     for text in changes.values():
         print(f'note: going on with {text}', file=sys.stderr)
@@ -63,20 +150,16 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
 
 def simulated_labellers(save_dir: str) -> re.Pattern[str]:
     """The names of the labellers that are part of the run in `save_dir`, local or remote."""
-    try:
-        record = storage.read_json(storage.join(save_dir, run_files.POLICY.settings))
-        source = record['rewards']['online']['source']
-    except (storage.StorageError, KeyError, TypeError):
-        source = PEOPLE
-    if source == PEOPLE:
+    online = None
+    with contextlib.suppress(UserError):
+        online = load_run_hparams(save_dir).rewards.online
+    if online is None or online.source == PEOPLE:
         return re.compile('(?!)')  # no name matches
-    return re.compile(rf'{re.escape(source)}\d+')
+    return re.compile(rf'{re.escape(online.source)}\d+')
 
 
-def _changes(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, str]:
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """{dotted name: how it has changed, for the user}."""
-    before = _switches(dict(_leaves(recorded)))
-    now = _switches(dict(_leaves(current)))
     changes = {}
     for key in {**before, **now}:
         if before.get(key) == now.get(key) or key.endswith('run.save_dir'):
@@ -87,10 +170,10 @@ def _changes(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> dict[st
     return changes
 
 
-def _switches(leaves: dict[str, Any]) -> dict[str, Any]:
-    """`leaves` with an entry for the group that is left out of records while it is off."""
-    is_on = any(key.startswith('rewards.online.') for key in leaves)
-    return {**leaves, 'rewards.online': 'on' if is_on else 'off'}
+def _settings(hparams: Training) -> dict[str, Any]:
+    """{dotted name: value} of all that a resumed run goes on with."""
+    original = _leaves(hparams.to_nested_dict(original_only=True))
+    return {**dict(original), **_lasting_additions(hparams)}
 
 
 def _covers(explicitly_set: Collection[str], key: str) -> bool:
@@ -110,7 +193,7 @@ def _refuse_what_has_no_effect(
     for key in FIXED_ONCE_BEGUN & changes.keys():
         raise UserError(
             f'--{key} cannot change: a run that has begun goes on with its own: start another one'
-            f' by ./launch.py {hparams.writes()[-1]}'
+            f' by {shell.typed(f"./launch.py {hparams.writes()[-1]}")}'
         )
     if not run_files.has_reward_model(directory):
         return
@@ -122,7 +205,7 @@ def _refuse_what_has_no_effect(
         if not is_copy and _covers(explicitly_set, key):
             raise UserError(
                 f'--{key} cannot change: the reward model of this run is finished; to train another'
-                ' one: ./launch.py train_policy'
+                f' one: {shell.typed("./launch.py train_policy")}'
             )
 
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lm_human_preferences import storage
+from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs.run_files import LABELS
@@ -306,9 +306,10 @@ class DirectoryUploader:
         while not self.try_sync():
             if isinstance(self.last_error, LeaseLost) or time.monotonic() > deadline:
                 reason = self.last_error or 'a file is missing'
+                command = shell.typed(f'./launch.py resume {self.url}')
                 raise UserError(
                     f'{self.url} is not complete: {reason}; all of the run is in'
-                    f' {self.directory}, and `./launch.py resume {self.url}` here uploads the rest'
+                    f' {self.directory}, and `{command}` here uploads the rest'
                 ) from self.last_error
             time.sleep(RETRY_SECONDS)
         with contextlib.suppress(storage.StorageError):

@@ -7,16 +7,21 @@ The only room that opens remote paths. Knows paths and bytes; does not know what
     blobs.py    blobs on a server
     cache.py    reading anything through the cache
     outputs.py  --output_dir of a command
+    crc.py      the checksum of TensorFlow's files
 """
 
 from lm_human_preferences.storage.blobs import check_access, listing, remove, stat, write
 from lm_human_preferences.storage.cache import (
     cached_path,
     cached_paths,
+    check_here,
     exists,
     is_here,
     make_cache_folder,
+    parse_json,
+    parse_json_lines,
     read_json,
+    read_json_lines,
     read_text,
     without_bom,
 )
@@ -35,6 +40,7 @@ from lm_human_preferences.storage.paths import (
     NotFound,
     StorageError,
     cache_root,
+    is_offline,
     is_remote,
     join,
     staging_dir,
@@ -49,8 +55,10 @@ __all__ = [
     'cached_path',
     'cached_paths',
     'check_access',
+    'check_here',
     'exists',
     'is_here',
+    'is_offline',
     'is_remote',
     'join',
     'listing',
@@ -59,7 +67,10 @@ __all__ = [
     'make_cache_folder',
     'md5',
     'open_nofollow',
+    'parse_json',
+    'parse_json_lines',
     'read_json',
+    'read_json_lines',
     'read_text',
     'remove',
     'staging_dir',

@@ -20,9 +20,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.storage import blobs
 from lm_human_preferences.storage.files import atomic_write, md5
 from lm_human_preferences.storage.paths import Blob, NotFound, StorageError, is_offline, is_remote
@@ -54,6 +55,32 @@ def read_json(path: str) -> Any:
         raise StorageError(f'{path} is not JSON: {e}') from e
 
 
+def read_json_lines(path: str) -> list[tuple[str, Any]]:
+    """(where it is, value) of each line of a local or remote file with one JSON value a line.
+
+    Empty lines are passed over. UserError, which says where, for what is not JSON.
+    """
+    return parse_json_lines(without_bom(read_text(path)), path)
+
+
+def parse_json_lines(text: str, name: str) -> list[tuple[str, Any]]:
+    """The same of a text; name: of where it is from."""
+    found = []
+    for number, line in enumerate(text.split('\n'), start=1):
+        if line.strip():
+            where = f'{name}, line {number}'
+            found.append((where, parse_json(line, where)))
+    return found
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """The value of a JSON text; UserError, which says `where` it is, for what is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise UserError(f'{where} is not JSON: {e}') from e
+
+
 def without_bom(text: str) -> str:
     """`text` without the mark that programs on Windows put before UTF-8, and JSON does not know."""
     return text.removeprefix('\ufeff')
@@ -81,6 +108,19 @@ def exists(path: str) -> bool:
 def is_here(path: str) -> bool:
     """Whether a file, local or remote, can be read without the network."""
     return os.path.exists(Blob(path).cached if is_remote(path) else path)
+
+
+def check_here(paths: Iterable[str]) -> None:
+    """StorageError that names all remote files among `paths` that are not in the cache.
+
+    For LMHP_OFFLINE=1: so the user can put all of them there at once.
+    """
+    missing = [Blob(path) for path in paths if is_remote(path) and not is_here(path)]
+    if missing:
+        places = ', '.join(f'{blob.url} at {blob.cached}' for blob in missing)
+        raise StorageError(
+            f'LMHP_OFFLINE=1, and the cache lacks {len(missing)} files; put {places}'
+        )
 
 
 def cached_path(path: str) -> str:

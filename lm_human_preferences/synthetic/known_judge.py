@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.synthetic.known_reward import KnownReward
 
-if TYPE_CHECKING:
-    from lm_human_preferences.labels.simulated_labeller import Judge
+Tokens = dict[str, list[int]]  # of a question: {field: token ids}
 
 
-def known_judge(encoding: Encoding) -> Judge:
-    """The known reward of film reviews; UserError for another encoding."""
+def known_judge(encoding: Encoding) -> Callable[[Sequence[Tokens]], list[list[float]]]:
+    """The known reward of film reviews, as a `Judge` of `labels.simulated_labeller`.
+
+    UserError for another encoding.
+    """
     model = KnownReward(encoding)
 
-    def rewards(questions: Sequence[dict[str, list[int]]]) -> list[list[float]]:
-        """The reward of each sample of each question, {field: token ids}."""
+    def rewards(questions: Sequence[Tokens]) -> list[list[float]]:
+        """The reward of each sample of each question."""
         columns = {
             field: torch.tensor([tokens[field] for tokens in questions]) for field in questions[0]
         }

@@ -58,7 +58,7 @@ class KnownReward:
         tokens = torch.cat([queries, responses], dim=1).to(self.weights.device)
         return _log_odds(self.weights, tokens, self.padding_token).float()
 
-    def tf_parameters(self) -> dict[str, torch.nn.Parameter]:
+    def parameters_by_name(self) -> dict[str, torch.nn.Parameter]:
         """Nothing: this reward is not part of a checkpoint."""
         return {}
 

@@ -15,7 +15,8 @@ from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.language import attention, encodings, model, parameters
+from lm_human_preferences.language import attention, encodings, model, parameters, tf_names
+from lm_human_preferences.machine import products
 from lm_human_preferences.training import optimizer, precision
 from lm_human_preferences.utils import core
 from lm_human_preferences.utils.logging import progress
@@ -47,7 +48,17 @@ def directory() -> str:
 
 def _digest() -> str:
     """A digest of what the weights depend on: texts, training, network, and PyTorch's version."""
-    modules = (reviews, model, attention, parameters, optimizer, precision, core)
+    modules = (
+        reviews,
+        model,
+        attention,
+        parameters,
+        tf_names,
+        optimizer,
+        precision,
+        products,
+        core,
+    )
     sources = [Path(__file__), *(Path(inspect.getfile(module)) for module in modules)]
     digest = hashlib.sha256()
     for source in sources:
@@ -64,7 +75,9 @@ def _create(path: str) -> None:
     hparams = model.HParams(**SIZES)
     storage.write_json(os.path.join(part, 'hparams.json'), hparams.to_nested_dict())
     storage.write_json(os.path.join(part, 'encoding'), encodings.Reviews.name)
-    checkpoints.save(part, 'model.ckpt', parameters.in_tf_shapes(train(hparams).tf_parameters()))
+    network = train(hparams)
+    variables = network.variable_names.variables(dict(network.named_parameters()))
+    checkpoints.save(part, 'model.ckpt', variables)
     os.rename(part, path)
 
 
@@ -75,13 +88,13 @@ def train(hparams: model.HParams, steps: int = STEPS) -> model.Model:
     """
     encoder = encodings.Reviews.get_encoder()
     texts = as_batch(encoder, itertools.islice(reviews.reviews_generator('train'), N_REVIEWS))
-    # The library that multiplies decides the last digits, so it must not depend on who asks for the
-    # model first.
-    with core.one_thread(), precision.onednn_preferred(), torch.random.fork_rng(devices=[]):
+    # How it is computed decides the last digits, so that must not depend on who asks for the model
+    # first.
+    with core.one_thread(), precision.plain(), torch.random.fork_rng(devices=[]):
         # Only the CPU's generator: the run that needs this model draws from the GPU's later.
         torch.default_generator.manual_seed(SEED)
         network = model.Model(hparams).initialize()
-        adam = optimizer.Adam(network.tf_parameters(), comm=LocalComm())
+        adam = optimizer.Adam(dict(network.named_parameters()), comm=LocalComm())
         for step in progress(range(steps), comm=LocalComm(), desc='base model', unit='batch'):
             batch = texts[torch.randint(len(texts), (BATCH,))]
             loss = reviews_loss(network, batch, encoder.padding_token)

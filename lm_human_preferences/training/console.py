@@ -7,23 +7,24 @@ the end.
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from lm_human_preferences import storage
+from lm_human_preferences import shell, storage
 from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import HParams
 from lm_human_preferences.utils.logging import announce, console_is, log_in_summary
 
 if TYPE_CHECKING:
     from lm_human_preferences.hparams import train_policy, train_reward
-    from lm_human_preferences.language.encodings import Encoder
 
 WIDEST = 100  # columns of a paragraph, where the terminal has more
 NEW_MODEL = 'rewards.train_new_model'
@@ -116,7 +117,8 @@ def show_start(
     where = 'not saved, because --save_dir is None'
     if run.save_dir is not None:
         where = f'saving to {run.save_dir}'
-        record = f'{command}_hparams.json there'
+        files = run_files.COMMANDS[command]
+        record = f'{files.settings} and {files.more_settings} there'
     log_in_summary(f'{command}: {ranks}, {run.precision}, {where}')
     show_settings(hparams, record)
 
@@ -124,7 +126,7 @@ def show_start(
 def show_settings(hparams: HParams, record: str | None) -> None:
     """Print the settings that differ from the defaults, a paragraph for each group.
 
-    record: the file that has them all.
+    record: the files that have them all.
     """
     groups: dict[str, list[str]] = {}
     unchanged = 0
@@ -141,7 +143,7 @@ def show_settings(hparams: HParams, record: str | None) -> None:
     log_in_summary('settings:')
     for group, settings in groups.items():
         log_in_summary(*_paragraph(f'{group}: ' if group else '', settings))
-    where = f'{record} holds them all' if record else '--dry_run prints them all'
+    where = f'{record} hold them all' if record else '--dry_run prints them all'
     log_in_summary(f'  {unchanged} others have their defaults; {where}')
 
 
@@ -153,7 +155,9 @@ def _leaves(hparams: HParams, prefix: str = '') -> Iterator[tuple[str, object, o
     for field in dataclasses.fields(hparams):
         value = getattr(hparams, field.name)
         name = prefix + field.name
-        if name == f'{NEW_MODEL}.task' or not field.metadata.get('recorded', True):
+        if name == f'{NEW_MODEL}.task' or not field.metadata.get('lasting', True):
+            continue
+        if hyperparams.is_of_another_command(name, field):
             continue
         if isinstance(value, HParams):
             yield from _leaves(value, f'{name}.')
@@ -176,8 +180,14 @@ def _paragraph(head: str, settings: list[str]) -> list[str]:
     )
 
 
+class Decoder(Protocol):
+    """What turns token ids into text, as `language.encodings.Encoder`."""
+
+    def decode(self, tokens: torch.Tensor) -> str: ...
+
+
 def show_samples(
-    encoder: Encoder,
+    encoder: Decoder,
     episodes: Sequence[torch.Tensor],
     *,
     step: int,
@@ -225,7 +235,7 @@ def announce_next(*lines: str, **commands: str) -> None:
     next_lines = []
     for purpose, command in commands.items():
         label = purpose.replace('_', ' ') + ':'
-        next_lines.append(f'  {label:{width}} {command}')
+        next_lines.append(f'  {label:{width}} {shell.typed(command)}')
     announce('', *lines, *next_lines)
 
 
@@ -244,17 +254,21 @@ def announce_policy(hparams: train_policy.HParams) -> None:
     announce_next(f'The policy is in {storage.join(save_dir, "policy")}', **commands)
 
 
-def announce_reward_model(save_dir: str | None) -> None:
-    """Print where the reward model is, and what to do with it."""
+def announce_reward_model(save_dir: str | None, experiment: str | None) -> None:
+    """Print where the reward model is, and what to do with it.
+
+    experiment: that it is of, None where that is not known.
+    """
     if save_dir is None:
         announce_next('Nothing was saved, because --save_dir is None.')
         return
     events = shlex.quote(storage.join(save_dir, 'tb'))
+    name = os.path.basename(save_dir.rstrip('/'))
     announce_next(
         f'The reward model is in {storage.join(save_dir, "reward_model")}',
         train_a_policy=(
-            './launch.py train_policy EXPERIMENT NAME --rewards.train_new_model off '
-            f'--rewards.trained_model {shlex.quote(save_dir)}'
+            f'./launch.py train_policy {experiment or "EXPERIMENT"} {shlex.quote(name)}'
+            f' --rewards.train_new_model off --rewards.trained_model {shlex.quote(save_dir)}'
         ),
         look_at_its_curves=f'tensorboard --logdir {events}',
     )

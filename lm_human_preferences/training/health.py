@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_policy import HParams
 from lm_human_preferences.training.loop import Hook
+from lm_human_preferences.utils.core import weighted_mean
 from lm_human_preferences.utils.logging import log_line
 
 if TYPE_CHECKING:
@@ -20,10 +21,8 @@ if TYPE_CHECKING:
 
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.labels.held_out import Prediction
-    from lm_human_preferences.train_policy import PPOTrainer
-    from lm_human_preferences.train_reward import RewardModelTrainer
     from lm_human_preferences.training.loop import Trainer
+    from lm_human_preferences.training.trainers import PolicyTrainer, Prediction, RewardTrainer
 
 PENALIZED = 'share of penalties'
 MOST_PENALIZED = 0.95
@@ -34,7 +33,7 @@ SIGNIFICANT = 2  # standard deviations of chance
 FAR_ABOVE_GUESSING = (
     1.5  # the limit of a reward model's last loss, in multiples of that of guessing
 )
-LEAST_LABELS = 20  # from which an accuracy can be told from chance
+LEAST_SKILL = 0.2  # of a useful reward model: how far it is on the way from chance to perfection
 REPEAT_AFTER = 100  # steps until an alarm is reported again
 
 NOT_FINITE = 'the loss is NaN or infinite: lower the learning rate'
@@ -62,15 +61,23 @@ NOT_ABOVE_CHANCE = (
 
 
 class Alarm(NamedTuple):
-    """A `statistic` whose `value` is beyond its `limit`; `text` says what it means and may help."""
+    """A `statistic` whose `value` is beyond its `limit`; `text` says what it means and may help.
+
+    interval: the 95 % confidence interval of an estimate.
+    """
 
     statistic: str
     value: float
     limit: float
     text: str
+    interval: tuple[float, float] | None = None
 
     def __str__(self) -> str:
-        return f'{self.text} ({self.statistic} is {self.value:.4g}, the limit {self.limit:.4g})'
+        found = f'{self.statistic} is {self.value:.4g}, the limit {self.limit:.4g}'
+        if self.interval is not None:
+            low, high = self.interval
+            found += f', the 95 % interval {low:.3f} to {high:.3f}'
+        return f'{self.text} ({found})'
 
 
 def not_finite(stats: Mapping[str, float], names: Iterable[str]) -> list[Alarm]:
@@ -119,23 +126,24 @@ def reward_alarms(
     agreements: Sequence[float],
     losses: Sequence[float],
     *,
-    batch_size: int,
+    labels: Sequence[int],
     guessing_loss: float,
 ) -> list[Alarm]:
-    """The alarms of a step of reward training. stats: what RewardModelTrainer.step returned.
+    """The alarms of a step of reward training. stats: what RewardTrainer.step returned.
 
-    agreements, losses: of each of the last quarter of all steps, once they are done, else empty:
-    how far rewards agreed with the labels (see label_types.agreement), and the loss, both before
-    the batch was learned. guessing_loss: the loss of a model that does not look at the responses.
+    agreements, losses, labels: of each of the last quarter of all steps, once they are done, else
+    empty: how far rewards agreed with the labels (see label_types.agreement) and the loss, both
+    before the batch was learned, and its number of labels. guessing_loss: the loss of a model that
+    does not look at the responses.
     """
     alarms = not_finite(stats, ['loss'])
     if not agreements or alarms:
         return alarms
-    agreement = sum(agreements) / len(agreements)
-    least_agreement = -SIGNIFICANT / math.sqrt(batch_size * len(agreements))
+    agreement = weighted_mean(agreements, labels)
+    least_agreement = -SIGNIFICANT / math.sqrt(sum(labels))
     if agreement < least_agreement:
         alarms.append(Alarm('agreement', agreement, least_agreement, WORSE_THAN_CHANCE))
-    loss = sum(losses) / len(losses)
+    loss = weighted_mean(losses, labels)
     most_loss = FAR_ABOVE_GUESSING * guessing_loss
     if loss > most_loss:
         text = (
@@ -149,18 +157,18 @@ def reward_alarms(
 def retraining_alarms(model: int, prediction: Prediction) -> list[Alarm]:
     """The alarm of the `model`-th reward model of an online run, if there is one.
 
-    prediction: of labels that it has not learned from.
+    It rings where the model may be no better than chance and is surely not much better. prediction:
+    of labels that it has not learned from.
     """
     value, chance, name = prediction.accuracy, prediction.chance, 'accuracy'
     if value is None or chance is None:
         value, chance, name = prediction.agreement, 0.0, 'agreement'
-    if prediction.labels < LEAST_LABELS:
+    interval = low, high = prediction.interval()
+    useful = chance + LEAST_SKILL * (1 - chance)
+    if low > chance or high >= useful:  # the second: so few labels cannot tell
         return []
-    deviation = math.sqrt((chance * (1 - chance) if name == 'accuracy' else 1) / prediction.labels)
-    limit = chance + SIGNIFICANT * deviation
-    if value >= limit:
-        return []
-    return [Alarm(f'{name} of reward model {model}', value, limit, NOT_ABOVE_CHANCE)]
+    statistic = f'{name} of reward model {model} on {prediction.labels} labels'
+    return [Alarm(statistic, value, chance, NOT_ABOVE_CHANCE, interval)]
 
 
 class HealthMonitor(Hook):
@@ -204,12 +212,12 @@ class HealthMonitor(Hook):
 class PolicyHealth(HealthMonitor):
     """Watches the training of a policy; see policy_alarms."""
 
-    trainer: PPOTrainer
+    trainer: PolicyTrainer
 
     def __init__(
         self,
         mode: str,
-        trainer: PPOTrainer,
+        trainer: PolicyTrainer,
         checkpointer: Checkpointer,
         comm: Comm,
         is_valid: Callable[[torch.Tensor], torch.Tensor],
@@ -244,29 +252,31 @@ class RewardHealth(HealthMonitor):
     not known.
     """
 
-    trainer: RewardModelTrainer
+    trainer: RewardTrainer
 
     def __init__(
-        self, mode: str, trainer: RewardModelTrainer, checkpointer: Checkpointer, comm: Comm
+        self, mode: str, trainer: RewardTrainer, checkpointer: Checkpointer, comm: Comm
     ) -> None:
         super().__init__(mode, trainer, checkpointer, comm)
         self.guessing_loss = trainer.guessing_loss()
         self.agreements: list[float] = []
         self.losses: list[float] = []
+        self.labels: list[int] = []
 
     def alarms(self, step: int, stats: Mapping[str, float]) -> list[Alarm]:
         """Compare the last batch with the limits; after the last step, the last quarter of all."""
         assert self.trainer.agreement is not None
         self.agreements.append(self.trainer.agreement)
         self.losses.append(stats['loss'])
-        quarter = 0
+        self.labels.append(self.trainer.labels_after(step) - self.trainer.labels_after(step - 1))
+        judged = slice(0)
         if step == self.trainer.total_steps:
-            quarter = len(self.losses) // 4 or len(self.losses)
+            judged = slice(-self.trainer.judged_steps, None)
         return reward_alarms(
             stats,
-            self.agreements[len(self.agreements) - quarter :],
-            self.losses[len(self.losses) - quarter :],
-            batch_size=self.trainer.hparams.batch_size,
+            self.agreements[judged],
+            self.losses[judged],
+            labels=self.labels[judged],
             guessing_loss=self.guessing_loss,
         )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lm_human_preferences.training import console, health
 from lm_human_preferences.training.loop import Hook, Trainer
 from lm_human_preferences.training.time_left import TimeLeft, as_text
+from lm_human_preferences.utils.core import weighted_mean
 from lm_human_preferences.utils.logging import log_as_original, log_line, progress
 
 if TYPE_CHECKING:
@@ -17,29 +18,30 @@ if TYPE_CHECKING:
 
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams import train_policy, train_reward
-    from lm_human_preferences.train_policy import PPOTrainer
-    from lm_human_preferences.train_reward import RewardModelTrainer
+    from lm_human_preferences.hparams import train_policy
+    from lm_human_preferences.training.trainers import PolicyTrainer, RewardTrainer
 
 
 def policy_hooks(
-    trainer: PPOTrainer,
+    trainer: PolicyTrainer,
     checkpointer: Checkpointer,
     clock: TimeLeft,
     is_valid: Callable[[torch.Tensor], torch.Tensor],
+    decoder: console.Decoder,
 ) -> list[Hook]:
     """What happens after each step of a policy's training.
 
     clock: of the whole command, which has a phase 'policy'. is_valid: tells which responses score
-    without penalty, see lm_tasks.filter_fn_from_hparams.
+    without penalty, see lm_tasks.filter_fn_from_hparams. decoder: of the policy's encoding.
     """
     hparams, comm = trainer.hparams, trainer.comm
     clock.begin('policy', trainer.steps_done / trainer.total_steps)
     return [
-        Samples(trainer),
+        Samples(trainer, decoder),
         ProgressBar(
             trainer,
             comm,
+            clock,
             name='policy',
             unit='episode',
             per_step=hparams.ppo.batch_size,
@@ -58,24 +60,25 @@ def policy_hooks(
 
 
 def reward_hooks(
-    trainer: RewardModelTrainer, checkpointer: Checkpointer, on_anomaly: str, clock: TimeLeft
+    trainer: RewardTrainer, checkpointer: Checkpointer, on_anomaly: str, clock: TimeLeft
 ) -> list[Hook]:
     """What happens after each step of a reward model's training.
 
     on_anomaly: --run.on_anomaly. clock: of the whole command, which has a phase 'reward model'.
     """
     hparams, comm = trainer.hparams, trainer.comm
-    clock.begin('reward model', trainer.steps_done / trainer.total_steps)
+    clock.begin('reward model', trainer.labels_after(trainer.steps_done) / trainer.num_train)
     return [
         ProgressBar(
             trainer,
             comm,
+            clock,
             name='reward model',
             unit='batch',
             per_step=1,
             shown={'loss': ('loss', '.3f')},
         ),
-        RewardTable(hparams, comm, clock, steps=trainer.total_steps),
+        RewardTable(trainer, clock),
         health.RewardHealth(on_anomaly, trainer, checkpointer, comm),
         HeldOut(trainer),
         # The last step is not saved here: the model is, once it is normalised.
@@ -92,8 +95,9 @@ def reward_hooks(
 class Samples(Hook):
     """Shows the first few episodes of a PPO step and, as the original did, how long it took."""
 
-    def __init__(self, trainer: PPOTrainer) -> None:
+    def __init__(self, trainer: PolicyTrainer, decoder: console.Decoder) -> None:
         self.trainer = trainer
+        self.decoder = decoder
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Print what is due, on rank 0; steps are counted from 0 there."""
@@ -103,7 +107,7 @@ class Samples(Hook):
             return
         kl = (rollout.logprobs - rollout.ref_logprobs).sum(1)
         console.show_samples(
-            trainer.policy.encoder,
+            self.decoder,
             (rollout.queries, rollout.scored_responses, rollout.scores, kl),
             step=step - 1,
             total_steps=trainer.total_steps,
@@ -120,20 +124,24 @@ class Samples(Hook):
 class ProgressBar(Hook):
     """A bar on the console.
 
-    name: what is trained. A step advances the bar by `per_step` of `unit`. shown: the statistics
-    beside it, {what they are called there: (their name, format)}.
+    clock: whose pauses the bar's estimate leaves out. name: what is trained. A step advances the
+    bar by `per_step` of `unit`. shown: the statistics beside it, {what they are called there:
+    (their name, format)}.
     """
 
     def __init__(
         self,
         trainer: Trainer,
         comm: Comm,
+        clock: TimeLeft,
         *,
         name: str,
         unit: str,
         per_step: int,
         shown: Mapping[str, tuple[str, str]],
     ) -> None:
+        self.clock = clock
+        self.paused_seconds = clock.paused_seconds  # that the bar knows of
         self.per_step = per_step
         self.shown = shown
         self.bar = progress(
@@ -143,6 +151,14 @@ class ProgressBar(Hook):
             desc=name,
             unit=unit,
         )
+
+    def before_step(self, step: int) -> None:
+        """Leave out the pauses since the last step."""
+        seconds = self.clock.paused_seconds - self.paused_seconds
+        self.paused_seconds = self.clock.paused_seconds
+        if not self.bar.disable:
+            self.bar.start_t += seconds
+            self.bar.last_print_t += seconds
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Advance the bar."""
@@ -193,36 +209,36 @@ class PolicyTable(Hook):
 class RewardTable(Hook):
     """A line of the reward model's table whenever one is due; the loss is averaged since the last.
 
-    steps: all that there are. clock: of the whole command, which has a phase 'reward model'.
+    clock: of the whole command, which has a phase 'reward model'.
     """
 
-    def __init__(
-        self, hparams: train_reward.HParams, comm: Comm, clock: TimeLeft, *, steps: int
-    ) -> None:
-        self.hparams = hparams
-        self.comm = comm
+    def __init__(self, trainer: RewardTrainer, clock: TimeLeft) -> None:
+        self.trainer = trainer
         self.clock = clock
-        self.steps = steps
         self.table = console.reward_table()
         self.losses: list[float] = []
+        self.labels: list[int] = []  # of each of these batches
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Print the line, on rank 0."""
-        if self.comm.rank != 0:
+        trainer = self.trainer
+        if trainer.comm.rank != 0:
             return
+        learned = trainer.labels_after(step)
         self.losses.append(stats['loss'])
-        if not console.is_due(step, self.steps, self.hparams.run.log_interval):
+        self.labels.append(learned - trainer.labels_after(step - 1))
+        if not console.is_due(step, trainer.total_steps, trainer.hparams.run.log_interval):
             return
-        share = step / self.steps
-        batch_size = self.hparams.batch_size
+        share = learned / trainer.num_train
         self.table.add(
-            step=f'{step}/{self.steps}',
-            labels=step * batch_size,
-            loss=sum(self.losses) / len(self.losses),
-            labels_per_second=self.clock.per_second(share, self.steps * batch_size),
+            step=f'{step}/{trainer.total_steps}',
+            labels=learned,
+            loss=weighted_mean(self.losses, self.labels),
+            labels_per_second=self.clock.per_second(share, trainer.num_train),
             time_left=as_text(self.clock.seconds(share)),
         )
         self.losses.clear()
+        self.labels.clear()
 
 
 class HeldOut(Hook):
@@ -231,7 +247,7 @@ class HeldOut(Hook):
     Each label is learned once, so these show roughly what fewer labels would have given.
     """
 
-    def __init__(self, trainer: RewardModelTrainer) -> None:
+    def __init__(self, trainer: RewardTrainer) -> None:
         self.trainer = trainer
         total = trainer.total_steps
         self.due = {total, *(total // part for part in (2, 4, 8))}

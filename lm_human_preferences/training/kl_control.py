@@ -28,7 +28,10 @@ class AdaptiveKLController:
         self.value *= float(1 + proportional_error * n_steps / self.hparams.horizon)
 
 
-def make_kl_controller(hparams: RewardHParams) -> FixedKLController | AdaptiveKLController:
+KLController = FixedKLController | AdaptiveKLController
+
+
+def make_kl_controller(hparams: RewardHParams) -> KLController:
     """The controller that --rewards.kl_coef and --rewards.adaptive_kl ask for."""
     if hparams.adaptive_kl is None:
         return FixedKLController(hparams.kl_coef)

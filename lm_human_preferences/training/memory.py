@@ -74,9 +74,7 @@ class MemoryEstimate:
         ranks. The buckets of those that learn at another time stay as well. In bf16 there is a copy
         of the blocks of the one at work and, on CPUs, of the others: see precision.linear.
         """
-        width = self.sizes.n_embd
-        blocks = self.sizes.n_layer * (12 * width + 13) * width
-        network = blocks + (self.sizes.n_vocab + self.sizes.n_ctx + 2) * width
+        network = self.sizes.parameters()
         of_each_that_learns = 4 if self.ranks > 1 else 3
         networks = self.networks + self.learning * of_each_that_learns
         if self.ranks > 1:
@@ -84,7 +82,8 @@ class MemoryEstimate:
         if not self.reduced:
             return FLOAT * network * networks
         copies = 1 if self.fused else self.networks
-        return FLOAT * network * networks + HALF * blocks * copies
+        in_bf16 = HALF * self.sizes.parameters_of_blocks() * copies
+        return FLOAT * network * networks + in_bf16
 
     def block_bytes(self, rows: int, tokens: int) -> int:
         """What a block keeps for the gradient.

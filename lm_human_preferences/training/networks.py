@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 class Network(Protocol):
     """A network of a training, such as a Policy."""
 
-    def tf_parameters(self) -> Mapping[str, nn.Parameter]:
-        """Its parameters under the variable names of the original's checkpoints."""
+    def parameters_by_name(self) -> Mapping[str, nn.Parameter]:
+        """Its parameters by their own names, without a scope."""
         ...
 
 
 @dataclass(frozen=True)
 class Networks:
-    """The networks of a training, by the scopes that their variables have in checkpoints.
+    """The networks of a training, by the scopes that the names of their parameters have.
 
     learning: those that the optimizer updates. frozen: those that stay as they are loaded, of which
     a checkpoint need not copy anything before it is written. retrained: those that are trained
     between two steps, by an optimizer of their own that keeps nothing until the next training.
 
     What depends on it is derived: the optimizer's parameters, the checkpointer's frozen scopes, the
-    memory estimate, what rank 0 broadcasts, the variables of a checkpoint.
+    memory estimate, what rank 0 broadcasts, what a checkpoint holds.
     """
 
     learning: tuple[str, ...]
@@ -42,13 +42,13 @@ class Networks:
         return self.frozen + self.retrained + self.learning
 
     def parameters(self, networks: Mapping[str, Network | None]) -> dict[str, nn.Parameter]:
-        """The parameters of all of `networks`, {scope: network}, by variable name."""
+        """The parameters of all of `networks`, {scope: network}, as {SCOPE/NAME: parameter}."""
         return _parameters(networks, self.scopes)
 
     def learning_parameters(
         self, networks: Mapping[str, Network | None]
     ) -> dict[str, nn.Parameter]:
-        """The parameters of those of `networks`, {scope: network}, that learn, by variable name."""
+        """Those of the ones among `networks` that learn, see `parameters`."""
         return _parameters(networks, self.learning)
 
     def broadcast(self, networks: Mapping[str, Network | None], comm: Comm) -> None:
@@ -63,5 +63,6 @@ def _parameters(
     for scope in scopes:
         network = networks[scope]
         assert network is not None, scope
-        parameters.update(network.tf_parameters())
+        for name, parameter in network.parameters_by_name().items():
+            parameters[f'{scope}/{name}'] = parameter
     return parameters

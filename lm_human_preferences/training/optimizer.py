@@ -1,11 +1,10 @@
-"""Adam as in TensorFlow, with its names for slots (the original's utils.core.minimize)."""
+"""Adam as TensorFlow computes it (the original's utils.core.minimize)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch.optim.adam import adam
 
@@ -21,7 +20,7 @@ BETAS = (0.9, 0.999)
 class Adam:
     """Minimises a loss over parameters; gradients are averaged over ranks.
 
-    parameters: {TensorFlow variable name: Parameter}.
+    parameters: {name: Parameter}; `moments` has the same names.
     """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, comm: Comm) -> None:
@@ -31,10 +30,14 @@ class Adam:
         # Of each parameter: its count of updates, first and second moment.
         self.state: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
-    def minimize(self, loss: torch.Tensor, lr: float) -> None:
-        """One update against the gradient of the scalar `loss`."""
+    def minimize(self, loss: torch.Tensor | None, lr: float) -> None:
+        """One update against the gradient of the scalar `loss`.
+
+        None: this rank has nothing to learn from, so its gradient is 0; another rank has a loss.
+        """
         self.gradients.zero_grad()
-        self.backward(loss, last=True)
+        if loss is not None:
+            self.backward(loss, last=True)
         self.update(lr)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
@@ -96,7 +99,7 @@ class Adam:
     def start_at(self, steps: int) -> None:
         """Prepare to resume after `steps` updates.
 
-        The caller then fills in the moments, which `tf_slots` returns.
+        The caller then fills in the `moments`.
         """
         self.steps = steps
         if steps == 0:
@@ -104,15 +107,15 @@ class Adam:
         for parameter in self.parameters.values():
             self._state_of(parameter, steps)
 
-    def tf_slots(self, scope: str) -> dict[str, torch.Tensor]:
-        """The moments and powers of beta, by their names in the original's checkpoints."""
-        slots = {
-            f'{scope}/beta{i}_power': torch.tensor(np.float32(beta ** (self.steps + 1)))
-            for i, beta in enumerate(BETAS, start=1)
-        }
+    def moments(self) -> dict[str, torch.Tensor]:
+        """The first and second moment of each parameter, as 'NAME/mean' and 'NAME/square'.
+
+        They are zeros before the first update.
+        """
+        moments = {}
         for name, parameter in self.parameters.items():
             zeros = torch.zeros((), device=parameter.device).expand_as(parameter)
             _, mean, square = self.state.get(parameter, (zeros, zeros, zeros))
-            slots[f'{name}/adam'] = mean
-            slots[f'{name}/adam_1'] = square
-        return slots
+            moments[f'{name}/mean'] = mean
+            moments[f'{name}/square'] = square
+        return moments

@@ -3,40 +3,84 @@
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.machine import products
+from lm_human_preferences.machine.products import Library
 
-LARGEST_ERROR = 1e-6  # of a float32 product, relative
-
-_mkldnn: Any = torch.backends.mkldnn  # a module whose class does not declare `matmul`
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
-# The type that layers compute in, if it is not that of their weights.
-_reduced: torch.dtype | None = None
-# Reorders weights for oneDNN; set where products without gradient use it.
-_prepack: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+@dataclass(frozen=True)
+class Kernels:
+    """The ways in which this process computes what it could compute in several.
+
+    The defaults suit PyTorch's own settings. reduced: the type that layers compute in, if it is not
+    that of their weights. prepack: reorders weights for oneDNN; set where products without gradient
+    use it. fuses_attention: whether scaled_dot_product_attention is faster than two products and a
+    softmax.
+    """
+
+    library: Library = 'default'
+    reduced: torch.dtype | None = None
+    prepack: Callable[[torch.Tensor], torch.Tensor] | None = None
+    fuses_attention: bool = True
 
 
-def configure(precision: str, device: torch.device) -> None:
+_kernels = Kernels()
+
+
+def configure(precision: str, device: torch.device, library: Library) -> Kernels:
     """Set this process up for `precision`: fp32, tf32 or bf16, on `device`; UserError if it cannot.
 
     Weights, the residual stream, logits, losses and statistics stay float32 in any case. With bf16,
     GPUs compute logits in tf32, whose rounding error is an eighth of that of the layers before.
+    library: multiplies float32 matrices on a CPU (see `products.choose`) unless it loses digits.
     """
-    global _reduced, _prepack
+    global _kernels
     check(precision, device)
-    _reduced = torch.bfloat16 if precision == 'bf16' else None
-    is_prepacking = precision == 'bf16' and device.type == 'cpu'
-    _prepack = _prepack_operator() if is_prepacking else None
+    reduced = torch.bfloat16 if precision == 'bf16' else None
     if device.type == 'cuda':
         torch.backends.cuda.matmul.allow_tf32 = precision != 'fp32'
-    else:
-        prefer_onednn()
-        keep_freed_memory()
+        _kernels = Kernels(reduced=reduced)
+        return _kernels
+    keep_freed_memory()
+    library = _select(library)
+    _kernels = Kernels(
+        library=library,
+        reduced=reduced,
+        prepack=_prepack_operator() if reduced else None,
+        fuses_attention=library == 'default' and reduced is None,
+    )
+    return _kernels
+
+
+def _select(library: Library) -> Library:
+    """Select `library`, or PyTorch's own where that one rounds; returns which it is."""
+    products.select(library)
+    if library == 'onednn' and products.error_of_a_product() > products.LARGEST_ERROR:
+        library = 'default'
+        products.select(library)
+    return library
+
+
+@contextlib.contextmanager
+def plain() -> Iterator[None]:
+    """Within the block, compute in float32 with PyTorch's own settings, whatever is configured."""
+    global _kernels
+    before = _kernels
+    _kernels = Kernels()
+    products.select(_kernels.library)
+    try:
+        yield
+    finally:
+        _kernels = before
+        products.select(before.library)
 
 
 def check(precision: str, device: torch.device) -> None:
@@ -50,12 +94,17 @@ def autocast(device: torch.device) -> torch.autocast:
 
     Weights are cast once, for the outermost of nested ones.
     """
-    return torch.autocast(device.type, _reduced, enabled=_reduced is not None)
+    return torch.autocast(device.type, _kernels.reduced, enabled=_kernels.reduced is not None)
 
 
 def autocast_dtype(default: torch.dtype) -> torch.dtype:
     """The type that layers compute in; `default` if it is that of their inputs."""
-    return _reduced or default
+    return _kernels.reduced or default
+
+
+def fuses_attention() -> bool:
+    """Whether attention is fastest by scaled_dot_product_attention; else by two products."""
+    return _kernels.fuses_attention
 
 
 def linear(
@@ -70,19 +119,18 @@ def linear(
     To be called within `autocast`. Without gradient, CPUs keep a copy of the weight in bf16: see
     _times_prepacked.
     """
-    if _prepack is None or torch.is_grad_enabled():
+    if _kernels.prepack is None or torch.is_grad_enabled():
         outputs = torch.addmm(bias, x, weight)
         if gelu:
             return F.gelu(outputs, approximate='tanh')
         return outputs
-    return _times_prepacked(
-        x.to(_reduced), weight, lambda: weight.to(_reduced).T, bias.to(_reduced), gelu
-    )
+    low = _kernels.reduced
+    return _times_prepacked(x.to(low), weight, lambda: weight.to(low).T, bias.to(low), gelu)
 
 
 def logits(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """`h (..., n_embd)` times `table (n_vocab, n_embd)` transposed, in their own type."""
-    if _prepack is None or torch.is_grad_enabled():
+    if _kernels.prepack is None or torch.is_grad_enabled():
         with torch.autocast(h.device.type, enabled=False):
             return F.linear(h, table)
     return _times_prepacked(h, table, lambda: table)
@@ -114,32 +162,10 @@ def _times_prepacked(
     copied: Any = getattr(weight, 'prepacked', (None, None))
     version_then, prepacked = copied
     if version_then != version:
-        assert _prepack is not None
-        prepacked = _prepack(transposed())
+        assert _kernels.prepack is not None
+        prepacked = _kernels.prepack(transposed())
         weight.prepacked = version, prepacked  # pyright: ignore[reportAttributeAccessIssue]
     return _prepacked_product(x, prepacked, bias, gelu)
-
-
-def prefer_onednn() -> None:
-    """Have oneDNN compute float32 products on a CPU, unless that costs precision.
-
-    It is twice as fast as MKL on AMD's processors. The setting also allows it to round to bfloat16,
-    which it does only on processors with matrix units for that (AMX): one product tells.
-    """
-    _mkldnn.matmul.fp32_precision = 'bf16'
-    if _error_of_a_product() > LARGEST_ERROR:
-        _mkldnn.matmul.fp32_precision = 'none'
-
-
-@contextlib.contextmanager
-def onednn_preferred() -> Iterator[None]:
-    """`prefer_onednn` within the block only."""
-    before = _mkldnn.matmul.fp32_precision
-    prefer_onednn()
-    try:
-        yield
-    finally:
-        _mkldnn.matmul.fp32_precision = before
 
 
 def keep_freed_memory() -> None:
@@ -152,12 +178,6 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def _error_of_a_product() -> float:
-    a, b = torch.randn(2, 512, 512, generator=torch.Generator().manual_seed(0))
-    exact = a.double() @ b.double()
-    return ((a @ b - exact).norm() / exact.norm()).item()
 
 
 # --- What PyTorch has no public name for: tests/unit/test_fast_paths.py tells which has gone. ---

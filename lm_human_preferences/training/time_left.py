@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,12 +26,24 @@ class TimeLeft:
         self.clock = clock
         self.phase = ''
         self.started = self.share_at_start = 0.0
+        self.paused_seconds = 0.0  # in all `pause` blocks
 
     def begin(self, phase: str, share: float = 0.0) -> None:
         """Begin `phase`, or resume it where this share of it (0 to 1) is done already."""
         self.phase = phase
         self.started = self.clock()
         self.share_at_start = share
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """The time within the block does not count, as a wait for people says nothing of speed."""
+        begun = self.clock()
+        try:
+            yield
+        finally:
+            seconds = self.clock() - begun
+            self.started += seconds
+            self.paused_seconds += seconds
 
     def seconds(self, share: float) -> float | None:
         """Seconds until the last phase is done, if this share of the present one is done.

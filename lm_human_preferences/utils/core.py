@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,10 @@ import torch
 # Not as np.random, which is loaded when it is first used: a Ctrl-C in that moment is lost, and by
 # then the run has begun.
 from numpy import random as numpy_random
+
+# The original has them here.
+from lm_human_preferences.utils.integers import ceil_div as ceil_div
+from lm_human_preferences.utils.integers import exact_div as exact_div
 
 MIN_TEMPERATURE = 1e-10  # the original's clamp: temperature 0 means greedy
 RANK_SEED_STRIDE = 100003  # the original's prime between the seeds of two ranks
@@ -34,19 +38,6 @@ class Schema:
 
     dtype: torch.dtype
     shape: tuple
-
-
-def exact_div(a: int, b: int) -> int:
-    """`a // b`, which must leave no remainder; raises ValueError otherwise."""
-    q = a // b
-    if a != q * b:
-        raise ValueError(f'Inexact division: {a} / {b} = {a / b}')
-    return q
-
-
-def ceil_div(a: int, b: int) -> int:
-    """`a / b` rounded up, for integers."""
-    return (a - 1) // b + 1
 
 
 def set_seed(seed: int | None, rank: int = 0) -> None:
@@ -86,13 +77,6 @@ def whiten(values: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
 def logprobs_from_logits(*, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Log-probabilities of `labels (...)` under `logits (..., n_vocab)`."""
     return logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-
-
-def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
-    """Entropy in nats of `logits (..., n_vocab)`; a logit of -inf gives nan, as in the original."""
-    # Unlike logsumexp - sum(p * logits), this loses no digits to large logits.
-    logprobs = logits.log_softmax(-1)
-    return -(logprobs.exp() * logprobs).sum(-1)
 
 
 def logprobs_and_entropies(
@@ -246,6 +230,11 @@ def adam_epsilon(step: int, epsilon: float = 1e-5, beta2: float = 0.999) -> floa
 def default_device() -> torch.device:
     """The GPU where there is one, else the CPU."""
     return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+
+
+def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The mean of `values`, each of which counts as often as its weight says."""
+    return float(np.average(values, weights=weights))
 
 
 def mean_and_std(values: np.ndarray | torch.Tensor) -> tuple[float, float]:

@@ -6,21 +6,19 @@ The original's utils/hyperparams.py.
 import contextlib
 import dataclasses
 import json
-import math
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.utils.option_values import check_accepted
 
 _BOOLS = {'t': True, 'true': True, 'True': True, 'f': False, 'false': False, 'False': False}
 
 TEXTS = tuple[str, ...]  # type of an option that may be given several times
-MAX_INT = 2**63 - 1
-MAX_FLOAT = 3e38  # what a float32 tensor can hold
 _WORDS: dict[Any, str] = {
     bool: 'true or false',
     int: 'a whole number (int)',
@@ -42,23 +40,26 @@ class UnknownFieldError(AttributeError, KeyError):
 
 def option(
     default: Any,
-    help: str,  # the keyword of click
+    help: str | None,  # the keyword of click
     *,
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
     one_of: Collection[str] = (),
     ours: bool = False,
-    recorded: bool = True,
+    lasting: bool = True,
+    of_command: bool = False,
     formerly: str | None = None,
 ) -> Any:
     """A field with a line of help; the other arguments say which values are accepted.
 
-    at_least, at_most: inclusive limits. above: an exclusive one. ours: the original does not know
-    the option, so it is left out of what is printed and saved while it has its default. recorded:
-    False for an option that is about this start of the program only, and is left out of what is
-    printed and saved altogether. formerly: the name that the field had in an earlier version; it
-    is still understood wherever a name is read, and never written. Groups cannot be renamed.
+    help: None for an option that is understood but shown nowhere. at_least, at_most: inclusive
+    limits. above: an exclusive one. ours: the original does not know the option, so it is left out
+    of files that the original reads. lasting: False for an option that is about this start of the
+    program only; a resumed run does not go on with it. of_command: for one that is about a whole
+    command; a training that is part of another one's command follows that one, and has no such
+    option. formerly: the name that the field had in an earlier version; it is still understood
+    wherever a name is read, and never written. Groups cannot be renamed.
     """
     metadata = {
         'help': help,
@@ -67,15 +68,51 @@ def option(
         'at_most': at_most,
         'one_of': one_of,
         'ours': ours,
-        'recorded': recorded,
+        'lasting': lasting,
+        'of_command': of_command,
         'formerly': formerly,
     }
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
 
 
+@contextlib.contextmanager
+def reading(filename: str) -> Iterator[None]:
+    """Within the block, what is wrong with the hyperparameters of a file is a UserError."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError) as e:
+        raise UserError(f'{filename} does not hold the hyperparameters that it should: {e}') from e
+
+
 @dataclasses.dataclass
 class HParams:
-    """Base of all hyperparameter classes, which are dataclasses as well."""
+    """Base of all hyperparameter classes, which are dataclasses as well.
+
+    dropped: fields that earlier versions had, where they had no effect. Files may still hold them.
+    A group knows its place, so that what it finds wrong is named as users write it: see
+    option_name.
+    """
+
+    dropped: ClassVar[frozenset[str]] = frozenset()
+    _group = ''  # what the names of its options begin with, such as 'rewards.online.'; no field
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A group is named after the field that holds it, whenever it is put there."""
+        super().__setattr__(name, value)
+        if isinstance(value, HParams):
+            value.name_group(f'{self._group}{name}.')
+
+    def name_group(self, name: str) -> None:
+        """Let the names of its options, and of those of its own groups, begin with `name`."""
+        self._group = name
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name, None)
+            if isinstance(value, HParams):
+                value.name_group(f'{name}{f.name}.')
+
+    def option_name(self, name: str) -> str:
+        """The field `name`, dotted if it is one of a group, as users write it: --task.end_text."""
+        return f'--{self._group}{name}'
 
     def override_from_json_file(self, filename: str) -> None:
         """Override from a JSON file of nested objects, local or remote, and check all values.
@@ -83,13 +120,9 @@ class HParams:
         UserError names the file.
         """
         nested = storage.read_json(filename)
-        try:
+        with reading(filename):
             self.override_from_nested_dict(nested)
             self.check_values()
-        except (AttributeError, TypeError, ValueError) as e:
-            raise UserError(
-                f'{filename} does not hold the hyperparameters that it should: {e}'
-            ) from e
 
     def override_from_str(self, hparam_str: str) -> None:
         """Override from 'x.y=1,name=foobar'; a value cannot hold a comma."""
@@ -147,6 +180,8 @@ class HParams:
     def override_from_nested_dict(self, nested_dict: dict[str, Any]) -> None:
         """Override from {'x': {'y': 1}}; an object switches its group on."""
         for key, value in nested_dict.items():
+            if key in self.dropped:
+                continue
             name = self._current(key)
             group = group_class(self._field(name).type)
             if not isinstance(value, dict):
@@ -160,42 +195,47 @@ class HParams:
                 setattr(self, name, group())
             getattr(self, name).override_from_nested_dict(value)
 
-    def to_nested_dict(self, *, recorded_only: bool = False) -> dict[str, Any]:
+    def to_nested_dict(self, *, original_only: bool = False) -> dict[str, Any]:
         """What override_from_nested_dict takes.
 
         It has the fields that the original has too, and others unless at their default.
 
-        recorded_only: leave out the options that are about one start of the program, see `option`.
+        original_only: leave out all that the original does not have, see `additions`.
         """
         nested = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if f.metadata.get('ours') and value == f.default:
-                continue
-            if recorded_only and not f.metadata.get('recorded', True):
+            if f.metadata.get('ours') and (original_only or value == f.default):
                 continue
             if isinstance(value, HParams):
-                value = value.to_nested_dict(recorded_only=recorded_only)
+                value = value.to_nested_dict(original_only=original_only)
             nested[f.name] = value
         return nested
 
-    def validate(self, *, prefix: str = '') -> None:
+    def additions(self) -> dict[str, Any]:
+        """{dotted name: value} of the options that the original does not have, at a default or not.
+
+        override_from_dict takes it. A group is 'on' or 'off'.
+        """
+        return dict(_additions(self))
+
+    def validate(self) -> None:
         """`check_values`, for one. Subclasses add what must hold between fields."""
-        self.check_values(prefix=prefix)
+        self.check_values()
         for f in dataclasses.fields(self):
             if isinstance(value := getattr(self, f.name), HParams):
-                value.validate(prefix=f'{prefix}{f.name}.')
+                value.validate()
 
-    def check_values(self, *, prefix: str = '') -> None:
+    def check_values(self) -> None:
         """TypeError for a value of the wrong type, ValueError for one that is not accepted."""
         for f in dataclasses.fields(self):
-            name = f'--{prefix}{f.name}'
+            name = self.option_name(f.name)
             value = getattr(self, f.name)
             if not _is_of_type(value, f.type):
                 raise TypeError(f'{name} must be {describe(f.type)}, got {value!r:.80}')
-            _check_accepted(name, f, value)
+            check_accepted(name, f, value)
             if isinstance(value, HParams):
-                value.check_values(prefix=f'{prefix}{f.name}.')
+                value.check_values()
 
     def _current(self, key: str, separator: str = '.') -> str:
         """Today's name of the field `key`, which may be the name that it had formerly."""
@@ -208,6 +248,21 @@ class HParams:
             raise UnknownFieldError(
                 f'{type(self).__module__}.{type(self).__name__} has no field {key!r}'
             ) from None
+
+
+def _additions(
+    hparams: HParams, prefix: str = '', *, all_ours: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """See HParams.additions. all_ours: whether the original does not have the group."""
+    for f in dataclasses.fields(hparams):
+        name, value = prefix + f.name, getattr(hparams, f.name)
+        is_ours = all_ours or f.metadata.get('ours', False)
+        if is_ours and group_class(f.type):
+            yield name, 'off' if value is None else 'on'
+        elif is_ours and not is_of_another_command(name, f):
+            yield name, value
+        if isinstance(value, HParams):
+            yield from _additions(value, f'{name}.', all_ours=is_ours)
 
 
 @lru_cache
@@ -239,6 +294,11 @@ def renamed(fields: Mapping[str, dataclasses.Field]) -> dict[str, str]:
     return names
 
 
+def is_of_another_command(name: str, field: dataclasses.Field) -> bool:
+    """Whether `field`, of that dotted name, is about the command that its training is part of."""
+    return field.metadata.get('of_command', False) and not name.startswith('run.')
+
+
 def members(ty: Any) -> tuple[Any, ...]:
     """The types that `ty` allows: those of a Union, or `ty` alone."""
     is_union = typing.get_origin(ty) in (typing.Union, types.UnionType)
@@ -260,45 +320,6 @@ def _is_of_type(value: Any, ty: Any) -> bool:
     return isinstance(value, allowed)
 
 
-def _check_accepted(name: str, field: dataclasses.Field, value: Any) -> None:
-    """ValueError for a value that no tensor holds, is out of range, or is none of the choices."""
-    if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
-        raise ValueError(f'{name} must be a number of at most 64 bits')
-    if isinstance(value, float) and not abs(value) <= MAX_FLOAT:  # NaN fails this too
-        raise ValueError(f'{name} must be a finite number, got {value}')
-    if isinstance(value, (int, float)) and not _in_range(field, value):
-        raise ValueError(f'{name} must be {describe_range(field)}, got {value}')
-    choices = field.metadata.get('one_of')
-    if choices and value not in choices:
-        raise ValueError(f'{name} {value} is none of {", ".join(choices)}')
-
-
-def _in_range(field: dataclasses.Field, value: float) -> bool:
-    limits = field.metadata
-    at_least, above, at_most = limits.get('at_least'), limits.get('above'), limits.get('at_most')
-    if at_least is not None and value < at_least:
-        return False
-    if above is not None and value <= above:
-        return False
-    return at_most is None or value <= at_most
-
-
-def describe_range(field: dataclasses.Field) -> str:
-    """The values that `field` accepts, such as 'from 0 to 1'; '' if it accepts any number."""
-    limits = field.metadata
-    at_least, above, at_most = limits.get('at_least'), limits.get('above'), limits.get('at_most')
-    if at_least is not None and at_most is not None:
-        return f'from {at_least} to {at_most}'
-    limits_in_words = []
-    if at_least is not None:
-        limits_in_words.append(f'at least {at_least}')
-    elif above is not None:
-        limits_in_words.append(f'above {above}')
-    if at_most is not None:
-        limits_in_words.append(f'at most {at_most}')
-    return ' and '.join(limits_in_words)
-
-
 def describe(ty: Any) -> str:
     """`ty` in words, for error messages."""
     return ' or '.join(
@@ -306,27 +327,18 @@ def describe(ty: Any) -> str:
     )
 
 
-def check_multiple(total: int, name: str, factors: Mapping[str, int]) -> None:
-    """UserError unless the product of `factors` {name: number} divides `total`.
-
-    The message names the nearest totals that would do.
-    """
-    factors = {factor: number for factor, number in factors.items() if number != 1}
-    part = math.prod(factors.values())
-    below = total - total % part
-    if below != total:
-        parts = ' x '.join(f'{factor} {number}' for factor, number in factors.items())
-        near = f'{below} or {below + part}' if below > 0 else below + part
-        raise UserError(
-            f'{name} {total} is not a multiple of {parts}{f" = {part}" * (len(factors) > 1)}: take'
-            f' {near}'
-        )
-
-
 def dump(hparams: HParams, *, name: str = 'hparams', out: TextIO | None = None) -> None:
-    """Write `name:` and sorted, indented `name: value` lines to `out`, else standard output."""
-    nested = hparams.to_nested_dict(recorded_only=True)
+    """Write `name:` and sorted, indented `name: value` lines to `out`, else standard output.
+
+    That is what the original printed, so what it does not have is left out: see `dump_additions`.
+    """
+    nested = hparams.to_nested_dict(original_only=True)
     print(f'{name}:', *_dump_lines(nested, '  '), sep='\n', file=out)
+
+
+def dump_additions(hparams: HParams, *, out: TextIO | None = None) -> None:
+    """The same for the options that the original does not have, by dotted name."""
+    print('more options:', *_dump_lines(hparams.additions(), '  '), sep='\n', file=out)
 
 
 def _dump_lines(nested: Mapping[str, Any], indent: str) -> Iterator[str]:

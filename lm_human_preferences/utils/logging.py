@@ -16,7 +16,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import (
@@ -29,13 +29,16 @@ from tensorboard.compat.proto.summary_pb2 import (
 from tqdm import tqdm
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils.crc import masked_crc
-
-if TYPE_CHECKING:
-    from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.storage.crc import masked_crc
 
 _console = 'summary'  # a value of --run.console
 _PREFIX = 'events.out.tfevents.'  # of the names of TensorBoard's files
+
+
+class Rank(Protocol):
+    """One of the processes of a run, as `distributed.comm.Comm`: only rank 0 prints."""
+
+    rank: int
 
 
 def configure_console(console: str) -> None:
@@ -78,7 +81,7 @@ def announce(*lines: object) -> None:
         print(text, flush=True)
 
 
-def progress(iterable: Iterable[Any] | None = None, *, comm: Comm, **settings: Any) -> tqdm:
+def progress(iterable: Iterable[Any] | None = None, *, comm: Rank, **settings: Any) -> tqdm:
     """A tqdm bar on rank 0, unless the console is quiet; a file gets fewer lines than a terminal.
 
     settings: those of tqdm.
@@ -101,7 +104,7 @@ class Logger:
         subdir: str,
         *,
         log_interval: int,
-        comm: Comm,
+        comm: Rank,
         tag_prefix: str = '',
     ) -> None:
         self.log_interval = log_interval

@@ -17,6 +17,11 @@ from typing import TextIO
 CLOSED_PIPE = 128 + signal.SIGPIPE
 
 
+def note(message: str) -> None:
+    """Print a line for the user to standard error: it is not part of the output."""
+    print(message, file=sys.stderr, flush=True)
+
+
 def make_safe() -> None:
     """Let anything be printed; characters that the encoding lacks become escapes such as \\u201c.
 

@@ -8,16 +8,23 @@ from pathlib import Path
 
 import pytest
 from command_line import error_of, invoke
+from experiments import resolved
 from label_folders import make_folder
 
 import launch
 import sample
+from lm_human_preferences.commands import ask as asking
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.train_reward import HParams
 from lm_human_preferences.labels import files as label_files
-from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
+from lm_human_preferences.labels.agreement import pairwise_share
+from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.report import report
 from lm_human_preferences.language import encodings
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.rewards import TrainedRewardModel
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,6 +61,7 @@ def test_more_questions_go_on_in_the_data_set_and_none_comes_twice(tmp_path):
     """The same seed twice: other queries, other samples."""
     texts = tmp_path / 'texts.jsonl'
     texts.write_text('\n'.join(json.dumps(letter * 3) for letter in 'abcdefghijkl'))
+    (tmp_path / 'texts.test.jsonl').write_text('"xyz"')
     for _ in range(3):
         ask(tmp_path / 'f', f'--count 4 --batch_size 3 --task.query_dataset {texts}')
     questions, folder = questions_of(tmp_path / 'f')
@@ -83,11 +91,75 @@ def test_equal_samples_are_not_asked_and_are_counted(tmp_path):
     assert '5 questions added' in printed
 
 
+def test_a_run_answers_at_its_own_temperature(tmp_path, monkeypatch):
+    """The initial model at that of the questions."""
+    run = resolved('train_policy', 'test')
+    run.task.policy.temperature = 0.25
+    (tmp_path / 'train_policy_hparams.json').write_text(json.dumps(run.to_nested_dict()))
+    (tmp_path / 'policy').mkdir()
+    (tmp_path / 'policy' / 'encoding').write_text('"test"')
+    monkeypatch.setattr(asking, 'Policy', lambda model, **settings: settings['temperature'])
+    task = resolved('train_reward', 'test').task
+    task.policy.temperature = 0.5
+    assert asking._load_policy(str(tmp_path), task) == 0.25
+    assert asking._load_policy('initial', task) == 0.5
+
+
+def test_queries_to_be_learned_from_are_of_the_training_part(tmp_path, monkeypatch):
+    """Those of comparisons are of the test part, and both are told."""
+    (tmp_path / 'x.jsonl').write_text('"abc"\n')
+    (tmp_path / 'x.test.jsonl').write_text('"xyz"\n')
+    load = asking._load_policy
+    monkeypatch.setattr(asking, '_load_policy', lambda name, task: load('initial', task))
+    options = f'--count 3 --task.query_dataset {tmp_path}/x.jsonl'
+    parts = {
+        '': ('abc', f'all of {tmp_path}/x.jsonl, the training part'),
+        '--against run': ('xyz', f'{tmp_path}/x.test.jsonl, the test part'),
+    }
+    for number, (more, (text, part)) in enumerate(parts.items()):
+        folder = tmp_path / str(number)
+        printed = ask(folder, f'{options} {more}')
+        assert f'Queries are from {part}: 1 of 1 texts are used' in printed
+        questions, opened = questions_of(folder)
+        queries = {tuple(opened.tokens(question)['query']) for question in questions}
+        assert queries == {tuple(encodings.Test.get_encoder().encode(text))}
+
+
+def test_ask_names_the_next_command(tmp_path):
+    folder = tmp_path / "anna's"
+    result = invoke(['ask', 'test', str(folder), '--count=1'])
+    command = f"./launch.py label '{tmp_path}/anna'\"'\"'s' --labeller NAME"
+    assert f'\nTo answer them: {command}\n' in result.stdout
+    nothing = ask(tmp_path / 'f', '--count 1 --task.policy.temperature 1e-8')
+    assert '0 questions added, 0 in all' in nothing and 'launch.py' not in nothing
+
+
 @pytest.mark.parametrize('repeated, count', [(0, 0), (0.05, 2), (0.3, 12), (1, 40)])
 def test_a_share_is_asked_of_several(tmp_path, repeated, count):
     ask(tmp_path / 'f', f'--count 40 --repeated {repeated} --labellers 3')
     wanted = [question.labellers for question in questions_of(tmp_path / 'f')[0]]
     assert wanted.count(3) == count and wanted.count(1) == 40 - count
+
+
+def test_the_share_holds_over_all_calls(tmp_path):
+    """Ten calls of four questions at .2; gold questions in between do not count."""
+    (tmp_path / 'gold.jsonl').write_text(
+        '{"query": "abc", "sample0": "a", "sample1": "b", "best": 1}\n'
+    )
+    options = '--labels.type best_of_2 --repeated 0.2 --labellers 3'
+    for call in range(10):
+        ask(tmp_path / 'f', f'--count 4 {options}')
+        if call == 4:
+            ask(tmp_path / 'f', f'--labels.type best_of_2 --gold {tmp_path}/gold.jsonl')
+    wanted = [question.labellers for question in questions_of(tmp_path / 'f')[0]]
+    assert (wanted.count(3), wanted.count(1), wanted.count(EVERYBODY)) == (8, 32, 1)
+    given = [
+        {'query': letter * 3, 'sample0': 'a', 'sample1': 'b'} for letter in 'defghijklmnopqrst'
+    ]
+    for number, question in enumerate(given):
+        (tmp_path / f'{number}.jsonl').write_text(json.dumps(question))
+        ask(tmp_path / 'g', f'{options} --questions {tmp_path}/{number}.jsonl')
+    assert [question.labellers for question in questions_of(tmp_path / 'g')[0]].count(3) == 3
 
 
 def test_instructions_are_kept(tmp_path):
@@ -113,6 +185,9 @@ def test_mistakes_of_ask_are_one_line(tmp_path):
     assert 'cannot share equally' in error(
         f'test {tmp_path}/f --against {tmp_path}/x --labels.type scalar_rating'
     )
+    assert 'is none of best_of_N' in error(f'test {tmp_path}/f --labels.type best_of_x')
+    assert 'must be at least 2' in error(f'test {tmp_path}/f --labels.type best_of_0')
+    assert not (tmp_path / 'f').exists()
     assert 'give a local directory' in error('test az://account/container/f')
     assert 'name another policy' in error(f'test {tmp_path}/f --policy run --against run/')
     assert '--count must be at least 1' in error(f'test {tmp_path}/f --count 0')
@@ -186,6 +261,34 @@ def test_report_by_hand(answered, tmp_path):
     assert max(map(len, printed.splitlines())) < 140
 
 
+@pytest.fixture
+def with_gold(answered):
+    """The same, and three gold questions, on whose answers all agree."""
+    make_folder(answered, 3, seed=9, kind='gold', labellers=EVERYBODY, gold=2)
+    for name in ('anna', 'bob', 'carl'):
+        answer(answered, name, dict.fromkeys(range(4, 7), 2))
+    return LabelFolder(str(answered))
+
+
+def test_gold_questions_are_no_part_of_the_agreement(with_gold):
+    found = report(with_gold)
+    assert (found['agreement']['questions'], found['agreement']['raw']) == (3, 4 / 5)
+    anna = found['labellers']['anna']
+    assert (anna['agreement'], anna['agreement_pairs']) == (3 / 4, 4)
+    assert anna['gold'] == {'answers': 3, 'right': 3}
+
+
+def test_gold_questions_do_not_measure_a_reward_model(with_gold, tmp_path, monkeypatch):
+    monkeypatch.setattr(reward_on_labels, 'saved_model', lambda run: TrainedModel('test'))
+    model = TrainedRewardModel('test', encodings.Test)
+    monkeypatch.setattr(reward_on_labels, 'load', lambda saved: model)
+    found = reward_on_labels.report(with_gold, str(tmp_path))
+    assert found['trained_on']['labels'] == 7
+    counts = {name: row['labels'] for name, row in found['labellers'].items()}
+    assert counts == {'anna': 3, 'bob': 3, 'carl': 1}
+    assert found['held_out'] is None and found['comparisons'] is None
+
+
 def test_report_without_a_labeller(answered, tmp_path):
     report, _ = report_of(answered, tmp_path, '--without bob,carl')
     assert report['agreement']['pairs'] == 0 and list(report['labellers']) == ['anna']
@@ -204,8 +307,57 @@ def test_win_rate(tmp_path):
     assert (comparison['n'], comparison['wins_of_against'], comparison['win_rate']) == (10, 8, 0.8)
     # scipy.stats.binomtest(8, 10).proportion_ci(0.95, 'wilson') of SciPy 1.17.1
     assert [round(comparison[key], 4) for key in ('low', 'high')] == [0.4902, 0.9433]
-    assert 'run was preferred to initial in 8 of 10 answers: 80.0 %' in printed
+    assert 'run was preferred to initial in 8 of 10 answers to 10 questions: 80.0 %' in printed
+    # The best of 2 + 2 is as if pairs were won in 75.6 %, see tests/unit/test_agreement.py
+    assert comparison['pairwise'] == pytest.approx(pairwise_share(0.8, 2))
+    assert 'better of 1 + 1, which would be\n  75.6 %, interval 49.2 to 90.4, if' in printed
     assert report['training_labels'] == 0
+
+
+def test_questions_and_not_answers_are_independent(tmp_path):
+    """Three labellers who agree on ten questions tell no more than one of them does."""
+    path = tmp_path / 'f'
+    policies = ['initial', 'run']
+    settings = {'samples': 2, 'task': {'label_type': 'best_of_2'}}
+    make_folder(path, 10, **settings, kind='validation', policies=policies, labellers=3)
+    for name in ('anna', 'bob', 'carl'):
+        answer(path, name, {number: int(number < 8) for number in range(10)})
+    report, printed = report_of(path, tmp_path)
+    (comparison,) = report['comparisons']
+    assert (comparison['n'], comparison['questions']) == (30, 10)
+    assert [round(comparison[key], 2) for key in ('low', 'high')] == [0.49, 0.94]  # of 8 of 10
+    assert comparison['pairwise'] == pytest.approx(0.8) and '1 + 1' not in printed
+
+
+def test_a_key_that_is_held_down_is_seen(tmp_path):
+    """Answers in no time at all are quick ones; only imported ones have no known time."""
+    path = tmp_path / 'f'
+    folder = make_folder(path, 12)
+    with Labeller(folder, 'anna') as labeller:
+        for question in folder.questions.values():
+            labeller.answer(question, 0, 0.0)
+    report, _ = report_of(path, tmp_path)
+    anna = report['labellers']['anna']
+    assert (anna['under_a_second'], anna['median_seconds']) == (12, 0.0)
+
+
+def test_names_and_answers_that_are_quoted_cannot_change_the_terminal(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(
+        path,
+        1,
+        samples=2,
+        task={'label_type': 'best_of_2'},
+        kind='validation',
+        policies=['initial', 'run\x1b[2J\u3164'],
+    )
+    answer(path, 'anna', {0: 1})
+    _, printed = report_of(path, tmp_path)
+    assert r'run\x1b[2J\u3164 was preferred to initial' in printed and '\x1b' not in printed
+    with (path / 'answers/anna.jsonl').open('a') as file:
+        file.write(json.dumps({'undo': '\x1b]0;title\x07'}) + '\n')
+    error = error_of(invoke(f'labels {path}'))
+    assert r'takes back the answer \x1b]0;title\x07' in error and '\x1b' not in error
 
 
 def test_empty_folders_and_scalars_have_a_report(tmp_path):
@@ -215,7 +367,25 @@ def test_empty_folders_and_scalars_have_a_report(tmp_path):
     make_folder(tmp_path / 's', 2, samples=1, task={'label_type': 'scalar_rating'})
     answer(tmp_path / 's', 'anna', {0: 3, 1: 7.5})
     report, _ = report_of(tmp_path / 's', tmp_path)
-    assert report['agreement'] is None and report['training_labels'] == 2
+    assert report['agreement']['pairs'] == 0 and report['training_labels'] == 2
+
+
+@pytest.mark.parametrize('label_type, samples', [('scalar_rating', 1), ('scalar_compare', 2)])
+def test_numbers_have_an_agreement(tmp_path, label_type, samples):
+    """(1, 2) and (5, 5): the variances inside are .5 and 0, so .25; that of all four is 4.25."""
+    path = tmp_path / 'f'
+    make_folder(path, 3, samples=samples, task={'label_type': label_type}, labellers=2)
+    answer(path, 'anna', {0: 1, 1: 5, 2: 9})
+    answer(path, 'bob', {0: 2, 1: 5, 2: None})
+    report, printed = report_of(path, tmp_path)
+    assert report['agreement'] == {
+        'questions': 2,
+        'pairs': 2,
+        'raw': None,
+        'chance': None,
+        'alpha': pytest.approx(1 - 0.25 / 4.25),
+    }
+    assert "agreement: 2 pairs of answers to 2 questions; Krippendorff's alpha for" in printed
 
 
 def hparams_of(source, **changes):

@@ -19,13 +19,11 @@ import launch
 import lm_human_preferences
 import sample
 from lm_human_preferences import storage
-from lm_human_preferences.commands import program
+from lm_human_preferences.cli import launch as jobs
+from lm_human_preferences.cli import program, user_settings
 from lm_human_preferences.hparams import train_policy, train_reward
 from lm_human_preferences.runs import run_dir
-from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils import launch as jobs
-from lm_human_preferences.utils.combos import bind, combos, labels
-from lm_human_preferences.utils.hyperparams import group_class
+from lm_human_preferences.utils.combos import bind, combos
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -46,7 +44,6 @@ def started(monkeypatch):
         ('--noppo.whiten_rewards', 'ppo.whiten_rewards', False),
         ('--noppo.whiten-rewards', 'ppo.whiten_rewards', False),
         ('--run.andon stop', 'run.on_anomaly', 'stop'),
-        (f'--{NEW}.run.andon=off', f'{NEW}.run.on_anomaly', 'off'),
         ('--ppo.batch_size 1e3', 'ppo.batch_size', 1000),
         ('--ppo.batch_size=0x40', 'ppo.batch_size', 64),
         ('--ppo.total_episodes=1_000', 'ppo.total_episodes', 1000),
@@ -230,6 +227,22 @@ COMMANDS = (
             POLICY + '--noppo.whiten_rewards=true',
             'no such option: --noppo.whiten_rewards (did you mean --ppo.whiten_rewards?)',
         ),
+        (
+            POLICY + '--ppo.leraning_rate 1',
+            'no such option: --ppo.leraning_rate (did you mean --ppo.lr?)',
+        ),
+        (
+            POLICY + '--task.temperature 1',
+            'no such option: --task.temperature (did you mean --task.policy.temperature?)',
+        ),
+        (
+            POLICY + '--ppo.kl_coef 1',
+            'no such option: --ppo.kl_coef (did you mean --rewards.kl_coef?)',
+        ),
+        (
+            POLICY + '--run.andom off',
+            'no such option: --run.andom (did you mean --run.on_anomaly?)',
+        ),
         (POLICY + '--xyz', 'no such option: --xyz'),
         (POLICY + '-ppo.lr=1e-6', '-ppo.lr=1e-6: options begin with two dashes: --ppo.lr=1e-6'),
         (POLICY + 'extra', "unexpected argument 'extra': options are given as --name value"),
@@ -276,12 +289,8 @@ COMMANDS = (
             POLICY + f'--{NEW}.batch_size 63',
             (
                 f'--{NEW}.labels.num_train 4992 is not a multiple of --{NEW}.batch_size 63: '
-                'take 4977 or 5040'
+                'take 4977 or 5040, or None for all labels'
             ),
-        ),
-        (
-            'train_reward sentiment nm --labels.num_train=33',
-            '--labels.num_train 33 is not a multiple of --batch_size 32: take 32 or 64',
         ),
         (
             POLICY + '--rewards.adaptive_kl off --rewards.adaptive_kl.target 3',
@@ -396,6 +405,8 @@ def test_mistakes_of_sampling(argv, message, started):
         ('nm --save_dir None', None),
         ('nm --save_dir=', None),
         ('nm --save_dir None --run.save_dir /q', '/q'),
+        ('nm --run.save_dir /q --save_dir None', None),
+        ('nm --save_dir None --run.save_dir /q --save_dir=', None),
     ],
 )
 def test_save_dir(words, save_dir, started, monkeypatch):
@@ -424,7 +435,8 @@ def program_of(trials):
 
 
 def test_trials_become_jobs_named_by_their_descriptors(started):
-    trials = combos(launch.reward_experiments['test'], labels(0, 'b'), bind('lr', 0.5))
+    described = [*bind(None, None, 0), *bind(None, None, 'b')]
+    trials = combos(launch.reward_experiments['test'], described, bind('lr', 0.5))
     result = invoke('train sweep nm', program_of(trials))
     assert [job_arguments['hparams'].run.save_dir for _, job_arguments, _ in started] == [
         '/tmp/save/train/nm/0',
@@ -472,7 +484,7 @@ def test_several_ranks(job, monkeypatch, mpi, count, ranks):
     monkeypatch.setattr(jobs.launcher, 'launch_ranks', lambda *args: launched.append(args))
     gpus(monkeypatch, count)
     jobs.start_job('fakejob:train', {'hparams': 3}, mpi)
-    assert launched == [('fakejob:train', {'hparams': 3}, ranks, jobs.env.DEFAULT_TIMEOUTS)]
+    assert launched == [('fakejob:train', {'hparams': 3}, ranks, jobs.waiting.DEFAULT_TIMEOUTS)]
     assert not job
 
 
@@ -575,11 +587,10 @@ def test_prompts_are_taken_as_they_are(started):
 def test_help_lists_every_option(command):
     short, text = (invoke(f'{command} {flag}').stdout for flag in ('--help', '--help-all'))
     assert f'EXPERIMENT: {", ".join(EXPERIMENTS[command])}\n' in text
-    for key, field in hyperparams.fields(CLASSES[command]).items():
-        if not group_class(field.type) or field.default is None:
-            assert f' --{key} ' in text
-            assert unbroken(field.metadata['help']) in unbroken(text)
-            assert (f'\n  --{key} ' in short) is not key.startswith(f'{NEW}.')
+    for key, field in user_settings.settable(CLASSES[command]).items():
+        assert f' --{key} ' in text
+        assert unbroken(field.metadata['help']) in unbroken(text)
+        assert (f'\n  --{key} ' in short) is not key.startswith(f'{NEW}.')
 
 
 def test_help_mentions_a_former_name_in_passing():
@@ -669,7 +680,7 @@ def test_help_has_sections(command, headings):
 
 def test_help_groups_options_by_what_they_are_of():
     found = help_sections(invoke('train_policy --help').stdout)
-    assert found['Launching'] == ['mpi', 'mode', 'dry_run', 'save_dir', 'overwrite']
+    assert found['Launching'] == ['mpi', 'dry_run', 'save_dir', 'overwrite']
     assert found['Policy'] == ['task.policy.temperature', 'task.policy.initial_model']
     assert found['Rewards'] == [
         'rewards.kl_coef',
@@ -684,12 +695,12 @@ def test_help_groups_options_by_what_they_are_of():
 
 @pytest.mark.parametrize('command', ['train_policy', 'resume'])
 def test_options_of_a_new_reward_model_are_one_line_unless_all_are_asked_for(command):
-    of_reward = set(jobs.settable(train_reward.HParams))
+    of_reward = {key for key in launch.cli.commands[command].fields if key.startswith(f'{NEW}.')}
     short, full = (
         help_sections(invoke(f'{command} {flag}').stdout) for flag in ('--help', '--help-all')
     )
     assert short['New reward model'] == [f'{NEW}.NAME']
-    assert {key.removeprefix(f'{NEW}.') for key in full['New reward model']} == of_reward
+    assert set(full['New reward model']) == of_reward
     assert f'--help-all shows these {len(of_reward)} options' in ' '.join(
         invoke(f'{command} --help').stdout.split()
     )

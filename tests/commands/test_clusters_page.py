@@ -12,7 +12,6 @@ from command_line import caught_jobs, invoke
 from launched import REPOSITORY, eventually
 
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.hparams.train_reward import RunHParams
 from lm_human_preferences.runs import run_dir
 
 PAGE = documentation.page('docs/clusters.md')
@@ -37,14 +36,6 @@ def test_messages_are_those_of_the_program():
     of_launchers = re.findall(r'\| `([^|`]*)` \|$', section('## Launchers', '###'), re.MULTILINE)
     assert len(of_launchers) == 7
     assert {*of_launchers} <= {*messages}
-
-
-def test_waiting_times_are_those_of_the_program():
-    rows = re.findall(r'^\| `--run\.(\w+)` \| (\d+) \|', PAGE, re.MULTILINE)
-    defaults = vars(RunHParams())
-    assert {name: int(seconds) for name, seconds in rows} == {
-        name: value for name, value in defaults.items() if name.endswith('_timeout')
-    }
 
 
 # ---------------------------------------------------------------- Kubernetes

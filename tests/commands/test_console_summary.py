@@ -2,12 +2,14 @@
 Recorded: test_replay."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from command_line import invoke
 from experiments import resolved
 
-from lm_human_preferences.training import console, time_left
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.training import console, hooks, time_left
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils import logging
 
@@ -36,7 +38,8 @@ def test_summary(tmp_path):
     assert any(re.match(r'  ppo: .*total_episodes=320', line) for line in lines)
     assert any(
         re.match(
-            r'  \d+ others have their defaults; train_policy_hparams.json there holds them all',
+            r'  \d+ others have their defaults; train_policy_hparams.json and'
+            r' train_policy_more_hparams.json there hold them all',
             line,
         )
         for line in lines
@@ -105,7 +108,10 @@ def test_paths_are_quoted(tmp_path):
         ]
     )
     assert result.exit_code == 0, result.output
-    assert f"--rewards.trained_model '{folder}/first'" in result.stdout.splitlines()[-2]
+    assert result.stdout.splitlines()[-2].endswith(
+        './launch.py train_policy test first --rewards.train_new_model off'
+        f" --rewards.trained_model '{folder}/first'"
+    )
 
 
 @pytest.mark.parametrize('words', [f'train_policy test first {SMALL}', 'train_reward test first'])
@@ -170,6 +176,25 @@ def test_time_left():
     assert clock.per_second(0.5, 1000) == pytest.approx(25)
 
 
+def test_pauses_are_no_part_of_the_time_left():
+    now = [100.0]
+    clock = TimeLeft({'policy': 60}, clock=lambda: now[0])
+    clock.begin('policy')
+    trainer = SimpleNamespace(total_steps=10, steps_done=0)
+    settings = dict(name='policy', unit='episode', per_step=4, shown={})
+    with hooks.ProgressBar(trainer, LocalComm(), clock, **settings) as bar:
+        started = bar.bar.start_t
+        now[0] += 5
+        with clock.pause():
+            now[0] += 3600
+        for _ in range(2):
+            bar.before_step(0)
+        now[0] += 1
+        assert bar.bar.start_t == pytest.approx(started + 3600)
+    assert clock.seconds(0.5) == pytest.approx(6)
+    assert clock.per_second(0.5, 1200) == pytest.approx(100)
+
+
 @pytest.mark.parametrize(
     'seconds, text',
     [
@@ -184,3 +209,22 @@ def test_time_left():
 )
 def test_durations(seconds, text):
     assert time_left.as_text(seconds) == text
+
+
+def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path):
+    """Of a training of both models, and of its dry run."""
+    (tmp_path / 'x.jsonl').write_text('"abc"\n"a.b"\n')
+    (tmp_path / 'x.test.jsonl').write_text('"x.z"\n')
+    words = f'--mpi 1 --task.query_dataset {tmp_path}/x.jsonl --task.start_text .'
+    told = [
+        f'Queries are from all of {tmp_path}/x.jsonl, the training part: 1 of 2 texts are used',
+        "  cut up to their first --task.start_text '.': 1",
+        "  left out, without --task.start_text '.': 1",
+    ]
+    for more in ('--dry_run', f'--ppo.total_episodes 64 --save_dir {tmp_path}'):
+        result = invoke(f'train_policy test x {words} {more}')
+        assert result.exit_code == 0, result.output
+        lines = result.output.splitlines()
+        begin = lines.index(told[0])
+        assert lines[begin : begin + 3] == told
+        assert result.output.count('Queries are from') == 1

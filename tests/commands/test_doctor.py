@@ -10,6 +10,9 @@ from command_line import invoke
 from lm_human_preferences.commands import doctor
 from lm_human_preferences.distributed import launcher
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.machine import processors, products
+from lm_human_preferences.machine.processors import Processor
+from lm_human_preferences.machine.products import Rates
 
 GIB = 1 << 30
 
@@ -37,10 +40,11 @@ def refuse(*args, **settings):
 
 def test_all_is_named(quick):
     status, found = examined()
-    assert list(found)[:8] == [
+    assert list(found)[:9] == [
         'Python',
         'packages',
         'devices',
+        'products',
         'room',
         'cache',
         'store',
@@ -53,6 +57,22 @@ def test_all_is_named(quick):
         and 'two by mpi' in found
     )
     assert status == 0 and 'LMHP_OFFLINE=1' in found['store'][1]
+
+
+def test_products_and_threads_are_told(quick, monkeypatch):
+    rates = Rates(default=118, onednn=57.4, bf16=0.51, error=3e-3)
+    processor = Processor(processors.INTEL, 'Xeon', ('avx2', 'avx512f', 'avx512_vnni'))
+    monkeypatch.setattr(processors, 'this_processor', lambda: processor)
+    monkeypatch.setattr(products, 'rates', lambda: rates)
+    monkeypatch.setattr(processors, 'cpu_quota', lambda: 1.5)
+    _, found = examined()
+    default = products.name_of('default')
+    assert found['products'] == (
+        'ok',
+        f'Xeon (avx2 avx512f avx512_vnni): fp32 118 GFLOP/s by {default} and 57.4 by oneDNN, bf16'
+        f' 0.51; {default} is taken for fp32, as oneDNN rounds; there are no instructions for bf16',
+    )
+    assert ', of which this container may take 1.5, of which one rank' in found['devices'][1]
 
 
 def no_module(name):
@@ -148,7 +168,7 @@ def test_store_that_does_not(server):
 
 
 def test_no_network(cache):
-    with redirect(None), pytest.raises(UserError, match='Failed to resolve'):
+    with redirect(None), pytest.raises(UserError, match='Failed to resolve.*: name your proxy by'):
         doctor._store()
 
 

@@ -5,10 +5,13 @@ import json
 
 import pytest
 from command_line import error_of, invoke
+from experiments import resolved
 
-from lm_human_preferences import storage
-from lm_human_preferences.distributed import horovod_build, mpi_library
-from lm_human_preferences.language import trained_models
+from lm_human_preferences import session, storage
+from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.language import sizes
+from lm_human_preferences.runs import run_lock
 from lm_human_preferences.training import memory
 
 NEW = '--rewards.train_new_model'
@@ -53,6 +56,17 @@ def test_ranks_and_their_engine(engine, tmp_path):
     assert line == f'would start 2 ranks on CPUs, bf16, averaging gradients by {engine}'
 
 
+def test_options_that_the_original_does_not_have_are_printed_too(tmp_path):
+    """At a default or not, after what the original printed."""
+    result = invoke(
+        f'train_policy test first --dry_run --save_dir {tmp_path} --run.precision bf16 --mpi 1'
+    )
+    recorded, more = result.stdout.split('more options:\n')
+    assert 'precision' not in recorded and '\nhparams:\n  ppo:\n' in recorded
+    assert '  run.precision: bf16\n' in more and '  run.on_anomaly: warn\n' in more
+    assert '  rewards.train_new_model.labels.held_out: 0.0\n' in more
+
+
 def test_nothing_is_saved(tmp_path):
     result = invoke('train_policy test first --dry_run --save_dir None')
     assert result.exit_code == 0 and 'would save nothing' in result.stderr
@@ -74,7 +88,7 @@ def test_sizes_of_released_models_are_known(tmp_path, monkeypatch):
     lines = told('train_policy sentiment first --mpi 1 --task.policy.initial_model 774M', tmp_path)
     warnings = [line for line in lines if line.startswith('WARNING: training takes about ')]
     assert warnings and '--ppo.micro_batch_size' in warnings[-1]
-    assert trained_models.RELEASED['124M']['n_embd'] == 768
+    assert sizes.RELEASED['124M']['n_embd'] == 768
 
 
 def write_labels(path, **changes):
@@ -92,7 +106,8 @@ def test_labels_are_checked(tmp_path):
         ' --labels.source'
     )
     assert invoke(f'{words} {good}').exit_code == 0
-    assert "label 0, field 'best' must be 0 to 3" in error_of_dry_run(f'{words} {bad}')
+    expected = "label 0, field 'best' must be a whole number from 0 to 3"
+    assert expected in error_of_dry_run(f'{words} {bad}')
     assert 'no such file' in error_of_dry_run(f'{words} {folder}/missing.json')
     assert not (tmp_path / 'runs').exists()
 
@@ -115,6 +130,7 @@ def error_of_dry_run(words):
         ('--task.policy.initial_model nosuch', "there is no model 'nosuch'"),
         ('--task.query_length 6', '--task.query_length 6 + --task.response_length 4'),
         ('--run.precision tf32', 'tf32 needs a GPU'),
+        (f'{NEW}.run.precision tf32', 'tf32 needs a GPU'),
         ('--mpi 3', '--ppo.batch_size 64 is not a multiple of --mpi 3'),
         (f'{NEW} off --rewards.trained_model mock', "('mock') judges film reviews only"),
         (
@@ -131,13 +147,30 @@ def test_what_would_fail(words, message, tmp_path):
     assert not (tmp_path / 'runs').exists()
 
 
+def test_a_policy_and_its_reward_model_have_one_task():
+    hparams = resolved('train_policy', 'test')
+    hparams.rewards.train_new_model.task.response_length = 3
+    with pytest.raises(UserError, match='task.response_length must be the same: 4 != 3'):
+        session.check_settings(hparams, 1)
+
+
 def test_a_run_that_is_there_already(tmp_path):
     words = f'train_reward test first --save_dir {tmp_path} --labels.num_train 64 --mpi 1'
     assert invoke(words).exit_code == 0
     assert f'{tmp_path}/first holds a run already' in error_of_dry_run(f'{words} --dry_run')
     assert invoke(f'{words} --dry_run --overwrite').exit_code == 0
     assert invoke(f'{words} --dry_run --run.resume on').exit_code == 0
+    changed = f'{words} --dry_run --run.resume on --batch_size 16'
+    assert 'note: going on with --batch_size' in invoke(changed).stderr
+    assert 'contradict each other' in error_of_dry_run(f'{words} --overwrite --run.resume on')
     assert (tmp_path / 'first/reward_model/checkpoints/model.ckpt.index').exists()
+
+
+def test_a_run_that_another_process_writes(tmp_path):
+    lock_file, _ = run_lock.acquire(str(tmp_path / 'first'))
+    with lock_file:
+        found = error_of_dry_run(f'train_reward test first --dry_run --save_dir {tmp_path}')
+    assert 'is writing this run' in found
 
 
 def test_a_directory_that_cannot_be(tmp_path):

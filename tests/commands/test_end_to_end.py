@@ -1,17 +1,22 @@
 """The command line alone: both trainings and sampling, from files that TensorFlow wrote and from
 ours."""
 
+import contextlib
+import copy
 import json
 import re
 
 import numpy as np
 import pytest
+import torch
 from command_line import flat, invoke
 from console import printed, responses
+from experiments import resolved
 from golden_data import found, json_if_there, load_npz, require, require_bpe
+from ranks import give_each_thread_its_own_numpy_random, on_ranks
 
 import sample
-from lm_human_preferences import lm_tasks
+from lm_human_preferences import lm_tasks, session, train_policy
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 
@@ -41,9 +46,11 @@ def without_clock(names):
 
 
 def files_under(directory):
-    return without_clock(
-        str(path.relative_to(directory)) for path in directory.rglob('*') if path.is_file()
-    )
+    """Those that the original writes, too."""
+    ours = {'reward_model/labels.json'}
+    ours |= {'train_policy_more_hparams.json', 'train_reward_more_hparams.json'}
+    names = {str(path.relative_to(directory)) for path in directory.rglob('*') if path.is_file()}
+    return without_clock(names - ours)
 
 
 @pytest.mark.parametrize('run', REWARD_RUNS.values(), ids=REWARD_RUNS)
@@ -223,6 +230,40 @@ def test_a_run_that_is_not_saved_trains_its_reward_model_all_the_same(tmp_path, 
     assert result.exit_code == 0, result.output
     assert '       1/1        64 ' in result.stdout and not list(tmp_path.iterdir())
     assert result.stdout.endswith('\nNothing was saved, because --save_dir is None.\n')
+
+
+def test_hosts_that_do_not_see_the_reward_model_get_it_from_rank_0(tmp_path, monkeypatch):
+    """A run that is not saved keeps it in a temporary directory of rank 0's host."""
+    give_each_thread_its_own_numpy_random(monkeypatch)
+    saved_or_scratch = session.saved_or_scratch
+
+    @contextlib.contextmanager
+    def on_two_hosts(save_dir, comm):
+        with saved_or_scratch(save_dir, comm) as directory:
+            yield directory if comm.rank == 0 else str(tmp_path / 'elsewhere')
+
+    monkeypatch.setattr(session, 'saved_or_scratch', on_two_hosts)
+    weights = {}
+    take_steps = train_policy.take_steps
+
+    def watched(trainer, *args):
+        parameters = trainer.networks['reward_model'].parameters_by_name()
+        weights[trainer.comm.rank] = [value.clone() for value in parameters.values()]
+        take_steps(trainer, *args)
+
+    monkeypatch.setattr(train_policy, 'take_steps', watched)
+
+    def work(comm):
+        hparams = resolved('train_policy', 'test')
+        hparams.override_from_dict({'ppo.total_episodes': 64, 'run.save_dir': None})
+        hparams.override_from_dict({'rewards.train_new_model.labels.num_train': 32})
+        given = copy.deepcopy(hparams)
+        train_policy.train(hparams, comm)
+        assert hparams == given
+
+    on_ranks(2, work)
+    assert len(weights[0]) == len(weights[1]) > 20
+    assert all(map(torch.equal, weights[0], weights[1]))
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path):

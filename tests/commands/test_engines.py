@@ -1,20 +1,22 @@
 """Real ranks, started by mpiexec on each engine and by torchrun: the tests that use ranks.on_ranks.
 
-With two ranks all of them, recordings included; with three, which most machines that test this have
-too few cores for, communication and a training. faults/test_two_hosts.py has four ranks.
+Each engine does what depends on the engine: communication, and a training whose gradients it
+averages. The rest, recordings included, is the same for all of them, and is done by one.
+faults/test_two_hosts.py has four ranks.
 """
 
 import os
 import re
 import subprocess
-import sys
 
 import pytest
 from engines import (
-    RECORDED,
-    WHAT_RANKS_COMPUTE,
+    COMMUNICATION,
+    OF_EACH_ENGINE,
+    OF_ONE_ENGINE,
     available_engines,
     on_mpi_command,
+    on_mpi_words,
     skip_reason,
 )
 from launched import TORCHRUN
@@ -24,18 +26,12 @@ from lm_human_preferences.distributed import launcher
 TIMEOUT_SECONDS = 900  # an idle machine needs a tenth of it
 
 
-TESTS_OF_SIZE = {
-    2: WHAT_RANKS_COMPUTE + RECORDED,
-    3: WHAT_RANKS_COMPUTE[:2],
-}
-
-
-def run_by_mpiexec(size, directory):
-    """Run the tests on `size` ranks on all available engines; returns what rank 0 printed."""
+def run_by_mpiexec(size, directory, command):
+    """Run the command of on_mpi_command on `size` ranks; returns what rank 0 printed."""
     mpiexec, is_open_mpi = launcher.find_mpiexec()
     environment = launcher.rank_environment(str(directory), size, is_open_mpi)
     options = launcher.mpiexec_options(is_open_mpi, size, processors=1)
-    return run([mpiexec, *options, *on_mpi_command(TESTS_OF_SIZE[size])], environment)
+    return run([mpiexec, *options, *command], environment)
 
 
 def run(command, environment):
@@ -65,42 +61,40 @@ def lines_by_engine(size, output):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('size', TESTS_OF_SIZE)
-def test_engines(size, tmp_path):
-    output = run_by_mpiexec(size, tmp_path)
-    passed = lines_by_engine(size, output)
+def test_two_ranks(tmp_path):
+    """All in one start: what one engine does for all, and then what each of them does."""
+    for_all = on_mpi_command(OF_ONE_ENGINE, 'torch')
+    output = run_by_mpiexec(2, tmp_path, [*for_all, '--', *on_mpi_words(OF_EACH_ENGINE)])
+    passed = lines_by_engine(2, output)
+    # A recording that is not in the set is skipped.
+    assert_passed(passed['torch'][:2], 2, OF_ONE_ENGINE[:1])
+    passed['torch'] = passed['torch'][2:]
     assert list(passed) == available_engines(), output
-    for engine, lines in passed.items():
-        assert_passed(lines, size, engine)
+    for lines in passed.values():
+        assert_passed(lines, 2, OF_EACH_ENGINE)
     if skip_reason():
         pytest.skip(skip_reason())
 
 
-def assert_passed(lines, size, engine):
-    """A line for each rank, and no warnings."""
-    assert len(lines) == size and len(set(lines)) == 1, (engine, lines)
-    for test in set(WHAT_RANKS_COMPUTE) & set(TESTS_OF_SIZE[size]):
+@pytest.mark.slow
+def test_three_ranks(tmp_path):
+    output = run_by_mpiexec(3, tmp_path, on_mpi_command(COMMUNICATION))
+    passed = lines_by_engine(3, output)
+    assert list(passed) == available_engines(), output
+    for lines in passed.values():
+        assert_passed(lines, 3, COMMUNICATION)
+
+
+def assert_passed(lines, size, tests):
+    """A line for each rank that names the tests, and no warnings."""
+    assert len(lines) == size and len(set(lines)) == 1, lines
+    for test in tests:
         name = re.split('[:/]', test)[-1].removesuffix('.py')
-        assert name in lines[0], engine
+        assert name in lines[0]
 
 
 @pytest.mark.slow
 def test_torchrun():
-    """The recordings, too, with two ranks and the one engine that there is without MPI."""
-    output = run([*TORCHRUN, *on_mpi_command(TESTS_OF_SIZE[2], 'torch')], os.environ)
-    assert_passed(lines_by_engine(2, output)['torch'], 2, 'torch')
-
-
-def test_launched_by_another_mpi(tmp_path):
-    """The mpiexec of an MPI that this process does not load starts N worlds of one rank each."""
-    code = 'from lm_human_preferences.distributed import comm; comm.init_comm()'
-    run = subprocess.run(
-        [sys.executable, '-c', code],
-        capture_output=True,
-        text=True,
-        env=launcher.rank_environment(str(tmp_path), 3, False),
-    )
-    assert (
-        '3 ranks were started, but each sees a world of 1: they were started by the mpiexec of'
-        in run.stderr
-    )
+    """Ranks without MPI have their own way to send each other objects."""
+    output = run([*TORCHRUN, *on_mpi_command(COMMUNICATION, 'torch')], os.environ)
+    assert_passed(lines_by_engine(2, output)['torch'], 2, COMMUNICATION)

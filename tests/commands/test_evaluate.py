@@ -16,6 +16,7 @@ from experiments import resolved
 
 from lm_human_preferences import storage
 from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import (
     comparison,
     evaluate,
@@ -26,9 +27,12 @@ from lm_human_preferences.evaluation import (
     plots,
     report,
 )
-from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams, load_run_hparams
+from lm_human_preferences.hparams.evaluate import HParams as EvaluateHParams
+from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams
 from lm_human_preferences.language import encodings
 from lm_human_preferences.rewards import make_score_fn
+from lm_human_preferences.runs import run_files
+from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils import logging
 
@@ -67,6 +71,37 @@ def test_against_the_frontier_by_hand():
         torch.tensor([LN2 + 1e-12]), torch.tensor([1.0]), ref_logprobs, scores
     )[0]
     assert greedy['share'].item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    'exact, score, kl, told',
+    [
+        (True, -1.0, 0.3, 'as all responses to a query have the same score'),
+        (False, -1.0, 0.3, 'as all responses to a query have the same score'),
+        (True, None, 0.0, 'there is no gain at that KL'),
+    ],
+)
+def test_no_share_of_a_gain_that_cannot_be(exact, score, kl, told):
+    """A flat reward, such as the penalty for every response, and a policy that has not moved."""
+    torch.manual_seed(0)
+    ref_logprobs = torch.randn(4, 90).double().log_softmax(-1)
+    scores = torch.randn(4, 90).double() if score is None else torch.full((4, 90), score).double()
+    of_policy = optimum.expected(ref_logprobs, scores)
+    of_policy += 1e-9  # sums in another order
+    points = comparison.compare(
+        ref_logprobs,
+        torch.full((4,), kl).double(),
+        scores,
+        of_policy,
+        kl_coef=None,
+        exact=exact,
+    )
+    found = comparison.summarize(points, with_errors=True)
+    assert found['policy']['share'] is None
+    lines = list(report.table({**results_of(), 'rewards': {'reward model': found}}))
+    row = next(line for line in lines if line.startswith('policy'))
+    assert row.split()[-1] == '-'
+    assert lines[-1].startswith('-: ') and told in lines[-1]
 
 
 def test_kl_to_the_optimum_is_that_of_the_distributions():
@@ -328,6 +363,25 @@ def test_steering_of_the_last_tenth(tmp_path):
 # ---------------------------------------------------------------- queries
 
 
+def test_queries_are_those_of_the_test_part(tmp_path):
+    """Each once, where a file has fewer than there are to be."""
+    write = lambda name, words: (tmp_path / name).write_text(  # noqa: E731
+        ''.join(f'"{word}"\n' for word in words)
+    )
+    write('x.jsonl', ['film', 'plot', 'cast'])
+    write('x.test.jsonl', ['music', 'story', 'music'])
+    encoder = encodings.Reviews.get_encoder()
+    hparams = HParams()
+    task = {'query_dataset': f'{tmp_path}/x.jsonl', 'query_length': 1, 'start_text': None}
+    hparams.override_from_dict({f'task.{name}': value for name, value in task.items()})
+    for count in (None, 3):
+        queries = measure.queries_of(hparams, encoder, count)
+        assert sorted(map(encoder.decode, queries)) == ['music', 'story']
+    write('x.test.jsonl', ['music', 'music'])
+    with pytest.raises(UserError, match='x.jsonl: its test part has a single query'):
+        measure.queries_of(hparams, encoder, None)
+
+
 def test_queries_of_reviews_are_drawn_by_the_seed():
     hparams, encoder = HParams(), encodings.Reviews.get_encoder()
     hparams.override_from_nested_dict(resolved('train_policy', 'mock_sentiment').to_nested_dict())
@@ -359,7 +413,23 @@ def run(tmp_path_factory):
 def evaluated(run, words=''):
     result = invoke(f'evaluate {run} {words}')
     assert result.exit_code == 0, result.output
-    return result.stdout, json.loads((run / 'evaluation.json').read_text())
+    name = re.search(r'^Saved (\S+) and', result.stdout, re.MULTILINE)[1]
+    return result.stdout, json.loads((run / name).read_text())
+
+
+@pytest.mark.parametrize(
+    'settings, name',
+    [
+        ({}, 'evaluation'),
+        ({'output_dir': 'there'}, 'evaluation'),
+        ({'queries': 4}, 'evaluation-queries_4'),
+        ({'samples': 64, 'kl_coef': 0.1, 'seed': 2}, 'evaluation-samples_64-seed_2-kl_coef_0.1'),
+    ],
+)
+def test_an_evaluation_with_other_settings_has_files_of_its_own(settings, name):
+    names = evaluate.file_names(EvaluateHParams(**settings))
+    assert names == (f'{name}.json', f'{name}.png')
+    assert all(run_files.uploaded_by([]).fullmatch(name) for name in names)
 
 
 def test_an_exact_evaluation(run):
@@ -382,7 +452,7 @@ def test_an_exact_evaluation(run):
             < points[f'best_of_{n}']['reward']
             <= points[f'best_of_{n}']['frontier'] + 1e-9
         )
-    assert (run / 'evaluation.png').read_bytes().startswith(b'\x89PNG')
+    assert (run / 'evaluation-queries_5.png').read_bytes().startswith(b'\x89PNG')
     for number in (policy['reward'], policy['frontier'], points['best_of_16']['kl']):
         assert f'{number:.3f}' in output
 
@@ -446,19 +516,18 @@ def test_a_policy_out_of_reach_of_its_samples_is_reported(run, monkeypatch):
 
 
 def test_results_go_where_they_are_asked_to(run, tmp_path):
-    evaluated(run, '--queries 2')
-    before = (run / 'evaluation.json').read_text()
+    before = set(os.listdir(run))
     assert invoke(f'evaluate {run} --queries 3 --output_dir {tmp_path}/new').exit_code == 0
-    assert json.loads((tmp_path / 'new' / 'evaluation.json').read_text())['queries'] == 3
-    assert (tmp_path / 'new' / 'evaluation.png').exists() and (
-        run / 'evaluation.json'
-    ).read_text() == before
+    name = 'evaluation-queries_3'
+    assert json.loads((tmp_path / 'new' / f'{name}.json').read_text())['queries'] == 3
+    assert set(os.listdir(tmp_path / 'new')) == {f'{name}.json', f'{name}.png'}
+    assert set(os.listdir(run)) == before
 
 
 def test_the_end_says_what_is_there_and_what_comes_next(run):
     output, _ = evaluated(run, '--queries 2')
     assert output.splitlines()[-2:] == [
-        f'Saved evaluation.json and evaluation.png in {run}',
+        f'Saved evaluation-queries_2.json and evaluation-queries_2.png in {run}',
         f'Sample from the policy: ./sample.py sample --save_dir {run} --nsamples 8',
     ]
 
@@ -500,7 +569,7 @@ def test_a_run_that_nothing_can_be_added_to_is_refused_before_the_work(run, no_w
     )
 
 
-@pytest.mark.parametrize('name', [evaluate.RESULTS, evaluate.PICTURE])
+@pytest.mark.parametrize('name', ['evaluation-queries_2.json', 'evaluation-queries_2.png'])
 def test_the_table_is_printed_though_nothing_can_be_written(run, tmp_path, monkeypatch, name):
     original = storage.open_nofollow
 
@@ -579,7 +648,8 @@ def test_training_on_the_known_reward_ends_with_a_table_that_agrees_with_ppo(tmp
         seen = torch.tensor(events_of(tmp_path / 'first' / 'tb' / 'ppo')[f'objective/{name}'])[
             -8:, 1
         ].double()
-        assert abs(seen.mean() - exact) < 4 * optimum.standard_error(seen), name
+        # It still learns a little in these steps, from other queries than those of the table.
+        assert abs(seen.mean() - exact) < 4 * optimum.standard_error(seen) + 0.05, name
 
 
 @pytest.mark.parametrize(

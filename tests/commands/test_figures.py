@@ -21,6 +21,7 @@ from launched import Launch, eventually
 from lm_human_preferences import storage, train_policy
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import measure
+from lm_human_preferences.hparams.train_policy import AdaptiveKLParams
 from lm_human_preferences.reproduction import figure_plots, figures, jobs, plan, worker_pool
 
 ANCHORS = Path(__file__).parents[3] / 'shared' / 'anchors.json'
@@ -54,10 +55,7 @@ def test_plan(scale, experiment):
 def test_runs_differ_from_the_experiment_in_what_they_say(experiment):
     for run, hparams in runs_of(TINY, experiment).items():
         assert (hparams.run.seed, hparams.ppo.total_episodes) == (run.seed, run.episodes)
-        assert vars(hparams.rewards.adaptive_kl) == {
-            'target': run.target,
-            'horizon': plan.HORIZON,
-        }
+        assert hparams.rewards.adaptive_kl == AdaptiveKLParams(run.target, plan.HORIZON)
         new = hparams.rewards.train_new_model
         if run.access == 'direct':
             assert (new, hparams.rewards.trained_model) == (None, 'mock')
@@ -283,27 +281,28 @@ def test_end_to_end(tmp_path, monkeypatch, experiment, capsys):
     short = copy.deepcopy(experiment)
     for task in (short.task, short.rewards.train_new_model.task):
         task.response_length = 2
-    scale = dataclasses.replace(TINY, labels=(64,), targets=(1.0,), seeds=1)
+    episodes = 512, 256
+    scale = dataclasses.replace(TINY, labels=(64,), targets=(1.0,), episodes=episodes, seeds=1)
     monkeypatch.setattr(plan, 'QUICK', scale)
     monkeypatch.setattr(plan, 'POINTS', 2)
     figures.figures(short, str(tmp_path), quick=True, processes=1)
     for name in ('figure2.png', 'figure3.png'):
         assert (tmp_path / name).read_bytes().startswith(b'\x89PNG')
     rows = {(row['access'], row['episodes']): row for row in read_csv(tmp_path / 'figure3.csv')}
-    assert set(rows) == {('direct', 1024), ('direct', 512), ('64', 1024), ('64', 512)}
+    assert set(rows) == {('direct', 512), ('direct', 256), ('64', 512), ('64', 256)}
     assert all(row['known_reward'] < row['optimal_reward'] for row in rows.values())
 
-    run = next(run for run in plan.plan(scale) if (run.access, run.episodes) == ('64', 512))
+    run = next(run for run in plan.plan(scale) if (run.access, run.episodes) == ('64', 256))
     hparams = run.hparams(short)
-    (result,) = tmp_path.glob('runs/64-kl1-512-seed1-*.json')
+    (result,) = tmp_path.glob('runs/64-kl1-256-seed1-*.json')
     hparams.rewards.kl_coef = storage.read_json(str(result))['kl_coef']
     hparams.run.save_dir, hparams.run.evaluate = str(tmp_path / 'saved'), False
     train_policy.train(hparams)
     policy, reference, models = measure.load_models(hparams.run.save_dir, hparams)
     queries = measure.queries_of(hparams, policy.encoder, None)
     enumerated = measure.enumerate_all(policy, reference, models, hparams.task, queries)
-    assert rows['64', 512]['kl'] == pytest.approx(enumerated.kl.mean().item(), rel=1e-6)
-    assert rows['64', 512]['known_reward'] == pytest.approx(
+    assert rows['64', 256]['kl'] == pytest.approx(enumerated.kl.mean().item(), rel=1e-6)
+    assert rows['64', 256]['known_reward'] == pytest.approx(
         enumerated.scores['known reward'][1].mean().item(), rel=1e-6
     )
 

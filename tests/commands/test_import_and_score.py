@@ -3,16 +3,21 @@ one's own, and the export as texts."""
 
 import json
 import random
+import time
 
 import pytest
 import torch
+from click.testing import CliRunner
 from command_line import error_of, invoke
+from experiments import resolved
 from label_folders import make_folder
 
+import launch
 from lm_human_preferences.datasets.reviews import queries
 from lm_human_preferences.evaluation import reward_on_labels
-from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.labels.texts import records, tokenise
+from lm_human_preferences.evaluation.reward_on_labels import record_of
+from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
+from lm_human_preferences.labels.texts import into_folder, records, tokenise
 from lm_human_preferences.language import encodings
 from lm_human_preferences.synthetic.known_reward import KnownReward
 
@@ -110,6 +115,10 @@ def test_scores(reward_model, tmp_path):
     assert expected['great'] > expected['dull']
     # the directory of the model itself, and the record beside it
     assert run(f'score {reward_model[0]}/reward_model {file}').stdout == results[1]
+    for name in ('-', '/dev/stdin'):
+        command = ['score', str(reward_model[0]), name]
+        piped = CliRunner().invoke(launch.cli, command, input=file.read_text())
+        assert piped.stdout == results[1], piped.output
 
 
 def test_texts_that_do_not_fit_are_scored_as_told(reward_model, tmp_path):
@@ -134,6 +143,21 @@ def test_texts_that_do_not_fit_are_scored_as_told(reward_model, tmp_path):
     assert 'note: Cut: 1 queries to 5 tokens, 1 responses to 3' in cut.stderr
     longer = run(f'score {reward_model[0]} {file} --query_length 7 --response_length 4')
     assert len(longer.stdout.splitlines()) == 3 and not longer.stderr
+
+
+def test_the_run_of_a_policy_knows_the_lengths_of_texts(tmp_path):
+    """Of the reward model in its checkpoint, too, which it had from elsewhere or trained online."""
+    policy = resolved('train_policy', 'mock_sentiment')
+    policy.override_from_dict({'rewards.train_new_model': 'off', 'rewards.trained_model': 'x'})
+    path = tmp_path / 'train_policy_hparams.json'
+    path.write_text(json.dumps(policy.to_nested_dict()))
+    record = record_of(f'{tmp_path}/policy')
+    assert (record.task.query_length, record.task.response_length) == (5, 3)
+    policy = resolved('train_policy', 'mock_sentiment')
+    policy.override_from_dict({'rewards.train_new_model.labels.held_out': 0.25})
+    path.write_text(json.dumps(policy.to_nested_dict()))
+    record = record_of(f'{tmp_path}/policy')
+    assert (record.task.query_length, record.labels.held_out) == (5, 0.25)
 
 
 def test_mistakes_of_score_are_one_line(reward_model, tmp_path):
@@ -175,10 +199,39 @@ def test_an_answer_that_has_changed_is_brought_in_and_counts(tmp_path):
     given = {'query': 'the film was', 'sample0': 'good', 'sample1': 'bad'}
     file = tmp_path / 'labels.jsonl'
     words = f'import_labels mock_sentiment {file} {tmp_path}/f --labels.type best_of_2'
-    for best, added in ((0, 1), (1, 1), (1, 0)):
-        write_lines(file, [{**given, 'best': best}])
+    once = [([0], 1), ([1], 1), ([1], 0), ([0], 1), ([0], 0), ([1], 1)]
+    several = [([0, 1], 0), ([1, 0], 1), ([1, 0], 0), ([0, 1], 1), ([1, 1, 1], 0)]
+    for answers, added in [*once, *several]:
+        write_lines(file, [{**given, 'best': best} for best in answers])
         assert f'{added} answers of imported added' in run(words).stdout
-        assert [a.value for a in LabelFolder(str(tmp_path / 'f')).counted()] == [best]
+        counted = LabelFolder(str(tmp_path / 'f')).counted()
+        assert [answer.value for answer in counted] == answers[-1:], (answers, added)
+
+
+def test_imported_labels_keep_their_order(tmp_path):
+    """Of which training takes the first ones. Each has a time of its own, in the order of the file,
+    also where labellers take turns."""
+    questions = [
+        (
+            records.TextLabel(
+                'a', ('x', 'y'), answer=number % 2, labeller=f'annotator-{number % 3}'
+            ),
+            {'query': [number], 'sample0': [0], 'sample1': [1]},
+        )
+        for number in range(7)
+    ]
+    task = {'query_length': 1, 'response_length': 1}
+    record = {'label_type': 'best_of_2', 'encoding': 'test', 'instructions': '', 'task': task}
+    before = time.time()
+    with QuestionWriter(str(tmp_path / 'f'), record) as writer:
+        into_folder.add_questions(questions, writer, ['imported'] * 2)
+        into_folder.add_answers(questions, writer.folder, 'imported')
+        counted = writer.folder.counted()
+        asked = [writer.folder.tokens(writer.folder.questions[a.question]) for a in counted]
+    assert [tokens['query'] for tokens in asked] == [[number] for number in range(7)]
+    times = [answer.time for answer in counted]
+    assert before <= times[0] and times[-1] <= time.time() + 1
+    assert times == sorted(set(times))
 
 
 def test_a_label_file_has_the_tokens_that_training_would_have(tmp_path):
@@ -236,6 +289,18 @@ def test_mistakes_of_import_are_one_line(tmp_path):
 # ---------------------------------------------------------------- the report
 
 
+def test_imported_answers_have_no_places_and_no_time_unless_it_is_known(tmp_path):
+    """Nobody looked at them on a screen of ours; only Label Studio says how long they took."""
+    pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(30))
+    run(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
+    run(f'labels {tmp_path}/f --output {tmp_path}/report.json')
+    report = json.loads((tmp_path / 'report.json').read_text())
+    imported = report['labellers']['imported']
+    assert imported['answers'] == 30
+    assert (imported['positions'], imported['positions_p_value']) == (None, None)
+    assert (imported['median_seconds'], imported['under_a_second']) == (None, 0)
+
+
 def test_report_with_a_reward_model(reward_model, tmp_path):
     """What its training held out is told from the rest by the questions alone."""
     pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(300))
@@ -254,16 +319,20 @@ def test_report_with_a_reward_model(reward_model, tmp_path):
     # Most good reviews were learned to be better, whoever had learned them.
     assert min(reward[part]['accuracy'] for part in ('held_out', 'trained_on')) > 0.9
     assert reward['labellers']['imported']['accuracy'] > 0.9
-    assert [row['labels'] for row in curve] == [32, 64, 128, 256][: len(curve)] and len(curve) == 4
+    trained_on = reward['trained_on']['labels']
+    assert [row['labels'] for row in curve] == [trained_on // part for part in (8, 4, 2, 1)]
     assert all(len(row['accuracy']) == 2 for row in curve)
     assert sum(curve[-1]['accuracy']) / 2 > 0.8 and curve[-1]['chance'] == 0.5
     assert (tmp_path / 'p.png').read_bytes().startswith(b'\x89PNG')
+    for row in curve:
+        for low, accuracy, high in zip(row['low'], row['accuracy'], row['high'], strict=True):
+            assert 0 < low < accuracy <= high <= 1
     assert 'held out of its training: ' in result.stdout
     assert f'accuracy on {curve[0]["held_out"]} labels held out' in result.stdout
 
 
 def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
-    pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(3))
+    pairs = write_lines(tmp_path / 'pairs.jsonl', preferences(2))
     run(f'import_labels mock_sentiment {pairs} {tmp_path}/f --labels.type best_of_2')
 
     def error(more):
@@ -273,7 +342,7 @@ def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
     assert '--export_as text: give --export' in error('--export_as text')
     assert 'neither it nor its reward_model/' in error(f'--reward {tmp_path}')
     result = invoke(f'labels {tmp_path}/f --reward {reward_model[0]} --learning_curve 1')
-    assert result.exit_code == 2 and 'too few for --batch_size' in result.stderr
+    assert result.exit_code == 2 and 'none of the few labels is held out' in result.stderr
     result = invoke(f'labels {tmp_path}/f --picture {tmp_path}/p.png')
     assert result.exit_code == 2 and 'nothing to draw yet' in result.stderr
     make_folder(tmp_path / 'letters', 2)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import example_label_type
 import pytest
 from browser import Window, needs_chromium
 from label_folders import make_folder
@@ -18,6 +19,7 @@ from label_page import answers_of, served, write_texts, written
 from lm_human_preferences.labels.answers import REASONS
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.page.service import Refused
+from lm_human_preferences.utils.terminal import IGNORABLE
 
 pytestmark = needs_chromium
 
@@ -69,7 +71,7 @@ def test_keys_record_the_sample_that_is_shown_there(window, tmp_path):
         assert window.text('#count') == '4 of 9'
         assert re.fullmatch(r'\d+ a minute', window.text('#rate'))
     answers = answers_of(path, 'anna')
-    assert [answer.shown_position() for answer in answers] == [0, 1, 2, 3]
+    assert [answer.order.index(answer.value) for answer in answers] == [0, 1, 2, 3]
     for (query, sample), answer in zip(seen, answers, strict=True):
         number = query.split()[1]
         assert sample == f'{number}, sample {answer.value}'
@@ -99,7 +101,34 @@ def test_a_double_press_is_one_answer(window, tmp_path):
         window.double_click('[data-choice="3"]')
         window.until("document.getElementById('count').textContent === '2 of 9'")
         window.ready()
-    assert [answer.shown_position() for answer in answers_of(path, 'anna')] == [1, 2]
+    assert [answer.order.index(answer.value) for answer in answers_of(path, 'anna')] == [1, 2]
+
+
+def test_a_click_on_a_response_chooses_it_and_one_that_selects_text_does_not(window, tmp_path):
+    path = tmp_path / 'f'
+    with shown(window, path):
+
+        def sample(number):
+            return window.driver.find_elements('css selector', '.sample .text')[number - 1]
+
+        def wait_for(count):
+            window.until(f"document.getElementById('count').textContent === '{count} of 9'")
+            window.ready()
+
+        window.ready()
+        sample(2).click()
+        wait_for(1)
+        window.drag_over(sample(1))
+        assert 'sample' in window.script('getSelection().toString()')
+        sample(3).click()  # takes the selection away
+        assert window.script('getSelection().isCollapsed && isReady()')
+        window.script('arguments[0].click()', sample(3))  # as screen readers do
+        assert window.script('isReady()')
+        sample(4).click()
+        wait_for(2)
+        window.tap(sample(3))
+        wait_for(3)
+    assert [answer.order.index(answer.value) for answer in answers_of(path, 'anna')] == [1, 3, 2]
 
 
 def test_undo_then_another_answer(window, tmp_path):
@@ -113,7 +142,7 @@ def test_undo_then_another_answer(window, tmp_path):
         window.answer('4')
         assert window.ready() == second
         assert window.text('#count') == '1 of 9'
-    assert [answer.shown_position() for answer in answers_of(path, 'anna')] == [3]
+    assert [answer.order.index(answer.value) for answer in answers_of(path, 'anna')] == [3]
     assert len(written(path)) == 3
 
 
@@ -184,6 +213,34 @@ def test_ratings_and_comparisons(window, tmp_path, label_type, samples):
     sign = {(0,): 1, (0, 1): 1, (1, 0): -1}
     found = [answer.value * sign[answer.order] for answer in answers_of(path, 'anna')]
     assert found == ([1, 5, 9, 7] if samples == 1 else [-4, 0, 4, 2])
+
+
+def test_several_keys_or_clicks_make_a_ranking(window, tmp_path, monkeypatch):
+    example_label_type.register(monkeypatch)
+    path = tmp_path / 'f'
+    with shown(window, path, TEXTS, 'ranking_of_4'):
+        window.ready()
+        window.press('3', '3', '1', BACKSPACE, '4')
+        buttons = "[...document.querySelectorAll('.choose')].map(button => button.textContent)"
+        assert window.script(buttons) == ['1', '2', '#1', '#2']
+        assert window.text('#status') == 'So far: 3, 4'
+        window.press('1', '2')
+        window.until("document.getElementById('count').textContent === '1 of 9'")
+        window.ready()
+        samples = window.driver.find_elements('css selector', '.sample .text')
+        for number in (2, 1, 4):
+            samples[number - 1].click()
+        window.driver.find_element('id', 'undo').click()
+        samples[2].click()
+        samples[3].click()
+        window.until("document.getElementById('count').textContent === '2 of 9'")
+        window.ready()
+        window.press('1', BACKSPACE, BACKSPACE)  # the second takes the answer back
+        window.until("document.getElementById('count').textContent === '1 of 9'")
+    assert [example_label_type.places(answer) for answer in answers_of(path, 'anna')] == [
+        [3, 4, 1, 2]
+    ]
+    assert len(written(path)) == 3
 
 
 # ---------------------------------------------------------------- failures
@@ -263,9 +320,25 @@ def test_a_server_that_is_killed_before_it_replies(window, tmp_path):
         window.driver.get('about:blank')
     finally:
         third.kill()
-    assert [answer.shown_position() for answer in answers_of(path, 'anna')] == [0, 2, 1]
+    assert [answer.order.index(answer.value) for answer in answers_of(path, 'anna')] == [0, 2, 1]
     assert len(written(path)) == 3
     assert [line for line in window.console() if 'net::ERR' not in line] == []
+
+
+def test_a_server_that_ends_says_so_and_the_page_goes_on_with_the_next(window, tmp_path):
+    path = tmp_path / 'f'
+    with shown(window, path) as page:
+        question = window.ready()
+        page.close()
+        window.until("main.dataset.state === 'ended'")
+        assert 'ended. Thank you!' in window.text('#ended')
+        assert window.script("document.getElementById('alert').hidden && !isReady()")
+        with served(path, 'anna', port=page.port):
+            assert window.ready() == question
+            window.answer('1')
+            window.driver.get('about:blank')
+    assert [line for line in window.console() if 'net::ERR' not in line] == []
+    assert len(written(path)) == 1
 
 
 def test_a_full_disk_is_told_and_blocks(window, tmp_path):
@@ -286,7 +359,7 @@ def test_a_full_disk_is_told_and_blocks(window, tmp_path):
         window.until("document.getElementById('count').textContent === '1 of 9'")
         assert window.script("document.getElementById('alert').hidden")
         assert all('507' in line for line in window.console())
-    assert [answer.shown_position() for answer in answers_of(path, 'anna')] == [0]
+    assert [answer.order.index(answer.value) for answer in answers_of(path, 'anna')] == [0]
 
 
 def test_without_a_link_nothing_is_shown(window, tmp_path):
@@ -323,12 +396,16 @@ def test_two_browsers_never_show_one_question_and_a_lease_that_ends_is_given_aga
             assert not set(titles[0]) & set(titles[1])
             other.answer('1')
             assert 'Nothing is left' in other.text('#rest')
+            assert '3 questions are with others' in other.text('#rest')
+            assert other.text('#count') == '1 of 4'
             now[0] = 601.0  # anna has gone
             other.driver.refresh()
             assert other.ready() in titles[0]
             other.answer('1', '1', '1')
             window.answer('1')  # she is back: hers is the second answer to that one
             window.until("main.dataset.state === 'resting'")
+            assert window.text('#count') == '1 of 4, 3 by others'
+            assert window.text('#elsewhere') == ''
             window.driver.get('about:blank')
     finally:
         other.driver.quit()
@@ -355,7 +432,7 @@ def test_another_labeller_in_the_same_browser_does_not_answer_for_the_first(wind
         window.script(
             "fetch('session', {method: 'POST', headers: {'Content-Type':"
             " 'application/json'}, body: JSON.stringify({token: arguments[0]})})"
-            '.then(reply => reply.status)',
+            ".then(reply => reply.json()).then(({proof}) => localStorage.setItem('proof', proof))",
             page.links['bob'].partition('#')[2],
         )
         window.ready()
@@ -389,6 +466,10 @@ def test_hostile_and_long_texts_appear_as_text(window, tmp_path):
         assert marks == 'a{}b{}c{}d{}[31me{}f{}g{}h'.format(*codes)
         assert lines == 'one⏎\ntwo⏎\n⏎\nfour' and words == HOSTILE[3]
         assert not window.script("document.querySelector('main img, main b, main script')")
+        # what the terminal shows as codes, too
+        codes = [code for first, last in IGNORABLE for code in range(first, last + 1)]
+        unseen = 'arguments[0].filter(code => UNSEEN.test(String.fromCodePoint(code)))'
+        assert window.script(unseen, codes) == codes and len(codes) > 4000
         for selector in ('.query .text', '.sample .text'):
             style = f"getComputedStyle(document.querySelector('{selector}'))"
             assert window.script(f'{style}.whiteSpace').startswith('pre-wrap')
@@ -492,4 +573,4 @@ def test_keyboard_alone_and_a_screen_reader(window, tmp_path):
         window.press(TAB, ENTER)
         window.until("document.getElementById('count').textContent === '2 of 9'")
     one, two = answers_of(path, 'anna')
-    assert (one.shown_position(), two.reason) == (2, REASONS[1])
+    assert (one.order.index(one.value), two.reason) == (2, REASONS[1])

@@ -18,8 +18,11 @@ from label_folders import HEADER, TASK, make_folder
 
 import launch
 from lm_human_preferences.commands import label as label_command
+from lm_human_preferences.labels.answers import shown_order
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.page.key import folder_key
+from lm_human_preferences.utils.terminal import IGNORABLE, printable
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +35,19 @@ def press(path, keys, *options, name='anna'):
     return result.stdout
 
 
+def act_before(monkeypatch, keys, last, action):
+    """Have `keys` pressed, and `action` called before the key `last`."""
+    left = iter(keys)
+
+    def next_key(self):
+        key = next(left)
+        if key == last:
+            action()
+        return key
+
+    monkeypatch.setattr(label_command.Keys, 'next', next_key)
+
+
 def log_of(path, name='anna'):
     return LabelFolder(str(path)).logs[name]
 
@@ -41,7 +57,7 @@ def test_a_key_chooses_the_sample_that_is_shown_there(tmp_path):
     make_folder(path, 8)
     printed = press(path, '12341234')
     answers = list(log_of(path).uuids.values())
-    assert [answer.shown_position() for answer in answers] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert [answer.order.index(answer.value) for answer in answers] == [0, 1, 2, 3, 0, 1, 2, 3]
     # what stood behind the number on the screen is what was recorded
     folder = LabelFolder(str(path))
     shown = re.findall(r'^([1-4])  (\w{4})$', printed, re.MULTILINE)
@@ -50,6 +66,9 @@ def test_a_key_chooses_the_sample_that_is_shown_there(tmp_path):
         screen = dict(shown[4 * index : 4 * index + 4])
         tokens = folder.tokens(folder.questions[answer.question])[f'sample{answer.value}']
         assert screen[str(index % 4 + 1)] == ''.join(letters[token] for token in tokens)
+    key = folder_key(str(path)).order
+    orders = {answer.order: shown_order('anna', answer.question, 4, key) for answer in answers}
+    assert list(orders) == list(orders.values())
     assert 'Saved: 8 answers in this sitting, 8 in all' in printed
     assert 'Nothing is left for you to answer.' in printed
 
@@ -57,7 +76,9 @@ def test_a_key_chooses_the_sample_that_is_shown_there(tmp_path):
 def test_keys_may_be_on_lines_of_their_own_and_others_do_nothing(tmp_path):
     make_folder(tmp_path / 'f', 3)
     press(tmp_path / 'f', '1\n7\nx\n0\n \n2\n')
-    assert [answer.shown_position() for answer in log_of(tmp_path / 'f').uuids.values()] == [0, 1]
+    assert [
+        answer.order.index(answer.value) for answer in log_of(tmp_path / 'f').uuids.values()
+    ] == [0, 1]
 
 
 @pytest.mark.parametrize('key', ['u', 'U', '\x7f', '\b'])
@@ -68,8 +89,27 @@ def test_undo_asks_the_same_question_again(tmp_path, key):
     log = log_of(path)
     first, second = log.uuids.values()
     assert first.question == second.question and log.undone == 1
-    assert [answer.shown_position() for answer in (first, second)] == [0, 1]
+    assert [answer.order.index(answer.value) for answer in (first, second)] == [0, 1]
     assert len(LabelFolder(str(path)).counted()) == 1
+
+
+def test_the_last_answer_can_be_taken_back(tmp_path):
+    make_folder(tmp_path / 'f', 2)
+    printed = press(tmp_path / 'f', '12u4h')
+    log = log_of(tmp_path / 'f')
+    assert [answer.order.index(answer.value) for answer in log.uuids.values()] == [0, 1, 3]
+    assert log.undone == 1
+    assert printed.count('Nothing is left for you to answer.') == 2
+    assert printed.count(TASK['instructions']) == 2  # at first, and after the last answer
+    assert 'Saved: 2 answers in this sitting, 2 in all' in printed
+
+
+def test_questions_that_come_while_nothing_is_left_are_asked(tmp_path, monkeypatch):
+    path = tmp_path / 'f'
+    make_folder(path, 1)
+    act_before(monkeypatch, '1x2q', 'x', lambda: make_folder(path, 1, seed=1))
+    press(path, '')
+    assert [answer.order.index(answer.value) for answer in log_of(path).uuids.values()] == [0, 1]
 
 
 def test_undo_with_nothing_to_take_back(tmp_path):
@@ -98,9 +138,13 @@ def test_skip_has_a_reason(tmp_path, key, reason):
 
 def test_skip_may_be_thought_better_of(tmp_path):
     make_folder(tmp_path / 'f', 1)
-    press(tmp_path / 'f', 'sx3')
+    printed = press(tmp_path / 'f', 'sx3')
     (answer,) = log_of(tmp_path / 'f').uuids.values()
-    assert answer.shown_position() == 2
+    assert answer.order.index(answer.value) == 2
+    # The reasons are out of sight, and the digits choose again.
+    question = printed[printed.index('=' * 80) : printed.index('Why?')]
+    after = f'{question}Not skipped: that key stands for none of the reasons.\n'
+    assert after in printed[printed.index('Why?') :]
 
 
 def test_leaving_and_coming_back_goes_on_with_the_same_question(tmp_path):
@@ -139,9 +183,27 @@ def test_ratings_and_comparisons(tmp_path, label_type, samples):
 
 def test_text_cannot_move_the_cursor_and_its_line_ends_are_visible():
     text = 'a\x1b[2Jb\u202ec\x07\u200b\ttab é日本'
-    shown = label_command.printable(text)
+    shown = printable(text)
     assert shown == r'a\x1b[2Jb\u202ec\x07\u200b\ttab é日本'
     assert all(unicodedata.category(character)[0] != 'C' for character in shown)
+
+
+def test_instructions_cannot_move_the_cursor(tmp_path):
+    instructions = 'Look:\x1b[2J\n\tthe \u202eanswer'
+    make_folder(tmp_path / 'f', 1, task={'instructions': instructions})
+    printed = press(tmp_path / 'f', 'q')
+    assert printed.startswith('Look:\\x1b[2J\n        the \\u202eanswer\n')
+
+
+def test_letters_and_accents_that_show_nothing_are_codes():
+    """Two Hangul fillers, the grapheme joiner, variation selectors: of categories Lo and Mn."""
+    assert printable('a\u3164\u115f\u034f\ufe0f\U000e0100b') == (
+        r'a\u3164\u115f\u034f\ufe0f\U000e0100b'
+    )
+    # Unicode 17.0 counts 4174 such code points, of which categories call 267 printable
+    codes = [code for first, last in IGNORABLE for code in range(first, last + 1)]
+    assert len(set(codes)) == 4174
+    assert sum(chr(code).isprintable() for code in codes) == 267
 
 
 def test_lines_are_at_most_as_wide_as_the_terminal():
@@ -189,6 +251,19 @@ def test_a_damaged_question_is_left_out(tmp_path):
     file.write_bytes(file.read_bytes().replace(b'"sample2": [', b'"sample2": [1, ', 1))
     printed = press(tmp_path / 'f', '11')
     assert 'Saved: 2 answers' in printed and 'Nothing is left' in printed
+
+
+def test_a_file_of_answers_that_is_deleted_ends_the_sitting(tmp_path, monkeypatch):
+    path = tmp_path / 'f'
+    make_folder(path, 3)
+    act_before(monkeypatch, '12', '2', (path / 'answers/anna.jsonl').unlink)
+    result = invoke(f'label {path} --labeller anna')
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == (
+        f'error: {path}/answers/anna.jsonl was deleted while this program was using it, so nothing'
+        ' more is saved: its lines are in a new file of that name; start again'
+    )
+    assert [answer.order.index(answer.value) for answer in log_of(path).uuids.values()] == [0]
 
 
 def test_mistakes_are_one_line(tmp_path):
@@ -247,7 +322,8 @@ class Terminal:
         assert self.printed.count(text) >= count, self.printed
 
     def press(self, keys):
-        time.sleep(0.3)  # for click to be reading: only then is Ctrl-C a key
+        # Click reads by then, so that Ctrl-C is a key, and the question was there long enough.
+        time.sleep(label_command.GUARD_SECONDS + 0.15)
         os.write(self.master, keys.encode())
 
     def end(self):
@@ -266,20 +342,34 @@ def test_on_a_terminal_keys_need_no_enter(tmp_path):
     terminal.press('\x1b[A')  # an arrow
     terminal.press('\x7f')  # backspace
     terminal.wait_for('q leave', 3)
-    terminal.press('134')  # at one moment
-    terminal.wait_for('q leave', 6)
+    terminal.press('3s4')  # at one moment: the latter two come too soon to be meant
+    terminal.wait_for('q leave', 4)
+    terminal.press('4')
+    terminal.wait_for('q leave', 5)
     terminal.press('\x03')
-    terminal.wait_for('Saved: 3 answers in this sitting, 3 in all')
+    terminal.wait_for('Saved: 2 answers in this sitting, 2 in all')
     assert terminal.end() == 0
     log = log_of(path)
-    assert [answer.shown_position() for answer in log.uuids.values()] == [1, 0, 2, 3]
+    assert [answer.order.index(answer.value) for answer in log.uuids.values()] == [1, 2, 3]
     assert log.undone == 1
+
+
+def test_on_a_terminal_enter_leaves_when_nothing_is_left(tmp_path):
+    make_folder(tmp_path / 'f', 1)
+    terminal = Terminal(tmp_path / 'f')
+    terminal.wait_for('q leave')
+    terminal.press('1')
+    terminal.wait_for('q or Enter leave')
+    terminal.press('\r')
+    terminal.wait_for('Saved: 1 answers in this sitting, 1 in all')
+    assert terminal.end() == 0
 
 
 def test_it_loads_no_torch(tmp_path):
     make_folder(tmp_path / 'f', 1)
     code = (
         'import sys, launch\n'
+        'import lm_human_preferences.commands.labels, lm_human_preferences.labels.page.server\n'
         'try:\n'
         f'    launch.cli.main(["label", {str(tmp_path / "f")!r}, "--labeller", "a"])\n'
         'finally:\n'

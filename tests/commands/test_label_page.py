@@ -5,6 +5,7 @@ import base64
 import concurrent.futures
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -22,16 +23,18 @@ from pathlib import Path
 import command_line
 import pytest
 from label_folders import TASK, make_folder
-from label_page import answers_of, served, write_texts, written
+from label_page import answers_of, served, web_options, write_texts, written
 from launched import eventually
-from page_client import Client
+from page_client import Client, id_of_token
 
 from lm_human_preferences.commands import label_page
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels.answers import shown_order
+from lm_human_preferences.hparams.labelling import LabelHParams, WebHParams
+from lm_human_preferences.labels.answers import asking_rank, question_id, shown_order
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.page import connections, guard, server
+from lm_human_preferences.labels.page import app, connections, guard, key, server
+from lm_human_preferences.labels.page.key import folder_key
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in range(6)]
@@ -86,7 +89,7 @@ def test_a_link_is_exchanged_for_a_cookie_that_scripts_cannot_read(one):
     _, headers, text = anna.request('POST', '/session', json.dumps({'token': anna.token}))
     name, *attributes = headers['Set-Cookie'].split('; ')
     assert {'HttpOnly', 'SameSite=strict', 'Path=/'} <= set(attributes)
-    assert anna.token not in name and json.loads(text) == {'labeller': 'anna'}
+    assert anna.token not in name and json.loads(text)['labeller'] == 'anna'
     for token in ('', 'x', anna.token[:-1], f'{anna.token} ', 'é', '\ud800'):
         status, headers, text = anna.request('POST', '/session', json.dumps({'token': token}))
         assert status == 401 and 'Set-Cookie' not in headers
@@ -117,6 +120,9 @@ def test_a_request_of_the_page_is_granted(one):
         (403, {'Host': 'evil.example'}),
         (403, {'Host': 'evil.example', 'Origin': 'http://evil.example'}),
         (403, {'Host': '127.0.0.1.evil.example'}),
+        (403, {'Host': 'evil.localhost', 'Origin': 'http://evil.localhost'}),
+        (403, {'Host': 'evil-localhost', 'Origin': 'http://evil-localhost'}),
+        (403, {'Host': 'evil127.0.0.1', 'Origin': 'http://evil127.0.0.1'}),
         (403, {'Host': 'user@127.0.0.1'}),
         (403, {'Host': ''}),
         (403, {'Origin': None}),
@@ -129,6 +135,9 @@ def test_a_request_of_the_page_is_granted(one):
         (415, {'Content_Type': 'application/x-www-form-urlencoded'}),
         (401, {'Cookie': None}),
         (401, {'Cookie': 'labelling=x'}),
+        # a cookie goes to every port of the host, so that who listens there may have it
+        (401, {'Labelling_Proof': None}),
+        (401, {'Labelling_Proof': 'x'}),
     ],
 )
 def test_a_request_from_elsewhere_is_refused(one, status, headers):
@@ -143,6 +152,8 @@ def test_a_changed_cookie_is_refused(one):
         assert outcome(anna, Cookie=cookie.encode())[0] == 401
     # a window of another labeller in the same browser
     assert outcome(anna, Cookie=bob.cookie)[0] == 401
+    assert outcome(anna, Cookie=bob.cookie, Labelling_Proof=bob.proof)[0] == 401
+    assert outcome(anna, Labelling_Proof=bob.proof)[0] == 401
     assert anna.request('GET', '/task', Cookie=None)[0] == 401
 
 
@@ -180,6 +191,8 @@ GOOD = {'answer': str(uuid.uuid4()), 'question': '0' * 64, 'choice': 1, 'seconds
         {'choice': 1.0},
         {'choice': '1'},
         {'choice': None},
+        {'choice': [0]},
+        {'choice': ['1']},
         {'seconds': -1},
         {'seconds': 1e9},
         {'seconds': True},
@@ -225,8 +238,33 @@ def test_nothing_about_source_or_place_goes_to_the_browser(tmp_path):
         assert {tuple(question) for question in reply['questions']} == {('id', 'query', 'samples')}
         for question in reply['questions']:
             number = question['query'].split()[1]
-            order = shown_order('anna', question['id'], 4)
+            id = id_of_token(LabelFolder(str(tmp_path / 'f')), question['id'])
+            order = shown_order('anna', id, 4, folder_key(str(tmp_path / 'f')).order)
             assert question['samples'] == [f'{number}, sample {index}' for index in order]
+
+
+def test_who_has_the_program_and_a_reply_cannot_find_the_order_of_the_samples(path):
+    """For each order that the samples may have in the folder there is one id, and one order that
+    would be public, and one rank."""
+    with served(path, 'anna') as (_, anna):
+        questions = []
+        for _ in TEXTS:
+            questions += anna.questions(count=1)
+            anna.answer(questions[-1]['id'])
+    guessed = []
+    ranks = []
+    for question in questions:
+        texts = [question['query'], *question['samples']]
+        query, *samples = [list(text.encode()) for text in texts]
+        for order in itertools.permutations(range(4)):
+            fields = {f'sample{index}': samples[place] for place, index in enumerate(order)}
+            id = question_id({'query': query, **dict(sorted(fields.items()))})
+            assert question['id'] != id
+            if list(order) == [int(text[-1]) for text in question['samples']]:
+                guessed.append(order == shown_order('anna', id, 4))
+                ranks.append(asking_rank('anna', id))
+    assert len(guessed) == len(ranks) == len(TEXTS)
+    assert not all(guessed) and ranks != sorted(ranks)
 
 
 def test_slow_clients_are_cut_off(one, monkeypatch):
@@ -253,6 +291,51 @@ def test_slow_clients_are_cut_off(one, monkeypatch):
         assert reply.startswith(b'HTTP/1.1 401 ') and reply.endswith(b'}')
         client.sendall(request)
         assert client.recv(4096) == b''
+
+
+def test_at_the_limit_of_open_files_there_is_one_line(path, monkeypatch):
+    tracebacks = []
+    monkeypatch.setattr(
+        connections.LimitedLoop,
+        'default_exception_handler',
+        lambda loop, context: tracebacks.append(context),
+    )
+    monkeypatch.setattr('asyncio.constants.ACCEPT_RETRY_DELAY', 0.1)
+    notes = []
+    with served(path, 'anna', notes=notes) as (page, anna), socket.socket() as client:
+        client.settimeout(10)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        next_number = os.dup(client.fileno())
+        os.close(next_number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next_number, hard))
+        try:
+            client.connect(('127.0.0.1', page.port))
+            eventually(lambda: notes)
+            time.sleep(0.25)  # it tries again meanwhile
+            page.service._refreshed = 0
+            status, reply = anna.post('/questions', held=[], count=3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (status, 'Too many open files' in reply['error']) == (503, True)
+        assert len(anna.questions()) == 3
+        client.sendall(f'GET / HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n\r\n'.encode())
+        assert client.recv(100).startswith(b'HTTP/1.1 200 ')
+    assert [note for note in notes if 'answers' not in note and 'questions' not in note] == [
+        'note: no more connections are accepted for now: Too many open files; ulimit -n sets how'
+        ' many there may be'
+    ]
+    assert tracebacks == []
+
+
+def test_pages_that_wait_are_told_when_the_server_ends(path, monkeypatch):
+    monkeypatch.setattr(app, 'ENDING_SECONDS', 0.05)
+    with served(path, 'anna') as (page, anna), concurrent.futures.ThreadPoolExecutor() as pool:
+        assert anna.post('/ending') == (200, {'ended': False})
+        monkeypatch.setattr(app, 'ENDING_SECONDS', 60.0)
+        reply = pool.submit(anna.post, '/ending')
+        eventually(lambda: page._server.server_state.tasks)
+        page.close()
+        assert reply.result() == (200, {'ended': True})
 
 
 def test_uvicorn_still_says_when_a_reply_is_complete(one, monkeypatch):
@@ -291,14 +374,15 @@ def path(tmp_path):
 
 def test_a_choice_is_recorded_as_the_sample_that_was_shown_there(path):
     with served(path, 'anna') as (_, anna):
-        assert anna.task()['kind'] == 'best' and anna.task()['choices'] == 4
+        control = anna.task()['control']
+        assert (control['template'], control['choices'], control['keys']) == ('choose', 4, 1)
         for number in (1, 2, 3, 4):
             (question,) = anna.questions(count=1)
             status, reply = anna.answer(question['id'], number, seconds=2.5)
             assert (status, reply['done'], reply['left']) == (200, number, 6 - number)
             answer = answers_of(path, 'anna')[-1]
             assert question['samples'][number - 1].endswith(f'sample {answer.value}')
-            assert answer.shown_position() == number - 1 and answer.seconds == 2.5
+            assert answer.order.index(answer.value) == number - 1 and answer.seconds == 2.5
             assert reply['last'] == answer.uuid
 
 
@@ -307,7 +391,8 @@ def test_ratings_and_comparisons(tmp_path, label_type, samples):
     write_texts(tmp_path / 'f', [row[: samples + 1] for row in TEXTS], label_type)
     with served(tmp_path / 'f', 'anna') as (_, anna):
         task = anna.task()
-        assert (task['samples'], task['choices'], task['middle']) == (samples, 9, 5)
+        control = task['control']
+        assert (task['samples'], control['template'], control['choices']) == (samples, 'scale', 9)
         for number in (1, 5, 9, 9, 9):
             (question,) = anna.questions(count=1)
             assert anna.answer(question['id'], 10)[0] == 400
@@ -368,7 +453,22 @@ def test_skips_have_a_reason_and_undo_asks_again(path):
         assert anna.undo(undone['last'])[1]['question'] == first  # the skip
         assert bob.undo(reply['last'])[0] == 404  # another's
     assert len(written(path)) == 5
-    assert [answer.question for answer in answers_of(path, 'anna')] == [second['id']]
+    assert [answer.question for answer in answers_of(path, 'anna')] == [
+        id_of_token(LabelFolder(str(path)), second['id'])
+    ]
+
+
+def test_an_answer_that_was_given_again_elsewhere_is_not_said_to_be_taken_back(path):
+    with served(path, 'anna') as (_, anna):
+        (question,) = anna.questions(count=1)
+        _, before = anna.answer(question['id'], 1)
+        assert anna.undo(before['last'])[0] == 200
+        _, after = anna.answer(question['id'], 2)
+        # the window that did not see this
+        status, reply = anna.undo(before['last'])
+        assert (status, reply['error']) == (409, 'Your newer answer to that question stays.')
+        assert anna.undo(after['last'])[1]['question'] == question
+    assert len(written(path)) == 4
 
 
 def test_what_a_retraining_has_used_is_not_taken_back(path):
@@ -414,10 +514,12 @@ def test_a_lease_ends(path):
 def test_the_link_and_the_cookie_outlive_the_server(path):
     with served(path, 'anna') as (page, anna):
         links, port = page.links, page.port
-        question = anna.questions()[0]['id']
+        shown = anna.questions()
+        question = shown[0]['id']
         key = str(uuid.uuid4())
         assert anna.answer(question, 2, key)[0] == 200
     with served(path, 'anna', 'bob', port=port) as (page, _, _):
+        assert anna.questions(count=2) == shown[1:]
         assert page.links['anna'] == links['anna']
         status, reply = anna.answer(question, 2, key)  # which it had not been told of
         assert (status, reply['done']) == (200, 1)
@@ -465,6 +567,19 @@ def test_a_full_disk_is_told_and_what_comes_later_fits(path):
     assert len(written(path)) == 2
 
 
+def test_a_deleted_file_of_answers_is_told_and_blocks(path):
+    notes = []
+    with served(path, 'anna', notes=notes) as (_, anna):
+        first, second, _ = anna.questions()
+        assert anna.answer(first['id'])[0] == 200
+        (path / 'answers/anna.jsonl').unlink()
+        replies = [anna.answer(second['id']), anna.post('/questions', held=[], count=1)]
+        assert [status for status, _ in replies] == [507, 507]
+        assert all('anna.jsonl was deleted' in reply['error'] for _, reply in replies)
+        assert 'its lines are in a new file of that name; start again' in notes[0]
+    assert len(answers_of(path, 'anna')) == 1
+
+
 def test_what_is_not_on_the_disk_is_not_acknowledged(path, monkeypatch):
     def fail(number):
         anna_sees.append(LabelFolder(str(path)).logs['anna'].uuids.keys())
@@ -494,6 +609,29 @@ def test_a_damaged_question_is_left_out(path):
     assert len(notes) == 1 and 'is left out' in notes[0]
 
 
+def test_questions_that_cannot_be_read_now_are_asked_when_they_can(path):
+    file, whole = path / 'questions.jsonl', (path / 'questions.jsonl').read_bytes()
+    notes = []
+    with served(path, 'anna', notes=notes) as (page, anna):
+        file.rename(path / 'moved')
+        status, reply = anna.post('/questions', held=[], count=3)
+        assert (status, reply['error']) == (
+            503,
+            'The questions cannot be read: No such file or directory.',
+        )
+        (path / 'moved').rename(file)
+        assert len(anna.questions()) == 3 and anna.task()['left'] == 6
+        file.write_bytes(whole.replace(b'"sample2": ', b'"sample3": '))  # while it is written anew
+        assert anna.questions() == [] and anna.task()['left'] == 0
+        file.write_bytes(whole)
+        page.service._refreshed = 0
+        assert len(anna.questions()) == 3 and anna.task()['left'] == 6
+        page.service._refreshed = 0
+        file.write_bytes(b'nonsense\n')
+        assert anna.questions() == [] and anna.task()['left'] == 0
+    assert [line.rpartition(': ')[2] for line in notes[:1]] == ['No such file or directory']
+
+
 def test_what_others_damage_does_not_stop_the_page(path):
     notes = []
     with served(path, 'anna', notes=notes) as (page, anna):
@@ -508,12 +646,14 @@ def test_what_others_damage_does_not_stop_the_page(path):
 
 def error_of(path, *names, **options):
     with pytest.raises(UserError) as error:
-        server.LabelServer(str(path), names, **{'port': 0, **options})
+        server.LabelServer(str(path), names, web_options(**options))
     return str(error.value)
 
 
 def test_a_folder_has_one_server_and_a_file_one_writer(path):
     with served(path, 'anna') as (page, _):
+        assert 'has a page already' in error_of(path, 'bob')
+        (path / 'page.key').unlink()
         assert 'has a page already' in error_of(path, 'bob')
         with pytest.raises(UserError, match='anna is labelling already'):
             Labeller(LabelFolder(str(path)), 'anna')
@@ -557,6 +697,36 @@ def test_links_are_new_where_others_could_read_the_key(path):
     assert 'page.key cannot be used' in error_of(path, 'anna')
 
 
+def test_a_key_of_somebody_else_is_neither_used_nor_changed(path, monkeypatch):
+    other = path / 'other'
+    text = (path / 'page.key').read_text()
+    (path / 'page.key').rename(other)
+    (path / 'page.key').hardlink_to(other)
+    assert 'page.key is a hard link' in error_of(path, 'anna')
+    (path / 'page.key').unlink()
+    with served(path, 'anna') as (page, _):
+        link = page.links['anna']
+    assert (path / 'page.key').read_text() != text == other.read_text()
+    text = (path / 'page.key').read_text()
+    assert (path / 'page.key').stat().st_mode & 0o777 == 0o600
+    notes = []
+    owner = os.geteuid()
+    monkeypatch.setattr(key.os, 'geteuid', lambda: owner + 1)
+    for _ in range(2):
+        with served(path, 'anna', notes=notes) as (page, _):
+            assert page.links['anna'].partition('#')[2] != link.partition('#')[2]
+            link = page.links['anna']
+    assert len(notes) == 2 and 'belongs to another user: links, and the order' in notes[0]
+
+    def refuse(path, flags):
+        raise PermissionError(errno.EACCES, 'Permission denied')
+
+    monkeypatch.setattr(key, '_open_private', refuse)
+    with served(path, 'anna', notes=notes):
+        assert 'cannot be opened (Permission denied): links, and the order' in notes[2]
+    assert (path / 'page.key').read_text() == text
+
+
 @pytest.mark.parametrize('host', ['localhost', '::1'])
 def test_other_names_of_this_machine(path, host):
     if host == '::1' and not Path('/proc/net/if_inet6').exists():
@@ -574,7 +744,8 @@ def test_another_address_has_its_own_name(path):
         assert outcome(anna, Host='192.0.2.1', Origin='http://192.0.2.1')[0] == 403
 
 
-def test_tls(path, tmp_path):
+def test_tls(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(connections, 'REQUEST_SECONDS', 1.0)
     if shutil.which('openssl') is None:
         pytest.skip('no openssl to make a certificate with')
     names = ['-subj', '/CN=localhost', '-addext', 'subjectAltName=DNS:localhost']
@@ -585,7 +756,8 @@ def test_tls(path, tmp_path):
     assert made.returncode == 0, made.stderr
     files = {name: str(tmp_path / f'{name[:4].rstrip("i")}.pem') for name in ('certificate', 'key')}
     files['certificate'] = str(tmp_path / 'cert.pem')
-    with server.LabelServer(str(path), ['anna'], host='localhost', port=0, **files) as page:
+    options = web_options(host='localhost', **files)
+    with server.LabelServer(str(path), ['anna'], options) as page:
         assert page.url.startswith('https://localhost:')
         anna = Client(page.links['anna'], certificate=files['certificate'])
         _, headers, _ = anna.request('POST', '/session', json.dumps({'token': anna.token}))
@@ -593,6 +765,8 @@ def test_tls(path, tmp_path):
         assert anna.answer(anna.questions()[0]['id'])[0] == 200
         assert outcome(anna, Origin=anna.origin.replace('https', 'http'))[0] == 403
         anna.close()
+        with socket.create_connection(('localhost', page.port), timeout=10) as silent:
+            assert silent.recv(100) == b''
     assert Path(path, 'answers/anna.jsonl').read_text().count('\n') == 1
 
 
@@ -640,12 +814,14 @@ def test_ctrl_c_ends_with_what_there_is_and_what_comes_next(path):
 
 def test_a_warning_where_there_is_no_tls(path, monkeypatch, capsys):
     monkeypatch.setattr(server.LabelServer, 'wait', interrupt)
-    options = {'port': 0, 'certificate': None, 'key': None}
-    label_page.serve(str(path), 'anna', host='0.0.0.0', **options)
+    options = LabelHParams(labeller='anna', web=WebHParams(port=0, host='0.0.0.0'))
+    label_page.serve(str(path), options)
     printed = capsys.readouterr()
     assert printed.err.startswith('warning: there is no TLS') and 'ssh -L' in printed.err
+    assert 'give --web.certificate and --web.key, or leave --web.host out' in printed.err
     assert f'http://{socket.gethostname()}:' in printed.out
-    label_page.serve(str(path), 'anna', host='localhost', **options)
+    options.web.host = 'localhost'
+    label_page.serve(str(path), options)
     assert capsys.readouterr().err == ''
 
 

@@ -13,20 +13,14 @@ from pathlib import Path
 
 import pytest
 import real_launchers
-from engines import TESTS
+from engines import COMMUNICATION, TESTS, on_mpi_command
 from launched import CONSOLE, PYTHONPATH, REPOSITORY
 
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.distributed import horovod_build, mpi_library
+from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
 
 pytestmark = pytest.mark.slow
 TIMEOUT_SECONDS = 600  # an idle machine needs a tenth of it
-EVERY_ENGINE = ['unit/test_comm.py']
-# What takes longer is tested with one engine.
-ONE_ENGINE = [
-    'unit/test_one_against_many.py::test_policy_training',
-    'recorded/test_ppo.py::test_updates_without_shuffling',
-]
 SHORT = (
     '--ppo.total_episodes=128',
     '--rewards.train_new_model=off',
@@ -37,19 +31,13 @@ OF_MPICH = ['mpiexec of MPICH', 'srun by PMI2']
 by_launcher = pytest.mark.parametrize('name', real_launchers.INSTALLED)
 
 
-def paths(tests):
-    return [str(TESTS / test) for test in tests]
-
-
 @by_launcher
 def test_engines(name, request):
-    """Recordings of two ranks, and one rank against two."""
+    """Each engine that these ranks can average by."""
     launcher = real_launchers.find(name, request)
     engines = launcher.engines()
-    words = [','.join(engines), *paths(EVERY_ENGINE), '--', engines[0], *paths(ONE_ENGINE)]
-    run = real_launchers.run(
-        launcher, [TESTS / 'helpers/on_mpi.py', *words], timeout=TIMEOUT_SECONDS
-    )
+    _, *command = on_mpi_command(COMMUNICATION, *engines)
+    run = real_launchers.run(launcher, command, timeout=TIMEOUT_SECONDS)
     assert run.returncode == 0, run.stdout + run.stderr
     lines = run.stdout.splitlines()
     announced = [line for line in lines if line.startswith('2 ranks, averaging by ')]
@@ -57,9 +45,7 @@ def test_engines(name, request):
     for line in announced:
         assert ('; MPI: Open MPI ' in line) == (name in OF_OPEN_MPI), line
     passed = [line for line in lines if line.startswith('{')]
-    assert len(passed) == 2 * (len(engines) + 1)
-    for line in passed[-2:]:
-        assert all(Path(test).name.replace('.py', '') in line for test in ONE_ENGINE), line
+    assert len(passed) == 2 * len(engines)
 
 
 def train(launcher, directory, *words):
@@ -89,9 +75,9 @@ def parameters(request, tmp_path_factory):
     return parameters_of(directory)
 
 
-@by_launcher
+@pytest.mark.parametrize('name', ['mpiexec of Open MPI', 'srun without MPI'])
 def test_the_same_seed_gives_the_same_parameters(name, request, tmp_path, parameters):
-    """To the bit, under every launcher with the same engine."""
+    """To the bit, by another MPI and by none, with the same engine."""
     run = train(real_launchers.find(name, request), tmp_path, '--run.allreduce=torch')
     assert run.returncode == 0
     assert parameters and parameters_of(tmp_path) == parameters
@@ -109,30 +95,26 @@ def test_a_wrong_option_is_told_once(name, request, tmp_path):
     assert errors_of(run) == ['error: no such option: --ppo.batch (did you mean --ppo.batch_size?)']
 
 
-def test_an_error_of_all_ranks_is_told_once(request):
+def test_one_rank_speaks_and_tells_the_error_of_all(request):
+    """Though srun, when the first rank has ended, ends the others by a signal."""
     launcher = real_launchers.find('srun without MPI', request)
-    job = [TESTS / 'helpers/rank_jobs.py', 'raise_user_error']
+    job = [TESTS / 'helpers/rank_jobs.py', 'talk']
     run = real_launchers.run(launcher, job, {'PYTHONPATH': PYTHONPATH}, timeout=TIMEOUT_SECONDS)
     assert run.returncode == 2
+    assert run.stdout.splitlines() == ['rank 0 of [0, 1] speaks']
     assert errors_of(run) == ['error: /labels.json is no label file']
 
 
-# Launchers of the MPI that the Horovod of this environment was not built against.
-OF_ANOTHER_MPI = (
-    OF_MPICH if horovod_build.mpi_of_build() == mpi_library.OPEN_MPI.soname else OF_OPEN_MPI
-)
-
-
-@pytest.mark.parametrize('name', OF_ANOTHER_MPI)
-def test_horovod_for_another_mpi_is_refused(name, request, tmp_path):
+def test_horovod_for_another_mpi_is_refused(request, tmp_path):
     """Before it is loaded, which would crash."""
     built = horovod_build.mpi_of_build()
     if built is None:
         pytest.skip('Horovod is not installed')
+    of_another_mpi = OF_MPICH if built == mpi_library.OPEN_MPI.soname else OF_OPEN_MPI
+    name = of_another_mpi[0]
     launcher = real_launchers.find(name, request)
     run = train(launcher, tmp_path, '--run.allreduce=horovod')
-    # The ranks of MPICH have met by now, and srun returns the status of the one that MPICH killed.
-    assert run.returncode == (137 if name == 'srun by PMI2' else 2)
+    assert run.returncode == 2
     build = 'MPI=openmpi sh tools/horovod.sh' if name in OF_OPEN_MPI else 'sh tools/horovod.sh'
     assert (
         'error: --run.allreduce horovod: Horovod was built against'
@@ -189,7 +171,7 @@ def test_no_library_for_the_launcher(name, request, tmp_path):
 def loaded_by(launcher):
     """The library of MPI that ranks of a launcher load."""
     code = (
-        'from lm_human_preferences.distributed import mpi_library as library;'
+        'from lm_human_preferences.distributed.libraries import mpi_library as library;'
         'library.load_mpi(); print(library.announcement())'
     )
     run = real_launchers.run(launcher, ['-c', code], timeout=60, cwd=REPOSITORY)

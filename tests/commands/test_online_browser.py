@@ -4,8 +4,11 @@ import pytest
 from browser import Window, needs_chromium
 from interrupted import assert_same
 from online_runs import alike, meanwhile, train
+from page_client import id_of_token
 
 from lm_human_preferences.labels.answers import shown_order
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.page.key import folder_key
 from lm_human_preferences.labels.simulated_labeller import small_tokens
 from lm_human_preferences.language import encodings
 from lm_human_preferences.online import collection
@@ -39,11 +42,13 @@ def window():
     window.driver.quit()
 
 
-def answer(window):
+def answer(window, folder):
     """Choose what small_tokens would, by the texts that are shown."""
     window.ready()
     encoder = encodings.Test.get_encoder()
-    order = shown_order('anna', window.script('queue[0].id'), 4)
+    folder.refresh()
+    id = id_of_token(folder, window.script('queue[0].id'))
+    order = shown_order('anna', id, 4, folder_key(folder.path).order)
     shown = [encoder.encode(text) for text in window.samples()]
     tokens = {f'sample{index}': ids for index, ids in sorted(zip(order, shown, strict=True))}
     (rewards,) = small_tokens([tokens])
@@ -63,8 +68,9 @@ def test_a_script_in_a_browser_gives_the_run_of_the_simulated_labeller(
         while not links and not done.wait(0.05):
             pass
         window.begin(links[0].partition(': ')[2])
+        folder = LabelFolder(str(directory / 'labels'))
         for _ in range(ASKED):
-            answer(window)
+            answer(window, folder)
 
     with meanwhile(answer_all, tmp_path / 'run'):
         said = train(tmp_path / 'run', **{**SETTINGS, **PEOPLE})

@@ -4,9 +4,11 @@ it is repeated exactly."""
 import contextlib
 import csv
 import http.client
+import json
 import re
 import shlex
 import shutil
+import threading
 import time
 from collections import Counter
 
@@ -20,6 +22,7 @@ from interrupted import assert_same
 from launched import REPOSITORY, Launch, eventually, needs_mpi
 from online_runs import (
     RETRAINED,
+    SETTINGS,
     WORDS,
     alike,
     lines_of,
@@ -29,18 +32,25 @@ from online_runs import (
     online_result,
     train,
 )
-from page_client import Client
+from page_client import Client, id_of_token
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.labels.answers import shown_order
+from lm_human_preferences.labels.files import of_answers
 from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.held_out import split
 from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
+from lm_human_preferences.labels.page.key import folder_key
 from lm_human_preferences.labels.simulated_labeller import simulate, small_tokens
 from lm_human_preferences.online import collection
+from lm_human_preferences.online.answers import collected
 from lm_human_preferences.reproduction import online
+from lm_human_preferences.train_reward import RewardModelTrainer
 from lm_human_preferences.training import memory, precision
+from lm_human_preferences.training.time_left import TimeLeft
 
 PEOPLE = {
     'rewards__online__source': 'people',
@@ -55,7 +65,19 @@ ONE_BY_ONE = {'rewards__online__ahead': 0, 'rewards__online__validation': 0.0}
 def live(tmp_path_factory):
     """The directory of a run whose simulated labellers have answered while it trained."""
     directory = tmp_path_factory.mktemp('online') / 'live'
-    (directory.parent / 'said').write_text(train(directory))
+    learned = []  # labels that went through an update, of each reward model
+    train_batch = RewardModelTrainer.train_batch
+
+    def counted(trainer, indices, lr):
+        if trainer.steps_done == 0:
+            learned.append(0)
+        learned[-1] += len(indices)
+        return train_batch(trainer, indices, lr)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RewardModelTrainer, 'train_batch', counted)
+        (directory.parent / 'said').write_text(train(directory))
+    (directory.parent / 'learned').write_text(json.dumps(learned))
     return directory
 
 
@@ -77,6 +99,12 @@ def test_reward_models_are_trained_at_the_computed_steps(live):
         # l(n) = 24 + 72 (1 - (1 - n)^2); with what was asked ahead, and the comparisons
         assert line['wanted'] == 24 + np.ceil(72 * (1 - (1 - line['step'] / 10) ** 2) - 1e-9)
         assert line['labels'] >= line['wanted'] + 8
+
+
+def test_every_label_that_is_recorded_is_learned(live):
+    recorded = [line['labels'] for line in models_of(live)]
+    assert any(labels % SETTINGS['rewards.train_new_model.batch_size'] for labels in recorded)
+    assert json.loads((live.parent / 'learned').read_text()) == recorded
 
 
 def test_questions_are_of_the_policy_in_training(live):
@@ -142,6 +170,25 @@ def test_it_is_a_folder_of_labels_for_other_commands(live):
     assert 'policy was preferred to initial in' in result.output
 
 
+def test_labels_held_out_while_it_trained_are_told_from_the_others(live, tmp_path):
+    """`labels --reward RUN/policy`: a record with `held_out` makes the parts that training has."""
+    shutil.copytree(live, tmp_path / 'run')
+    path = tmp_path / 'run/train_policy_more_hparams.json'
+    record = json.loads(path.read_text())
+    record['options']['rewards.train_new_model.labels.held_out'] = 0.3
+    path.write_text(json.dumps(record))
+    folder = LabelFolder(str(tmp_path / 'run/labels'))
+    settings = online_hparams(live, rewards__train_new_model__labels__held_out=0.3)
+    new_model = settings.rewards.train_new_model
+    labels = of_answers(folder, collected(folder))
+    learned, held_out, _ = split(labels, new_model)
+    found = reward_on_labels.report(folder, str(tmp_path / 'run/policy'))
+    assert found['held_out_share'] == 0.3
+    assert 20 < found['held_out']['labels'] == len(held_out['query'])
+    others = found['trained_on']['labels'] + found['comparisons']['labels']
+    assert others == len(learned['query'])
+
+
 # ---------------------------------------------------------------- exactly again
 
 
@@ -164,7 +211,7 @@ def test_in_bf16_a_run_is_repeated_as_well(live, tmp_path):
         shutil.copytree(tmp_path / 'run/labels', tmp_path / 'again/labels')
         train(tmp_path / 'again', **{**reduced, **PEOPLE}, run__resume=True)
     finally:
-        precision.configure('fp32', torch.device('cpu'))
+        precision.configure('fp32', torch.device('cpu'), 'default')
     result = online_result(tmp_path / 'run')
     assert_same(online_result(tmp_path / 'again'), result)
     assert result['ppo', 'online/loss'] != online_result(live)['ppo', 'online/loss'][:3]
@@ -218,38 +265,55 @@ def answer_in_terminal(directory, done):
             time.sleep(0.01)
 
 
-def test_people_who_answer_alike_give_the_same_run(tmp_path, simulated, quick):
+def test_people_who_answer_alike_give_the_same_run(tmp_path, simulated, quick, monkeypatch):
     """A labeller who goes their own way, in a thread of their own, beside a run that waits."""
+    clocks = []
+    pause = TimeLeft.pause
+    monkeypatch.setattr(TimeLeft, 'pause', lambda clock: (clocks.append(clock), pause(clock))[1])
     with meanwhile(answer_in_terminal, tmp_path / 'run'):
         said = train(tmp_path / 'run', **{**ALIKE, **PEOPLE})
+    assert clocks[0].paused_seconds > 0.5  # see folder_when_asked
     assert 'waiting for 24 of 24 labels; active: nobody; to answer: ./launch.py label' in said
     assert_same(alike(tmp_path / 'run'), alike(simulated))
 
 
 def test_a_page_that_is_served_with_the_training(tmp_path, simulated, quick, monkeypatch):
-    """The same answers by way of the page give the same run."""
-    said = []
+    """The same answers by way of the page give the same run, whose end the page is told of."""
+    said, told = [], []
     monkeypatch.setattr(collection, 'announce', lambda *lines: said.extend(lines))
+
+    def wait_for_the_end(link):
+        client = Client(link)
+        while not client.post('/ending')[1]['ended']:
+            pass
+        client.close()
+        told.append(True)
 
     def answer_on_page(directory, done):
         folder = folder_when_asked(directory)
-        client = Client(said[0].partition(': ')[2])
+        link = said[0].partition(': ')[2]
+        client = Client(link)
+        waiting = threading.Thread(target=wait_for_the_end, args=[link])
+        waiting.start()
         with contextlib.suppress(OSError, http.client.HTTPException):  # when the run ends
             while not done.is_set():
                 for question in client.questions():
                     folder.refresh()
-                    tokens = folder.tokens(folder.questions[question['id']])
+                    id = id_of_token(folder, question['id'])
+                    tokens = folder.tokens(folder.questions[id])
                     (rewards,) = small_tokens([tokens])
                     best = rewards.index(max(rewards))
-                    position = shown_order('anna', question['id'], 4).index(best)
+                    order = shown_order('anna', id, 4, folder_key(folder.path).order)
+                    position = order.index(best)
                     client.answer(question['id'], position + 1)
                 time.sleep(0.01)
         client.close()
+        waiting.join()
 
     serve = {'run__serve': 'on', 'run__serve__labellers': 'anna', 'run__serve__port': 0}
     with meanwhile(answer_on_page, tmp_path / 'run'):
         train(tmp_path / 'run', **{**ALIKE, **PEOPLE, **serve})
-    assert said[0].startswith('answer as anna: http://127.0.0.1:')
+    assert said[0].startswith('answer as anna: http://127.0.0.1:') and told
     assert_same(alike(tmp_path / 'run'), alike(simulated))
 
 
@@ -379,11 +443,6 @@ MISTAKES = [
         ' --ppo.total_episodes; take fewer',
     ),
     (
-        ['--rewards.online.labels=96'],
-        '--rewards.online.initial 24 does not fill a batch of the reward model,'
-        ' --rewards.train_new_model.batch_size 32',
-    ),
-    (
         ['--rewards.online.labels=960', '--rewards.train_new_model=off'],
         '--rewards.online trains a reward model of its own: it needs --rewards.train_new_model on',
     ),
@@ -396,6 +455,11 @@ MISTAKES = [
         ['--rewards.online.labels=960', '--rewards.train_new_model.labels.type=scalar_rating'],
         '--rewards.online.validation 0.05: --rewards.train_new_model.labels.type scalar_rating'
         ' shows 1 sample(s), which two policies cannot share equally; take 0',
+    ),
+    (
+        ['--rewards.online.labels=960', '--rewards.train_new_model.labels.type=ranking_of_3'],
+        "--rewards.train_new_model.labels.type 'ranking_of_3' is none of best_of_N (as in"
+        ' best_of_4, up to 1000), scalar_rating, scalar_compare',
     ),
     (
         ['--run.serve=on'],
@@ -510,14 +574,18 @@ def test_the_commands_of_the_page_with_small_numbers(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_figures_of_labels_while_the_policy_trains(tmp_path, monkeypatch):
-    """Tiny runs: the rows are those of the plan, and the picture is there."""
+    """Tiny runs: the rows are those of the plan, and the picture is there.
+
+    Responses of two tokens, 2,500 in all, are measured in a fraction of the time.
+    """
     tiny = online.Scale(
         labels=64, initial=16, episodes=512, retrainings=(0, 1), errors=(0.3,), seeds=1
     )
     monkeypatch.setattr(online, 'QUICK', tiny)
-    online.figures(
-        resolved('train_policy', 'mock_sentiment'), str(tmp_path), quick=True, processes=1
-    )
+    short = resolved('train_policy', 'mock_sentiment')
+    for task in (short.task, short.rewards.train_new_model.task):
+        task.response_length = 2
+    online.figures(short, str(tmp_path), quick=True, processes=1)
     rows = list(csv.DictReader((tmp_path / 'online.csv').open()))
     assert [(row['retrainings'], row['models']) for row in rows] == [('0', '1'), ('1', '2')]
     for row in rows:

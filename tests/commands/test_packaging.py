@@ -132,33 +132,6 @@ def test_lock_meets_what_packages_require_on_every_python():
         ] == []
 
 
-def test_lock_tool_finds_what_another_python_needs():
-    lock = {
-        'default': {'a': {'version': '==1.0', 'extras': ['x']}, 'b-c': {'version': '==2.0'}},
-        'develop': {},
-    }
-    requires = {
-        'a': [
-            'B.C>=2',
-            'nvidia-d',
-            'e; extra == "x"',
-            'f; extra == "y"',
-            'g; python_version >= "3.13"',
-        ],
-        'b-c': ['a<1; python_full_version < "3.12"'],
-    }
-    unmet = lock_tool().unmet
-    assert [line.partition(':')[0] for line in unmet(lock, 'default', requires, '3.11')] == [
-        'a requires e; extra == "x" on Python 3.11',
-        'b-c requires a<1; python_full_version < "3.12" on Python 3.11, not a==1.0',
-    ]
-    assert [line.partition(':')[0] for line in unmet(lock, 'default', requires, '3.13')] == [
-        'a requires e; extra == "x" on Python 3.13',
-        'a requires g; python_version >= "3.13" on Python 3.13',
-    ]
-    assert list(unmet(lock, 'develop', requires, '3.13')) == []
-
-
 # A command that claims to be the Python of some version. It runs the program that it is given by
 # standard input with that version, and says what environment it was asked to make, whereupon
 # tools/setup.sh ends with its status.
@@ -230,31 +203,24 @@ class FakeProject:
         return output == '.venv/bin/python -m venv .venv/pipenv'
 
 
-@pytest.mark.parametrize(
-    'pythons, newest',
-    [
-        ({'python3.11': 11, 'python3.13': 13, 'python3.12': 12, 'python3': 11}, 'python3.13'),
-        ({'python3.11': 11, 'python3.12': 12, 'python3.13': 13, 'python3.14': 14}, 'python3.14'),
-        ({'python3.12': 12, 'python3': 13}, 'python3'),
-        ({'python3.12': 12, 'python3': 15, 'python': 10}, 'python3.12'),
-        ({'python': 14}, 'python'),
-    ],
-)
-def test_setup_takes_the_newest_python(setup, pythons, newest):
-    for name, minor in pythons.items():
+def test_setup_takes_the_newest_supported_python(setup):
+    for name, minor in {'python3.12': 12, 'python3.13': 13, 'python3': 15, 'python': 10}.items():
         setup.add(name, minor)
-    assert setup.chosen() == str(setup.bin / newest)
+    assert setup.chosen() == str(setup.bin / 'python3.13')
 
 
-@pytest.mark.parametrize(
-    'shim', ['echo "python3.13: command not found" >&2; exit 127', 'echo 13; exit 1', 'exit 0']
-)
-def test_setup_passes_over_a_shim_that_does_not_run(setup, shim):
-    setup.add('python3.12', 12)
-    path = setup.bin / 'python3.13'
-    path.write_text(f'#!/bin/sh\n{shim}\n')
-    path.chmod(0o755)
-    assert setup.chosen() == str(setup.bin / 'python3.12')
+def test_setup_without_an_index_ends_with_what_to_do(setup):
+    """After pip's own words."""
+    setup.add_venv(13)
+    pip = setup.add(setup.root / '.venv/pipenv/bin/python', 13)
+    pip.write_text('#!/bin/sh\necho "ERROR: No matching distribution found" >&2; exit 1\n')
+    python = setup.root / '.venv/bin/python'
+    others = "'-m venv '*)"
+    python.write_text(python.read_text().replace(others, f"'-m venv .venv/pipenv') ;; {others}"))
+    status, _, error = setup.run()
+    *before, last = error.splitlines()
+    assert status == 2 and before == ['ERROR: No matching distribution found']
+    assert last.startswith('error: not all packages are installed') and 'PIP_INDEX_URL' in last
 
 
 def test_setup_says_which_pythons_there_may_be(setup):
@@ -303,13 +269,6 @@ def test_setup_keeps_a_venv_of_a_supported_python(setup):
     assert setup.run(PYTHON='python3.10')[0] == 2 and setup.keeps_venv()
 
 
-@pytest.mark.parametrize('minor', [10, 15])
-def test_setup_makes_a_venv_of_another_python_again(setup, minor):
-    setup.add_venv(minor)
-    setup.add('python3.13', 13)
-    assert setup.chosen() == str(setup.bin / 'python3.13')
-
-
 def test_setup_makes_a_venv_that_was_moved_again(setup):
     setup.add_venv(13)
     setup.add('python3.13', 13)
@@ -318,9 +277,11 @@ def test_setup_makes_a_venv_that_was_moved_again(setup):
     assert setup.chosen() == str(setup.bin / 'python3.13')
 
 
-def test_ci_runs_the_readme_test_command_and_nothing_else():
-    command = (ROOT / '.ci/run').read_text().strip().splitlines()[-1]
+def test_ci_runs_the_readme_test_command():
     assert (ROOT / '.ci/run').stat().st_mode & 0o111
+    (command,) = re.findall(
+        r'^sh tools/setup\.sh .*$', (ROOT / '.ci/run').read_text(), re.MULTILINE
+    )
     assert command.endswith('pytest') and f'\n    {command}\n' in (ROOT / 'README.md').read_text()
 
 
@@ -334,26 +295,6 @@ def test_the_workflow_runs_the_readme_commands_on_every_python():
     in_readme = re.findall(r'^    (sh tools/setup\.sh .*)$', readme, re.MULTILINE)
     assert len(commands) == 2 and commands == in_readme[:2]
     assert '{{ secrets' not in workflow
-
-
-@pytest.mark.parametrize('command', ['check', 'format --check'])
-def test_ruff_is_content(command):
-    ruff = subprocess.run(
-        [sys.executable, '-m', 'ruff', *command.split(), '--no-cache', '.'],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert ruff.returncode == 0, ruff.stdout
-
-
-@pytest.mark.slow
-def test_types_are_right():
-    pyright = Path(sys.executable).with_name('pyright')
-    if not pyright.exists():
-        pytest.skip('pyright is not installed')
-    done = subprocess.run([pyright], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.skipif('CI' not in os.environ, reason='a user may do without Horovod')

@@ -20,9 +20,9 @@ from launched import CONSOLE, MPIEXEC, REPOSITORY, SMALL, Launch, job, needs_mpi
 
 import sample
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.distributed import channel, env, launcher, worker
+from lm_human_preferences.cli import launch
+from lm_human_preferences.distributed import channel, launch_methods, launcher, waiting, worker
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils import launch
 
 SHORT = (*SMALL, '--ppo.total_episodes=256', '--run.log_interval=1')
 
@@ -140,7 +140,7 @@ def supervised(tmp_path, monkeypatch):
     def supervise(status):
         command = ['sh', '-c', f'exit {status}']
         ranks = launcher.RankSupervisor(
-            str(tmp_path), 2, command, dict(os.environ), env.DEFAULT_TIMEOUTS
+            str(tmp_path), 2, command, dict(os.environ), waiting.DEFAULT_TIMEOUTS
         )
         supervisors.append(ranks)
         pipes = [channel.StatusPipe(str(tmp_path), rank) for rank in range(2)]
@@ -220,7 +220,7 @@ def test_a_rank_that_ended_without_a_word(supervised, capsys):
 
 @pytest.fixture
 def no_mpi(monkeypatch):
-    for name in env.VARIABLES:
+    for name in launch_methods.VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -232,35 +232,35 @@ TORCHRUN = {**AZURE, 'TORCHELASTIC_RUN_ID': 'none'}
 
 
 @pytest.mark.parametrize(
-    'variables, kind, size, rank',
+    'variables, method, size, rank',
     [
-        ({}, None, 1, 0),
-        (MPICH, 'mpi', 4, 3),
-        (OPEN_MPI, 'mpi', 4, 3),
-        (SLURM, 'slurm', 2, 1),
-        ({**SLURM, 'PMIX_RANK': '1'}, 'mpi', 2, 1),
-        ({'LMHP_RANKS': '4', 'PMI_RANK': '3'}, 'ours', 4, 3),
-        ({**SLURM, **MPICH}, 'mpi', 4, 3),  # srun started MPICH's mpiexec
-        ({'PMI_SIZE': '1', 'PMI_RANK': '0', **OPEN_MPI}, 'mpi', 4, 3),
-        ({'SLURM_PROCID': '3'}, None, 1, 0),
-        ({'SLURM_STEP_NUM_TASKS': '1', 'SLURM_PROCID': '0'}, None, 1, 0),
-        ({'PMI_SIZE': ''}, None, 1, 0),
-        (TORCHRUN, 'torchrun', 6, 5),
-        (AZURE, 'torchrun', 6, 5),
-        ({**AZURE, **SLURM}, 'torchrun', 6, 5),
-        ({**TORCHRUN, **SLURM, **MPICH}, 'torchrun', 6, 5),  # torchrun on each host by mpiexec
-        ({**AZURE, **MPICH}, 'mpi', 4, 3),
-        ({**TORCHRUN, 'LMHP_RANKS': '4', 'PMI_RANK': '3'}, 'ours', 4, 3),
-        ({'WORLD_SIZE': '6', 'RANK': '5'}, None, 1, 0),  # nobody says where rank 0 is
-        ({**TORCHRUN, 'WORLD_SIZE': '1', 'RANK': '0'}, 'torchrun', 1, 0),
+        ({}, 'LaunchMethod', 1, 0),
+        (MPICH, 'MpichMpiexec', 4, 3),
+        (OPEN_MPI, 'OpenMpiMpiexec', 4, 3),
+        (SLURM, 'SrunWithoutMpi', 2, 1),
+        ({**SLURM, 'PMIX_RANK': '1'}, 'SrunPmix', 2, 1),
+        ({'LMHP_RANKS': '4', 'PMI_RANK': '3'}, 'OwnLauncher', 4, 3),
+        ({**SLURM, **MPICH}, 'MpichMpiexec', 4, 3),  # srun started MPICH's mpiexec
+        ({'PMI_SIZE': '1', 'PMI_RANK': '0', **OPEN_MPI}, 'OpenMpiMpiexec', 4, 3),
+        ({'SLURM_PROCID': '3'}, 'LaunchMethod', 1, 0),
+        ({'SLURM_STEP_NUM_TASKS': '1', 'SLURM_PROCID': '0'}, 'LaunchMethod', 1, 0),
+        ({'PMI_SIZE': ''}, 'LaunchMethod', 1, 0),
+        (TORCHRUN, 'Torchrun', 6, 5),
+        (AZURE, 'Torchrun', 6, 5),
+        ({**AZURE, **SLURM}, 'Torchrun', 6, 5),
+        ({**TORCHRUN, **SLURM, **MPICH}, 'Torchrun', 6, 5),  # torchrun on each host by mpiexec
+        ({**AZURE, **MPICH}, 'MpichMpiexec', 4, 3),
+        ({**TORCHRUN, 'LMHP_RANKS': '4', 'PMI_RANK': '3'}, 'OwnLauncher', 4, 3),
+        ({'WORLD_SIZE': '6', 'RANK': '5'}, 'LaunchMethod', 1, 0),  # nobody says where rank 0 is
+        ({**TORCHRUN, 'WORLD_SIZE': '1', 'RANK': '0'}, 'Torchrun', 1, 0),
     ],
 )
-def test_size_and_rank(no_mpi, monkeypatch, variables, kind, size, rank):
+def test_size_and_rank(no_mpi, monkeypatch, variables, method, size, rank):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert env.launcher_kind() == kind
-    assert env.launched_size() == size
-    assert env.launched_rank() == rank
+    launched = launch_methods.current()
+    assert type(launched).__name__ == method
+    assert (launched.size, launched.rank) == (size, rank)
 
 
 @pytest.mark.parametrize('mpi', [None, 16])
@@ -390,17 +390,6 @@ by_mpiexec = pytest.mark.parametrize(
 
 @needs_mpi
 @by_mpiexec
-def test_a_user_error_on_all_ranks_is_one_line(tmp_path, started_by):
-    failed = job(tmp_path, 'raise_user_error', started_by=started_by)
-    assert 'error: /labels.json is no label file' in failed.errors().splitlines()
-    assert failed.errors().count('label file') == 1
-    assert failed.process.returncode == 2
-    if not started_by:
-        assert len(failed.errors().splitlines()) == 1
-
-
-@needs_mpi
-@by_mpiexec
 def test_an_error_of_one_rank_ends_all(tmp_path, started_by):
     failed = job(tmp_path, 'fail', started_by=started_by)
     lines = failed.errors().splitlines()
@@ -430,12 +419,16 @@ def test_ranks_of_another_mpi_are_recognised(tmp_path):
 
 @needs_mpi
 @by_mpiexec
-def test_only_one_rank_speaks(tmp_path, started_by):
+def test_only_one_rank_speaks_and_tells_the_error_of_all(tmp_path, started_by):
     talk = job(tmp_path, 'talk', started_by=started_by)
-    assert talk.process.returncode == 0
     assert talk.output().splitlines() == ['rank 0 of [0, 1] speaks']
     # Once in the warning, once in the line of code that it shows.
     assert talk.errors().count('everybody warns') == 2
+    assert 'error: /labels.json is no label file' in talk.errors().splitlines()
+    assert talk.errors().count('label file') == 1
+    assert talk.process.returncode == 2
+    if not started_by:
+        assert talk.errors().splitlines()[-1] == 'error: /labels.json is no label file'
 
 
 @needs_mpi

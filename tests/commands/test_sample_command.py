@@ -1,10 +1,12 @@
 """`./sample.py sample` with prompts, files of queries and --output, against independent
 computations."""
 
+import itertools
 import json
 import re
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from console import responses
 from launched import ONE_AND_TWO, Launch, eventually, needs_mpi
 
 import sample
+from lm_human_preferences.commands.sample_policy import rounds_of
 from lm_human_preferences.language.encodings import Reviews
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
@@ -257,6 +260,38 @@ def test_prompts_come_before_the_file_and_in_their_order(labelled_run, tmp_path)
 def test_nsamples_counts_samples(labelled_run):
     result = sampled(labelled_run, *prompts(), '--per_query=2', '--nsamples=3')
     assert [query for query, _ in responses(result.stdout)] == [PROMPTS[0]] * 2 + [PROMPTS[1]]
+    result = sampled(labelled_run, *prompts(PROMPTS[0]), '--nsamples=4')
+    assert [query for query, _ in responses(result.stdout)] == [PROMPTS[0]] * 4
+
+
+def test_prompts_are_gone_through_until_there_are_enough_samples():
+    queries = torch.tensor([[1], [2]])
+
+    def rows(nsamples, per_query, batch_size, ranks=1):
+        shares = [
+            list(
+                rounds_of(
+                    queries, per_query, nsamples, batch_size, SimpleNamespace(rank=rank, size=ranks)
+                )
+            )
+            for rank in range(ranks)
+        ]
+        assert all(len(part) <= batch_size for share in shares for part in share)
+        return [
+            row
+            for rounds in zip(*shares, strict=True)
+            for row in itertools.chain(
+                *itertools.zip_longest(*(r.flatten().tolist() for r in rounds))
+            )
+            if row is not None
+        ]
+
+    for batch_size in (1, 3, 8):
+        for ranks in (1, 2):
+            assert rows(5, 1, batch_size, ranks) == [1, 2, 1, 2, 1]
+            assert rows(5, 2, batch_size, ranks) == [1, 1, 2, 2, 1]
+            assert rows(0, 3, batch_size, ranks) == [1, 1, 1, 2, 2, 2]
+            assert rows(1, 3, batch_size, ranks) == [1]
 
 
 def test_several_responses_to_each_query_of_the_data_set(labelled_run):
@@ -268,6 +303,16 @@ def test_several_responses_to_each_query_of_the_data_set(labelled_run):
         found = [query for query, _ in responses(result.stdout)]
         assert found == [query for query in once for _ in range(3)][:20]
         assert result.stdout.startswith('=' * 80 + '\n') and result.stderr == ''
+
+
+def test_queries_are_those_of_the_test_part(copied_run, tmp_path):
+    (tmp_path / 'x.jsonl').write_text('"the film was"\n')
+    (tmp_path / 'x.test.jsonl').write_text('"the plot was"\n')
+    changed_task(copied_run, query_dataset=f'{tmp_path}/x.jsonl')
+    result = sampled(copied_run, '--nsamples=2')
+    assert [query for query, _ in responses(result.stdout)] == ['the plot was'] * 2
+    part = f'{tmp_path}/x.test.jsonl, the test part'
+    assert result.stderr == f'Queries are from {part}: 1 of 1 texts are used\n'
 
 
 def test_output_changes_no_sample(labelled_run, tmp_path):
@@ -379,10 +424,10 @@ def test_mistakes(labelled_run, words, told):
     [
         ('"the film was"\n"the xyzzy"\n', ", line 2: encoding 'reviews' has no word 'xyzzy'"),
         ('"the film was"\n""', ', line 2 is empty'),
-        ('"the film was"\n\n"the plot was"', ', line 2 is not JSON'),
+        ('"the film was"\n\n"the xyzzy"\n', ", line 3: encoding 'reviews' has no word 'xyzzy'"),
         ('{"text": "the film was"}', ', line 1 is not a JSON string'),
         ('"the film was really very good"', ', line 1 has 6 tokens'),
-        ('', ', line 1 is not JSON'),
+        ('', ' has no text'),
     ],
 )
 def test_mistakes_in_a_file_of_queries(labelled_run, tmp_path, text, told):

@@ -7,12 +7,12 @@ import pytest
 import torch
 from command_line import invoke
 from console import printed, responses
+from sample_files import tf_variables
 
 import sample
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.language import model
-from lm_human_preferences.language.parameters import as_tf
 
 BLOCKS_AND_HEADS = {'124M': (12, 12), '355M': (24, 16), '774M': (36, 20), '1558M': (48, 25)}
 STEP = {
@@ -29,13 +29,11 @@ def directory(request, tmp_path):
     torch.manual_seed(0)
     n_layer, n_head = BLOCKS_AND_HEADS[request.param]
     hparams = model.HParams(n_vocab=27, n_ctx=16, n_embd=4 * n_head, n_head=n_head, n_layer=n_layer)
-    variables = model.Model(hparams).initialize().tf_parameters()
+    network = model.Model(hparams).initialize()
     folder = str(tmp_path / request.param)
     storage.write_json(f'{folder}/hparams.json', hparams.to_nested_dict())
     storage.write_json(f'{folder}/encoding', 'test')
-    checkpoints.save(
-        folder, 'model.ckpt', {name: as_tf(name, p.detach()) for name, p in variables.items()}
-    )
+    checkpoints.save(folder, 'model.ckpt', tf_variables(network.named_parameters()))
     return folder
 
 

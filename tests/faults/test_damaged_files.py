@@ -63,7 +63,7 @@ def read_labels(folder):
 
 
 def write_texts(folder):
-    (folder / 'texts.jsonl').write_text('"a text"\n"another one"\n')
+    (folder / 'texts.jsonl').write_text('"a text"\n"another text"\n')
 
 
 def read_texts(folder):
@@ -193,7 +193,7 @@ HARMLESS = {
 }
 # What is another content, and as good as the one before.
 GOOD = {
-    ('texts', 'twice'): ['a text', 'another one'] * 2,
+    ('texts', 'twice'): ['a text', 'another text'] * 2,
     ('state', 'missing'): None,  # a checkpoint of the original
 }
 # Lines that name something else than the file.

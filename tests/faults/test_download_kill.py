@@ -18,10 +18,10 @@ import pytest
 from blobserver.server import redirect
 from interrupted import assert_same, result_anywhere, run, start
 from launched import FAULTS, REPOSITORY, eventually
+from sample_files import tf_variables
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.language import encodings, model
-from lm_human_preferences.language.parameters import as_tf
 
 pytestmark = pytest.mark.slow
 STORE = 'openaipublic/lm-human-preferences'
@@ -54,9 +54,7 @@ def blobs(tmp_path):
     }
     network = model.Model(model.HParams(**SIZES)).initialize()
     checkpoints.save(
-        str(tmp_path / 'model'),
-        'model.ckpt',
-        {name: as_tf(name, tensor.detach()) for name, tensor in network.tf_parameters().items()},
+        str(tmp_path / 'model'), 'model.ckpt', tf_variables(network.named_parameters())
     )
     labels = [
         {

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 from command_line import error_of, invoke
-from launched import ONE_AND_TWO, SMALL, Launch, eventually
+from launched import SMALL, Launch, eventually, needs_mpi
 
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.log_interval=1')
 
@@ -16,10 +16,10 @@ def start(directory, *words):
     return Launch(directory, *SMALL, *FOREVER, *words)
 
 
-@pytest.mark.parametrize('mpi', ONE_AND_TWO)
-def test_what_is_saved_is_said(mpi, tmp_path):
-    """The command that is named goes on from the step that is named."""
-    training = start(tmp_path, f'--mpi={mpi}')
+def test_what_is_saved_is_said(tmp_path):
+    """The command that is named goes on from the step that is named. Two ranks:
+    test_resume_kill.py."""
+    training = start(tmp_path, '--mpi=1')
     training.reach(1)
     training.process.send_signal(signal.SIGINT)
     assert training.wait() == 130, training.errors()
@@ -45,8 +45,13 @@ def test_in_the_training_of_the_reward_model(tmp_path):
     )
 
 
-@pytest.mark.parametrize('mpi', ONE_AND_TWO)
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM], ids=['SIGINT', 'SIGTERM'])
+@pytest.mark.parametrize(
+    'mpi, number',
+    [
+        pytest.param(1, signal.SIGINT, id='one'),
+        pytest.param(2, signal.SIGTERM, id='two', marks=[pytest.mark.slow, needs_mpi]),
+    ],
+)
 def test_while_ranks_start(mpi, number, tmp_path):
     """As soon as the lock is there: nothing is saved, and nothing is left that refuses the same
     command."""

@@ -2,8 +2,8 @@
 checkpoint is torn.
 
 Where and when, and the engine, come from a seed, LMHP_TEST_SEED or a new one each time; it is
-printed with a failure. LMHP_FAULTS=20 is the whole test: so many ranks are killed, and half as many
-launchers get each signal.
+printed with a failure. LMHP_FAULTS=20 is the whole test: half as many ranks are killed, and a
+quarter as many launchers get SIGTERM.
 """
 
 import os
@@ -56,10 +56,10 @@ def assert_ended(launch, since, status):
     print(f'ended within {time.monotonic() - since:.2f} s')
 
 
-@pytest.mark.parametrize('attempt', range(FAULTS))
+@pytest.mark.parametrize('attempt', range(max(2, FAULTS // 2)))
 def test_killed_rank(tmp_path, chance, attempt):
     launch = train_for_a_while(tmp_path, chance)
-    rank = chance.randrange(2)
+    rank = attempt % 2
     process = launch.ranks()[rank]
     os.kill(process, signal.SIGKILL)
     assert_ended(launch, time.monotonic(), status=1)
@@ -70,26 +70,16 @@ def test_killed_rank(tmp_path, chance, attempt):
     assert_checkpoint_is_intact(launch)
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize('attempt', range(FAULTS // 2))
-def test_signal_to_the_launcher(tmp_path, chance, number, attempt):
+@pytest.mark.parametrize('attempt', range(max(1, FAULTS // 4)))
+def test_sigterm_to_the_launcher(tmp_path, chance, attempt):
+    """SIGINT: test_resume_kill.py."""
     launch = train_for_a_while(tmp_path, chance)
-    launch.process.send_signal(number)
-    assert_ended(launch, time.monotonic(), status=128 + number)
+    launch.process.terminate()
+    assert_ended(launch, time.monotonic(), status=128 + signal.SIGTERM)
     assert re.fullmatch(
         f'({launch.saved_step()})?', launch.errors()
     )  # unless the step took too long
     assert_checkpoint_is_intact(launch)
-
-
-def test_four_launches_at_once(tmp_path):
-    launches = [
-        Launch(tmp_path / str(i), '--mpi=2', *SMALL, '--ppo.total_episodes=128') for i in range(4)
-    ]
-    for launch in launches:
-        assert launch.wait() == 0, launch.errors()
-        launch.assert_nothing_left(END)
-        assert_checkpoint_is_intact(launch)
 
 
 @pytest.fixture
@@ -104,11 +94,6 @@ def waiting(tmp_path):
 
 def parent_of(process):
     return int(Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[1])
-
-
-def test_hangup(waiting):
-    waiting.process.send_signal(signal.SIGHUP)
-    assert_ended(waiting, time.monotonic(), status=128 + signal.SIGHUP)
 
 
 def test_signals_in_a_row(waiting):
@@ -162,26 +147,23 @@ def test_killed_parent_of_the_ranks(waiting):
     )
 
 
-@pytest.mark.parametrize('rank', range(2))
-def test_crashed_rank(waiting, rank):
+def test_crashed_rank(waiting):
     """Its signal is told, and where it was, though mpiexec's status mixes it with others."""
-    process = waiting.ranks()[rank]
+    process = waiting.ranks()[1]
     os.kill(process, signal.SIGABRT)
     assert_ended(waiting, time.monotonic(), status=1)
     errors = waiting.errors()
     assert re.search(
         r'^Fatal Python error: Aborted$.* in run_job$', errors, re.MULTILINE | re.DOTALL
     )
-    assert errors.splitlines()[-1] == (
-        f'error: rank {rank}, process {process}, was killed by SIGABRT'
-    )
+    assert errors.splitlines()[-1] == (f'error: rank 1, process {process}, was killed by SIGABRT')
 
 
-def test_stopped_rank(waiting):
-    """A rank that does not answer is ended as well."""
+def test_hangup(waiting):
+    """A rank that does not answer, as it is stopped, is ended as well."""
     os.kill(waiting.ranks()[1], signal.SIGSTOP)
-    waiting.process.send_signal(signal.SIGTERM)
-    assert_ended(waiting, time.monotonic(), status=143)
+    waiting.process.send_signal(signal.SIGHUP)
+    assert_ended(waiting, time.monotonic(), status=128 + signal.SIGHUP)
 
 
 def test_rank_that_is_stopped_for_too_long(tmp_path):
@@ -226,14 +208,6 @@ def test_rank_that_never_starts_under_the_users_own_mpiexec(tmp_path):
     assert lines[0] == 'Timeout (0:00:03)!'
     assert lines.count('Timeout (0:00:03)!') == 1
     assert any(line.endswith(' in load_mpi') for line in lines)
-
-
-def test_out_of_memory(tmp_path):
-    failed = job(tmp_path, 'run_out_of_memory')
-    assert failed.errors().splitlines()[-2:] == [
-        'MemoryError',
-        'error: rank 1 failed, so all 2 ranks were stopped',
-    ]
 
 
 def test_error_of_all_ranks_is_shown_once(tmp_path):

@@ -1,15 +1,14 @@
 """kill -9 of those who answer while a policy trains and waits for them: the page's server, a
 terminal, a simulated labeller. Whoever takes over gives the result of labellers left alone.
 
-All choose what is shown first, which depends on their name and the question only. LMHP_FAULTS=80 is
-the whole test, 30 kills of each kind; moments come from LMHP_TEST_SEED or a new seed each time.
+All choose what is shown first, which depends on their name, the question and the folder's key only.
+LMHP_FAULTS=80 is the whole test, 30 kills of each kind; moments come from LMHP_TEST_SEED or a new
+seed each time.
 """
 
 import contextlib
 import os
-import pty
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -18,10 +17,11 @@ import time
 
 import pytest
 from interrupted import assert_same
+from label_folders import fix_key
+from label_page import StubbornLabeller
 from launched import FAULTS, REPOSITORY, eventually
 from online_runs import alike, meanwhile, train
 from page_client import Client, Server
-from page_faults import StubbornLabeller
 
 from lm_human_preferences.online import collection
 
@@ -45,8 +45,9 @@ SIMULATED = """
 import sys, time
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.page.key import folder_key
 from lm_human_preferences.labels.simulated_labeller import simulate, small_tokens
-with Labeller(LabelFolder(sys.argv[1]), 'anna') as anna:
+with Labeller(LabelFolder(sys.argv[1]), 'anna', folder_key(sys.argv[1]).order) as anna:
     while True:
         simulate(anna, small_tokens, position_bias=1.0)
         time.sleep(0.01)
@@ -100,13 +101,15 @@ class Page:
 
 
 class Terminal(threading.Thread):
-    """`label` in a terminal, where 1 is pressed again and again; begun anew when it has ended."""
+    """`label` in a terminal, where 1 is pressed again and again; begun anew when it has ended.
+
+    The keys come through a pipe: from people it takes four a second at most.
+    """
 
     def __init__(self, folder):
         super().__init__(daemon=True)
         self.folder = folder
         self.is_over = threading.Event()
-        self.master, self.slave = pty.openpty()
         self.begin()
         self.start()
 
@@ -114,25 +117,24 @@ class Terminal(threading.Thread):
         self.process = subprocess.Popen(
             [sys.executable, 'launch.py', 'label', self.folder, '--labeller', 'anna'],
             cwd=REPOSITORY,
-            stdin=self.slave,
-            stdout=self.slave,
-            stderr=self.slave,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
 
     def run(self):
         while not self.is_over.wait(0.02):
             if self.process.poll() is not None:
+                self.process.stdin.close()
                 self.begin()
-            os.write(self.master, b'1')
-            while select.select([self.master], [], [], 0)[0]:
-                os.read(self.master, 65536)
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self.process.stdin.fileno(), b'1')
 
     def close(self):
         self.is_over.set()
         self.join()
         self.kill()
-        os.close(self.master)
-        os.close(self.slave)
+        self.process.stdin.close()
 
     def kill(self):
         self.process.kill()
@@ -148,6 +150,7 @@ def answered(directory, labellers, kills):
 
     def work(directory, done):
         eventually((directory / 'labels/task.json').exists, 60)
+        fix_key(directory / 'labels')
         answers = directory / 'labels/answers/anna.jsonl'
         with contextlib.closing(labellers(str(directory / 'labels'))) as at_work:
             for count, seconds in kills:

@@ -20,7 +20,6 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 pytestmark = pytest.mark.slow
 END = 20  # seconds in which everything has to end
 QUICK_START = ('--rewards.train_new_model=off', '--rewards.trained_model=test')
-by_launcher = pytest.mark.parametrize('name', real_launchers.INSTALLED)
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def assert_ended(launch):
     assert {name: bundle[name].shape for name in bundle}['policy/model/wte'] == (27, 7)
 
 
-@by_launcher
+@pytest.mark.parametrize('name', ['mpiexec of Open MPI', 'srun by PMI2', 'srun without MPI'])
 def test_killed_rank(training):
     _, launch = training
     os.kill(launch.ranks()[1], signal.SIGKILL)
@@ -65,7 +64,7 @@ def assert_saved(launch):
     assert not (launch.run / 'lock').exists()
 
 
-@by_launcher
+@pytest.mark.parametrize('name', ['mpiexec of Open MPI', 'srun by PMIx'])
 def test_sigterm(training):
     """The step is finished and saved."""
     launcher, launch = training
@@ -75,7 +74,7 @@ def test_sigterm(training):
         assert_saved(launch)
 
 
-@pytest.mark.parametrize('name', ['our launcher', 'mpiexec of MPICH'])
+@pytest.mark.parametrize('name', ['mpiexec of MPICH'])
 def test_sigterm_to_a_rank(training):
     """The file `lock` names it. So the step is saved where SIGTERM to the launcher ends all at
     once."""

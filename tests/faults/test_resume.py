@@ -19,12 +19,12 @@ from interrupted import assert_same, result_anywhere, result_of, run, start
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from lm_human_preferences import train_policy, train_reward
+from lm_human_preferences import storage, train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpointer, checkpoints
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import RunHParams
-from lm_human_preferences.runs import run_dir
+from lm_human_preferences.runs import run_dir, run_lock
 from lm_human_preferences.utils.logging import Logger
 
 SMALL = (  # 5 steps, 2 checkpoints
@@ -123,7 +123,7 @@ def test_events_stay_in_order_whatever_the_clock_and_the_process(
 
 def test_clock_goes_on(tmp_path):
     """elapsed/time counts what the run has cost, not how long the machine was off."""
-    interrupted('train_policy', tmp_path / 'killed', 85)
+    interrupted('train_policy', tmp_path / 'killed', 95)
     directory = tmp_path / 'killed/run/policy/checkpoints'
     _, state = checkpoints.latest_resumable(str(directory))
     assert 0 < state['trainer']['elapsed'] < 60
@@ -203,7 +203,7 @@ def test_resume_on_starts_anew_where_nothing_is(tmp_path):
 
 def test_another_number_of_ranks(tmp_path, monkeypatch, capsys):
     """It goes on, every rank at its share of the queries, and says what is not the same."""
-    interrupted('train_policy', tmp_path, 85)
+    interrupted('train_policy', tmp_path, 95)
     hparams = train_policy.HParams()
     hparams.override_from_json_file(str(tmp_path / 'run/train_policy_hparams.json'))
     hparams.run.resume = True
@@ -416,6 +416,22 @@ def test_lock_of_a_killed_process_is_taken_over(tmp_path):
         in (tmp_path / 'again').read_text()
     )
     assert not (tmp_path / 'run/lock').exists()
+
+
+@pytest.mark.parametrize('is_made_anew', [False, True])
+def test_lock_that_was_deleted_before_it_was_taken(tmp_path, monkeypatch, is_made_anew):
+    """As by another process, which has ended, and perhaps by one that has begun since."""
+    take = storage.lock_file
+
+    def take_late(file):
+        (tmp_path / 'lock').unlink()
+        if is_made_anew:
+            (tmp_path / 'lock').touch()
+        take(file)
+
+    monkeypatch.setattr(storage, 'lock_file', take_late)
+    with pytest.raises(UserError, match='a process is writing this run'):
+        run_lock.acquire(str(tmp_path))
 
 
 def test_lock_of_another_host(tmp_path):
@@ -636,10 +652,11 @@ def test_no_room_is_told_before_training(tmp_path):
     assert result.exit_code == 2
     assert (
         result.stderr.splitlines()[-1]
-        == f'error: --save_dir: {tmp_path}/run has 10 MiB free, but 21 checkpoints will take 21'
+        == f'error: --save_dir: {tmp_path}/run has 10 MiB free, but 22 checkpoints will take 22'
         ' MiB: make room, or raise --run.save_interval'
     )
-    assert not (tmp_path / 'run/policy').exists()
+    # Its reward model is one of them, and was not trained either.
+    assert not (tmp_path / 'run/policy').exists() and not (tmp_path / 'run/reward_model').exists()
 
 
 def test_disk_that_is_full_in_training(tmp_path, monkeypatch):

@@ -140,11 +140,36 @@ def test_a_run_that_recorded_the_former_name_goes_on(words, mode, begun, tmp_pat
     recorded = json.loads(path.read_text())
     recorded['run']['andon'] = 'stop'
     path.write_text(json.dumps(recorded))
+    (tmp_path / 'save/run/train_policy_more_hparams.json').unlink()
     result = invoke(f'resume {tmp_path}/save/run --ppo.total_episodes {ALL} {words}')
     assert result.exit_code == 0, result.output
     assert ('--run.on_anomaly off (before: stop)' in result.stderr) == bool(words)
-    rewritten = json.loads(path.read_text())['run']
-    assert rewritten['on_anomaly'] == mode and 'andon' not in rewritten
+    assert 'andon' not in json.loads(path.read_text())['run']
+    assert more_options(tmp_path / 'save/run')['run.on_anomaly'] == mode
+
+
+def more_options(run):
+    return json.loads((run / 'train_policy_more_hparams.json').read_text())['options']
+
+
+def test_a_run_of_an_earlier_version_goes_on(begun, tmp_path):
+    """It had the options that the original does not have in the same file, unless at a default."""
+    shutil.copytree(begun, tmp_path / 'save')
+    run = tmp_path / 'save/run'
+    for path in run.glob('*_more_hparams.json'):
+        path.unlink()
+    path = run / 'train_policy_hparams.json'
+    earlier = json.loads(path.read_text())
+    earlier['run']['precision'] = 'bf16'
+    earlier['ppo']['micro_batch_size'] = 8
+    earlier['rewards']['train_new_model']['run'] |= {'evaluate': True, 'rank_timeout': 60}
+    path.write_text(json.dumps(earlier))
+    result = invoke(f'resume {run} --ppo.total_episodes 192')
+    assert result.exit_code == 0, result.output
+    assert '1 rank on a CPU, bf16' in result.stdout
+    assert more_options(run)['run.precision'] == 'bf16'
+    assert more_options(run)['ppo.micro_batch_size'] == 8
+    assert 'precision' not in json.loads(path.read_text())['run']
 
 
 def test_every_option_is_looked_at():
@@ -265,6 +290,75 @@ def test_a_folder_that_has_grown(tmp_path):
     assert_same(result_anywhere(tmp_path / 'killed'), result_anywhere(tmp_path / 'alone'))
 
 
+def test_what_a_run_learned_from_is_recorded(tmp_path):
+    """A path to a folder that grows does not tell; the answers and a digest do."""
+    folder = tmp_path / 'labels'
+    answered_folder(folder)
+    words = reward_words(tmp_path, folder)
+    assert invoke(words).exit_code == 0
+    path = tmp_path / 'run/reward_model/labels.json'
+    first = json.loads(path.read_text())
+    assert (first['source'], first['labels']) == (str(folder), 40)
+    assert first['answers'] == {'anna': 40} and len(first['digest']) == 64
+    answers = {answer.uuid: answer for answer in LabelFolder(str(folder)).counted()}
+    for question, labeller, uuid in first['ids']:
+        assert (answers[uuid].question, answers[uuid].labeller) == (question, labeller)
+    assert len(first['ids']) == 40
+    make_folder(folder, 8, seed=1)
+    with Labeller(LabelFolder(str(folder)), 'anna') as anna:
+        simulate(anna, small_tokens)
+    assert invoke([*words, '--overwrite']).exit_code == 0
+    second = json.loads(path.read_text())
+    assert (second['labels'], second['answers']) == (48, {'anna': 48})
+    assert second['digest'] != first['digest'] and second['ids'][:40] == first['ids']
+
+
+def label_file(path, best):
+    label = {'query': [1, 2, 3], **{f'sample{i}': [i] * 4 for i in range(4)}, 'best': best}
+    path.write_text(json.dumps([label] * 32))
+    return path
+
+
+def test_a_file_whose_labels_were_replaced(tmp_path):
+    """As many as before: only the digest tells."""
+    file = label_file(tmp_path / 'labels.json', best=1)
+    words = reward_words(tmp_path, file)
+    assert run(words, tmp_path / 'out', kill_at=3, moments=[TRAIN_BATCH]) == -signal.SIGKILL
+    label_file(file, best=2)
+    assert last_line(invoke(f'resume {tmp_path}/run')) == (
+        f'error: --labels.source {file}: these are not the labels that the run was begun with, 32'
+        f' of {file}: restore them, or begin again with --overwrite'
+    )
+    label_file(file, best=1)
+    assert invoke(f'resume {tmp_path}/run').exit_code == 0
+
+
+def test_labels_that_change_before_a_step_is_saved_are_told(tmp_path):
+    file = label_file(tmp_path / 'labels.json', best=1)
+    words = reward_words(tmp_path, file)
+    assert run(words, tmp_path / 'out', kill_at=1, moments=[TRAIN_BATCH]) == -signal.SIGKILL
+    label_file(file, best=2)
+    result = invoke(f'resume {tmp_path}/run')
+    assert result.exit_code == 0, result.output
+    assert f'note: the labels have changed since this run was started: 32 of {file}' in (
+        result.stdout + result.stderr
+    )
+
+
+def test_a_folder_is_read_once_when_a_training_starts(tmp_path, monkeypatch):
+    answered_folder(tmp_path / 'labels')
+    opened = []
+    begin = LabelFolder.__init__
+
+    def noted(folder, *args):
+        opened.append(args)
+        begin(folder, *args)
+
+    monkeypatch.setattr(LabelFolder, '__init__', noted)
+    assert invoke(reward_words(tmp_path, tmp_path / 'labels')).exit_code == 0
+    assert len(opened) == 1
+
+
 def last_line(result):
     assert result.exit_code == 2, result.output
     return result.stderr.splitlines()[-1]
@@ -285,13 +379,13 @@ def test_labels_that_are_not_as_they_were(tmp_path):
     )
     file = tmp_path / 'labels.json'
     labels = list(training_labels(LabelFolder(str(folder))))
-    file.write_text(json.dumps(labels))
+    file.write_text(json.dumps(labels[:32]))
     words = reward_words(tmp_path, file)
     words += ['--overwrite']
     assert run(words, tmp_path / 'out', kill_at=3, moments=[TRAIN_BATCH]) == -signal.SIGKILL
     file.write_text(json.dumps([*labels, *labels]))
     assert last_line(invoke(f'resume {tmp_path}/run')) == (
-        'error: the run was begun with 32 labels, not 72: name them as before (--labels.num_train'
+        'error: the run was begun with 32 labels, not 78: name them as before (--labels.num_train'
         ' 32, if more were added at the end), or begin again with --overwrite'
     )
     assert invoke(f'resume {tmp_path}/run --labels.num_train 32').exit_code == 0

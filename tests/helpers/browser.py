@@ -1,5 +1,6 @@
 """Debian's chromium with a page for labellers, driven by selenium."""
 
+import functools
 import json
 import shutil
 import time
@@ -60,6 +61,21 @@ class Window:
     def double_click(self, selector):
         element = self.driver.find_element('css selector', selector)
         webdriver.ActionChains(self.driver).double_click(element).perform()
+
+    def drag_over(self, element):
+        """Select most of an element's text with the mouse."""
+        width = element.size['width']
+        actions = webdriver.ActionChains(self.driver)
+        actions.move_to_element_with_offset(element, -width // 2 + 2, 0).click_and_hold()
+        actions.move_to_element_with_offset(element, 0, 0).release().perform()
+
+    def tap(self, element):
+        """Touch an element with a finger."""
+        box = element.rect
+        where = {'x': box['x'] + 5, 'y': box['y'] + 5}
+        touch = functools.partial(self.driver.execute_cdp_cmd, 'Input.dispatchTouchEvent')
+        touch({'type': 'touchStart', 'touchPoints': [where]})
+        touch({'type': 'touchEnd', 'touchPoints': []})
 
     def answer(self, *keys):
         """Press each key when a question is ready, and wait until it has been answered."""

@@ -5,8 +5,8 @@ import io
 from click.testing import CliRunner
 
 import launch
+from lm_human_preferences.cli import launch as jobs
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils import launch as jobs
 
 NEW = 'rewards.train_new_model'
 PUBLISHED = 'az://openaipublic/lm-human-preferences/runs/{}/reward_model'
@@ -43,6 +43,7 @@ def hparams_of(started):
 def dumped(hparams):
     out = io.StringIO()
     hyperparams.dump(hparams, out=out)
+    hyperparams.dump_additions(hparams, out=out)
     return out.getvalue()
 
 

@@ -5,19 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lm_human_preferences.distributed import horovod_build
-from lm_human_preferences.distributed.mpi_library import MPICH
+from lm_human_preferences.distributed.launch_methods import MPICH
+from lm_human_preferences.distributed.libraries import horovod_build
 
 TESTS = Path(__file__).resolve().parents[1]
 # Horovod comes last because its thread would take time of a processor from those that are tested
 # after it.
 ENGINES = ('torch', 'mpi', 'horovod')
-WHAT_RANKS_COMPUTE = [
-    'unit/test_comm.py',
+COMMUNICATION = ['unit/test_comm.py']
+OF_EACH_ENGINE = [*COMMUNICATION, 'unit/test_one_against_many.py::test_policy_training']
+OF_ONE_ENGINE = [
     'unit/test_one_against_many.py::test_reward_training',
-    'unit/test_one_against_many.py::test_policy_training',
-]
-RECORDED = [
     'recorded/test_datasets.py::test_sequences_are_the_recorded_ones',
     'recorded/test_datasets.py::test_batches_of_queries_are_the_recorded_ones',
     'recorded/test_ppo.py::test_updates_without_shuffling',
@@ -65,8 +63,11 @@ def skip_reason():
     return f'the others passed; {"; ".join(missing)}' if missing else None
 
 
+def on_mpi_words(tests, *engines):
+    """What to tell on_mpi.py to do `tests` on `engines`, or all available ones."""
+    return [','.join(engines or available_engines()), *(str(TESTS / test) for test in tests)]
+
+
 def on_mpi_command(tests, *engines):
     """The Python command that every rank runs to do `tests` on `engines`, or all available ones."""
-    paths = [str(TESTS / test) for test in tests]
-    names = ','.join(engines or available_engines())
-    return [sys.executable, str(TESTS / 'helpers/on_mpi.py'), names, *paths]
+    return [sys.executable, str(TESTS / 'helpers/on_mpi.py'), *on_mpi_words(tests, *engines)]

@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = (
     300  # seconds for what has to happen at some time, on a machine that has much else to do, too
 )
-FAULTS = int(os.environ.get('LMHP_FAULTS', 4))  # how often a test that interrupts at random does so
+FAULTS = int(os.environ.get('LMHP_FAULTS', 2))  # how often a test that interrupts at random does so
 ROOT_MAY = {
     'OMPI_ALLOW_RUN_AS_ROOT': '1',
     'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',

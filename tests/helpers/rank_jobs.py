@@ -4,10 +4,10 @@ import time
 import types
 import warnings
 
-from lm_human_preferences.commands import program
+from lm_human_preferences.cli import launch, program
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import train_reward
-from lm_human_preferences.utils import hyperparams, launch, logging
+from lm_human_preferences.utils import hyperparams, logging
 
 
 def say_that_ranks_wait(comm):
@@ -55,20 +55,11 @@ def fail_all(comm):
     raise ArithmeticError('nobody can count')
 
 
-def run_out_of_memory(comm):
-    if comm.rank == 1:
-        bytearray(1 << 60)
-    comm.barrier()
-
-
-def raise_user_error(comm):
-    raise UserError('/labels.json is\nno label file')
-
-
 def talk(comm):
-    """All ranks print and warn."""
+    """All ranks print and warn, and have the same error of the user."""
     print(f'rank {comm.rank} of {comm.all_gather_object(comm.rank)} speaks')
     warnings.warn('everybody warns', stacklevel=1)
+    raise UserError('/labels.json is\nno label file')
 
 
 def draw(comm):
@@ -85,8 +76,6 @@ JOBS = (
     meet,
     fail,
     fail_all,
-    run_out_of_memory,
-    raise_user_error,
     talk,
     draw,
 )

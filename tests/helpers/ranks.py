@@ -34,11 +34,6 @@ class ThreadComm(comms.Comm):
         self._barrier.wait()
         return values
 
-    def all_reduce_mean_(self, tensors):
-        tensors_of_ranks = self.all_gather_object([tensor.clone() for tensor in tensors])
-        for tensor, *terms in zip(tensors, *tensors_of_ranks, strict=True):
-            tensor.copy_(sum(terms) / self.size)
-
     def average_gradients(self, parameters):
         return OverlappedGradients(parameters, self.size, self)
 

@@ -14,7 +14,7 @@ import slurm_cluster
 from launched import MPIEXEC, ROOT_MAY
 
 from lm_human_preferences.distributed import launcher
-from lm_human_preferences.distributed.mpi_library import MPICH, OPEN_MPI, Family
+from lm_human_preferences.distributed.launch_methods import MPICH, OPEN_MPI, Family
 
 
 class Missing(Exception):

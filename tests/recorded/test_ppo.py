@@ -5,11 +5,11 @@ import pytest
 from compare import array, assert_close, assert_norm_close, assert_stats
 from golden_data import json_if_there, load_npz, npz_keys, under
 from ranks import give_each_thread_its_own_numpy_random, on_ranks, rank_prefix
+from sample_files import tf_variables
 from trainers import assert_parameters, loss_of, ppo_trainer, rollouts_of, snapshot
 
 from lm_human_preferences import ppo
 from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.language.parameters import as_tf
 
 RECORDED = {
     folder: json_if_there(folder, 'configs.json', default={'configs': ()})
@@ -48,10 +48,14 @@ def minibatch(rollouts, i, config):
     return rollouts[i * config['minibatch_rows'] : (i + 1) * config['minibatch_rows']]
 
 
+def variables_of(trainer):
+    return tf_variables(trainer.policy.parameters_by_name(), 'policy')
+
+
 def check_parameters(trainer, recorded, start, config):
     small = config['hparams']['ppo']['lr'] < SMALL_LR
     assert_parameters(
-        trainer.policy.tf_parameters(),
+        variables_of(trainer),
         recorded,
         start=start,
         atol=2e-6 if small else 5e-6,
@@ -85,13 +89,14 @@ def check_minibatch(trainer, rollouts, recorded, config):
     stats |= ppo.return_stats(minibatch)
     assert_stats(stats, under(recorded, 'stats/'), elements=elements_of(config))
     assert_close(loss, recorded['stats/loss/total'], atol=2e-7)
-    check_gradients(trainer.policy.tf_parameters(), recorded, config['params_without_gradient'])
+    check_gradients(trainer.policy, recorded, config['params_without_gradient'])
 
 
-def check_gradients(parameters, recorded, without):
-    gradients = {
-        name: array(as_tf(name, p.grad)) for name, p in parameters.items() if name not in without
-    }
+def check_gradients(policy, recorded, without):
+    parameters = policy.parameters_by_name().items()
+    computed = {name: p.grad for name, p in parameters if p.grad is not None}
+    variables = tf_variables(computed, 'policy').items()
+    gradients = {name: array(gradient) for name, gradient in variables if name not in without}
     norms = under(recorded, 'grad_norm/')
     assert set(gradients) == set(norms)
     for name, norm in norms.items():
@@ -113,7 +118,7 @@ def check_gradients(parameters, recorded, without):
 def test_updates_without_shuffling(case):
     """Statistics and learning rate of every call, parameters after some of them."""
     folder, config, size, arrays = case
-    initial = snapshot(ppo_trainer(config['hparams'], comms.LocalComm()).policy.tf_parameters())
+    initial = snapshot(variables_of(ppo_trainer(config['hparams'], comms.LocalComm())))
 
     def work(comm):
         recorded = under(arrays, f'{rank_prefix(comm.rank, size)}per_call/')
@@ -146,7 +151,7 @@ def test_train_shuffles_as_the_original(case, monkeypatch):
     folder, config, size, arrays = case
     if size > 1:
         give_each_thread_its_own_numpy_random(monkeypatch)
-    initial = snapshot(ppo_trainer(config['hparams'], comms.LocalComm()).policy.tf_parameters())
+    initial = snapshot(variables_of(ppo_trainer(config['hparams'], comms.LocalComm())))
 
     def work(comm):
         recorded = under(arrays, f'{rank_prefix(comm.rank, size)}train/')

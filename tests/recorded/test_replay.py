@@ -26,6 +26,7 @@ from replay import (
     local_paths,
     numbered,
 )
+from sample_files import tf_variables
 from trainers import assert_checkpoint, assert_parameters
 
 from lm_human_preferences import train_policy
@@ -124,7 +125,8 @@ def check_reward_training(run):
     for trainer in trainers.values():
         final = under(recorded[0], 'final_variables/')
         if final:
-            assert_parameters(trainer.reward_model.tf_parameters(), final)
+            ours = tf_variables(trainer.reward_model.parameters_by_name(), 'reward_model')
+            assert_parameters(ours, final)
 
 
 def check_steps(run, rank):

@@ -15,6 +15,7 @@ from replay import (
     episodes_of_normalizations,
     local_paths,
 )
+from sample_files import tf_variables
 from trainers import assert_checkpoint, assert_parameters, hparams_of, trained_model
 
 from lm_human_preferences import train_reward
@@ -66,7 +67,8 @@ def test_reward_training(trained):
     check_normalization(trained.replay.reward_trainers, trained.recorded())
     for trainer in trained.replay.reward_trainers.values():
         assert_equal(np.arange(len(trainer.batches)), trained.arrays['stats_step'])
-        assert_parameters(trainer.reward_model.tf_parameters(), under(trained.arrays, 'final/'))
+        ours = tf_variables(trainer.reward_model.parameters_by_name(), 'reward_model')
+        assert_parameters(ours, under(trained.arrays, 'final/'))
     if 0 not in ranks_here(trained.size):  # which writes the files
         return
     check_saved_parameters(trained)
@@ -150,9 +152,7 @@ def test_training_moves_the_parameters():
         arrays = load_npz(folder, f'{name}.npz')
         start = trained_model('train_model').build(scope='reward_model', scalar_heads=['reward'])
         changes = [
-            np.abs(
-                arrays[f'final/{key}'] - p.detach().numpy().reshape(arrays[f'final/{key}'].shape)
-            ).max()
-            for key, p in start.tf_parameters('reward_model').items()
+            np.abs(arrays[f'final/{key}'] - variable.numpy()).max()
+            for key, variable in tf_variables(start.named_parameters(), 'reward_model').items()
         ]
         assert np.median(changes) > 1e-4

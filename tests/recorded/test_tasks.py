@@ -10,7 +10,7 @@ from golden_data import json_if_there, load_npz, require_bpe, under
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import encodings
+from lm_human_preferences.language import datasets, encodings
 from lm_human_preferences.train_policy import make_score_fn
 from lm_human_preferences.utils import core
 
@@ -96,6 +96,45 @@ def test_texts_that_begin_and_end_queries_are_single_tokens(option):
         lm_tasks.make_query_sampler(
             hparams=hparams, encoder=encodings.Test.get_encoder(), batch_size=1
         )
+
+
+def notes_of(path, mode='test', **settings):
+    hparams = lm_tasks.TaskHParams(query_length=4, query_dataset=str(path), **settings)
+    return lm_tasks.query_notes(hparams, encodings.Test.get_encoder(), mode)
+
+
+def test_what_becomes_of_the_texts_of_a_file_is_told(tmp_path, monkeypatch):
+    path, tests = tmp_path / 'x.jsonl', tmp_path / 'x.test.jsonl'
+    path.write_text('"a"\n' * 3)
+    texts = ['ab', 'a.bc', 'a.bcdefg', 'a.b.cdefg', 'a.bcde.', '.', 'x.b', '']
+    tests.write_text(''.join(f'"{text}"\n' for text in texts))
+    part = f'Queries are from {tests}, the test part'
+    assert notes_of(path, end_text='.') == [
+        f'{part}: 2 of 8 texts are used',
+        "  cut up to their first --task.start_text '.': 1",
+        '  cut at --task.query_length 4: 1',
+        "  cut after their last --task.end_text '.': 1",
+        "  left out, without --task.start_text '.': 2",
+        "  left out, without --task.end_text '.' in --task.query_length 4: 4",
+    ]
+    assert notes_of(path) == [
+        f'{part}: 6 of 8 texts are used',
+        "  cut up to their first --task.start_text '.': 5",
+        '  cut at --task.query_length 4: 3',
+        "  left out, without --task.start_text '.': 2",
+    ]
+    assert notes_of(path, start_text=None)[0] == f'{part}: 7 of 8 texts are used'
+    assert notes_of(path, start_text=None)[-1] == '  left out, empty: 1'
+    assert notes_of(path, 'train', start_text=None) == [
+        f'Queries are from all of {path}, the training part: 3 of 3 texts are used'
+    ]
+    # a large file is not read for this alone
+    monkeypatch.setattr(datasets, 'COUNTED_CHARACTERS', 5)
+    assert 'of its first ' in notes_of(path, start_text=None)[0]
+    assert notes_of('test') == []
+    tests.write_text('"ab"\n')
+    with pytest.raises(UserError, match=r"no usable text: without --task.start_text '\.': 1$"):
+        notes_of(path)
 
 
 def drawn_queries(seed, batch_size, comm=None):

@@ -23,7 +23,7 @@ from lm_human_preferences.checkpointing import tf_bundle, tf_table
 from lm_human_preferences.checkpointing.checkpoints import write_bundle
 from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
 from lm_human_preferences.checkpointing.tf_table import Table, encode_block, encode_table, varint
-from lm_human_preferences.utils.crc import masked_crc
+from lm_human_preferences.storage.crc import masked_crc
 
 MIB = 1 << 20
 DATA, INDEX = '.data-00000-of-00001', '.index'

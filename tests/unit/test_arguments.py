@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import launch
+from lm_human_preferences.cli import arguments
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils import arguments, hyperparams
+from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
 

@@ -11,8 +11,11 @@ import torch
 from ranks import on_ranks
 
 from lm_human_preferences.checkpointing import checkpointer
+from lm_human_preferences.checkpointing import checkpoints as saving
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.language.tf_names import TensorFlowNames
 
 
 @pytest.fixture
@@ -44,10 +47,11 @@ class CountingTrainer:
 
     def __init__(self):
         self.logger = mock.Mock()
+        self.variable_names = TensorFlowNames()
         self.steps = torch.tensor(0)
 
-    def tf_variables(self):
-        return {'global_step': self.steps}
+    def tensors(self):
+        return {'ppo/step': self.steps}
 
     def state_dict(self):
         return {'step': int(self.steps)}
@@ -56,10 +60,37 @@ class CountingTrainer:
         self.loaded = state
 
 
+class OwnNames:
+    """Of a network whose checkpoints have the program's own names."""
+
+    def name_of(self, name):
+        return name
+
+    def variables(self, tensors):
+        return dict(tensors)
+
+
 def draw(generators):
     """Some numbers from this rank's generators."""
     numpy_random, torch_random = generators()
     return numpy_random.permutation(100).tolist(), torch.rand(5, generator=torch_random).tolist()
+
+
+@pytest.mark.parametrize(
+    'products, kept',
+    [
+        ({'library': 'onednn', 'processor': 'Xeon'}, {'library': 'onednn', 'processor': 'Xeon'}),
+        ({'library': 5}, {}),
+        (None, {}),
+    ],
+)
+def test_how_a_run_multiplies_is_kept(tmp_path, products, kept):
+    with Checkpointer(str(tmp_path), LocalComm(), resume=False) as checkpoints:
+        checkpoints.set_seed(5)
+        checkpoints.products = products
+        checkpoints.save(CountingTrainer())
+    with Checkpointer(str(tmp_path), LocalComm(), resume=True) as checkpoints:
+        assert checkpoints.products == kept
 
 
 @pytest.mark.parametrize('size', [1, 2, 3])
@@ -87,6 +118,21 @@ def test_every_rank_goes_on_from_its_own_random_state(tmp_path, generators, size
     assert on_ranks(size, go_on) == drawn
 
 
+def test_the_network_says_what_checkpoints_call_tensors(tmp_path):
+    trainer = CountingTrainer()
+    trainer.steps += 3
+    other = CountingTrainer()
+    other.variable_names = trainer.variable_names = OwnNames()
+    with Checkpointer(str(tmp_path), LocalComm(), resume=False) as checkpoints:
+        checkpoints.set_seed(1)
+        checkpoints.save(trainer)
+    assert list(Bundle(str(tmp_path / 'model.ckpt-3'))) == ['ppo/step']
+    with Checkpointer(str(tmp_path), LocalComm(), resume=True) as checkpoints:
+        checkpoints.set_seed(1)
+        checkpoints.restore(other, saves=1)
+    assert other.steps == 3
+
+
 def test_another_seed_gives_every_rank_another_stream(tmp_path, generators):
     def run(comm, resume, seed):
         trainer = CountingTrainer()
@@ -101,6 +147,25 @@ def test_another_seed_gives_every_rank_another_stream(tmp_path, generators):
     first = on_ranks(2, lambda comm: run(comm, False, 5))
     again = on_ranks(2, lambda comm: run(comm, True, 6))
     assert len({str(state) for state in first + again}) == 4
+
+
+def test_a_checkpoint_holds_the_values_of_its_own_step(tmp_path, monkeypatch):
+    """On a disk that is slower than the training: the next one waits."""
+    save = saving.save
+
+    def save_slowly(*arguments, **settings):
+        time.sleep(0.3)
+        return save(*arguments, **settings)
+
+    monkeypatch.setattr(saving, 'save', save_slowly)
+    trainer = CountingTrainer()
+    with Checkpointer(str(tmp_path), LocalComm(), resume=False) as checkpoints:
+        checkpoints.set_seed(1)
+        for _ in range(2):
+            trainer.steps += 1
+            checkpoints.save(trainer)
+    for step in (1, 2):
+        assert Bundle(f'{tmp_path}/model.ckpt-{step}')['global_step'] == step
 
 
 def test_a_step_that_does_not_end_is_interrupted(tmp_path, capfd):

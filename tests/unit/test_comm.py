@@ -3,15 +3,18 @@
 import socket
 import time
 import weakref
+from unittest import mock
 
 import pytest
 import torch
 from compare import assert_close
-from ranks import on_ranks
+from ranks import need, on_ranks
 
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.distributed import gradients, network
+from lm_human_preferences.distributed.waiting import Timeouts
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.machine import processors
 
 SIZES = (2, 3, 4)
 SHAPES = ((), (1,), (3, 5), (2, 0), (7,), (257, 3))
@@ -60,24 +63,13 @@ def test_broadcast(size):
 
 
 @on_all_sizes
-def test_mean_of_tensors(size):
-    def work(comm):
-        tensors = tensors_of(comm.rank, torch.float64, torch.float32)
-        comm.all_reduce_mean_(tensors)
-        inputs = [tensors_of(rank, torch.float64, torch.float32) for rank in range(size)]
-        for mean, *terms in zip(tensors, *inputs, strict=True):
-            assert mean.dtype == terms[0].dtype
-            assert_close(mean, sum(terms) / size, rtol=1e-6, atol=1e-5)
-        assert_same_on_all_ranks(tensors, comm)
-
-    on_ranks(size, work)
-
-
-@on_all_sizes
 def test_mean_of_statistics(size):
     def work(comm):
         means = comm.all_reduce_mean({'a': comm.rank, 'b': 1.5})
         assert means == {'a': pytest.approx((size - 1) / 2), 'b': 1.5}
+        # Rank 0 alone counts, three times.
+        stats = {'a': 4.0} if comm.rank == 0 else {}
+        assert comm.all_reduce_mean(stats, 3.0 if comm.rank == 0 else 0.0) == {'a': 4.0}
 
     on_ranks(size, work)
 
@@ -142,10 +134,9 @@ def check_average(parameters, comm, parts):
     plain = parameters_like(SHAPES)
     for part in parts:
         loss_of(plain, comm.rank, part).backward()
-    expected = [torch.zeros_like(p) if p.grad is None else p.grad for p in plain]
-    comm.all_reduce_mean_(expected)
-    for gradient, mean in zip(averages, expected, strict=True):
-        assert_close(gradient, mean, rtol=1e-6, atol=1e-6)
+    own = [torch.zeros_like(p) if p.grad is None else p.grad for p in plain]
+    for gradient, *terms in zip(averages, *comm.all_gather_object(own), strict=True):
+        assert_close(gradient, sum(terms) / comm.size, rtol=1e-6, atol=1e-6)
     assert averages[-2].abs().sum() > 0
     assert averages[-1].abs().sum() == 0
     assert_same_on_all_ranks(averages, comm)
@@ -229,13 +220,125 @@ def test_more_ranks_than_gpus_are_refused(visible):
             comms.choose_gpu(visible, rank)
 
 
+HYPERTHREADS = {processor: f'{processor % 4},{processor % 4 + 4}' for processor in range(8)}
+
+
 @pytest.mark.parametrize(
-    'affinities, threads', [([{0, 1, 2, 3}] * 2, 4), ([{0, 1}, {2, 3}], 8), ([{0}] * 9, 1)]
+    'affinities, core_of, quota, threads',
+    [
+        pytest.param([range(8)], {}, None, 8, id='alone'),
+        pytest.param([range(8)], HYPERTHREADS, None, 4, id='hyperthreads'),
+        pytest.param([{0, 4}], HYPERTHREADS, None, 1, id='bound to a core'),
+        pytest.param([{0}, {4}], HYPERTHREADS, None, 1, id='bound to hyperthreads'),
+        pytest.param([range(4)] * 2, {}, None, 2, id='two ranks'),
+        pytest.param([{0, 1}, {2, 3}], {}, None, 2, id='two ranks, bound'),
+        pytest.param([{0}] * 9, {}, None, 1, id='more ranks than processors'),
+        pytest.param([range(64)], {}, 4, 4, id='container'),
+        pytest.param([range(64)], {}, 1.5, 2, id='container with half a processor'),
+        pytest.param([range(64)], {}, 0.2, 1, id='container with little'),
+        pytest.param([range(2)], {}, 4, 2, id='container with more than there is'),
+        pytest.param([range(64)] * 2, {}, 4, 2, id='ranks share their container'),
+    ],
 )
-def test_ranks_share_processors(monkeypatch, affinities, threads):
-    """torch would take 8 threads for a rank that is alone."""
-    monkeypatch.setattr(torch, 'get_num_threads', lambda: 8)
-    assert comms.share_threads(affinities, 0) == threads
+def test_threads_are_the_cores_of_a_share(affinities, core_of, quota, threads):
+    assert processors.thread_count(affinities, 0, core_of, quota) == threads
+
+
+@pytest.mark.parametrize(
+    'memberships, files, quota',
+    [
+        ('0::/', {'cpu.max': '150000 100000'}, 1.5),
+        ('0::/', {'cpu.max': 'max 100000'}, None),
+        ('0::/a/b', {'a/b/cpu.max': 'max 100000', 'a/cpu.max': '400000 100000'}, 4),
+        ('0::/a', {'a/cpu.max': '400000 100000', 'cpu.max': '200000 100000'}, 2),
+        ('0::/docker/1f', {'cpu.max': '300000 100000'}, 3),  # its name is the host's
+        (
+            '5:cpu,cpuacct:/docker/1f\n0::/',
+            {'cpu/cpu.cfs_quota_us': '50000', 'cpu/cpu.cfs_period_us': '100000'},
+            0.5,
+        ),
+        ('1:cpu:/', {'cpu/cpu.cfs_quota_us': '-1', 'cpu/cpu.cfs_period_us': '100000'}, None),
+        ('1:cpu:/', {'cpu/cpu.cfs_quota_us': '7'}, None),
+        ('1:cpuset:/', {'cpu/cpu.cfs_quota_us': '7', 'cpu/cpu.cfs_period_us': '1'}, None),
+        ('0::/', {}, None),
+    ],
+)
+def test_quota_of_a_container(tmp_path, memberships, files, quota):
+    for name, text in files.items():
+        path = tmp_path / 'cgroup' / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + '\n')
+    listed = tmp_path / 'memberships'
+    listed.write_text(memberships + '\n')
+    assert processors.cpu_quota(tmp_path / 'cgroup', listed) == quota
+
+
+@pytest.mark.parametrize('by_itself, taken', [(8, 3), (2, 2)])
+def test_a_process_takes_no_more_threads_than_it_may_use(monkeypatch, by_itself, taken):
+    need(1)
+    monkeypatch.delenv('OMP_NUM_THREADS')
+    monkeypatch.setattr(processors, 'cpu_quota', lambda: 3)
+    monkeypatch.setattr(processors, 'core_of_each', lambda affinity: {})
+    monkeypatch.setattr(comms.os, 'sched_getaffinity', lambda process: set(range(16)))
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: by_itself)
+    counts = []
+    monkeypatch.setattr(torch, 'set_num_threads', counts.append)
+    comms.init_comm.__wrapped__()
+    assert counts == [taken]
+
+
+class OnTwoHosts(comms.EngineComm):
+    """The first of four ranks, which is alone on its host."""
+
+    rank = local_rank = 0
+    size = 4
+    all_gather_object = all_gather_on_host = None
+    broadcast_ = barrier = None
+
+
+def test_processors_are_shared_with_the_ranks_of_this_host_alone(monkeypatch):
+    monkeypatch.delenv('OMP_NUM_THREADS')
+    asked = []
+    monkeypatch.setattr(comms, 'limit_threads', lambda affinities, rank: asked.append(affinities))
+    comm = OnTwoHosts()
+    comm.all_gather_on_host = lambda value: [value]
+    comm.all_gather_object = lambda value: [value] * 4
+    comm._share_host()
+    (affinities,) = asked
+    assert len(affinities) == 1
+    without_mpi = comms.TorchComm.__new__(comms.TorchComm)
+    without_mpi.ranks_here = [1, 3]
+    without_mpi.all_gather_object = lambda value: ['a', 'b', 'c', 'd']
+    assert without_mpi.all_gather_on_host('b') == ['b', 'd']
+
+
+def test_ranks_without_mpi_wait_for_each_other_as_long_as_it_takes(monkeypatch):
+    """The group of objects and broadcasts has no timeout: a reward model is trained meanwhile."""
+
+    class Started(Exception):
+        pass
+
+    def init_torch(store, rank, size, *, backend, timeout):
+        assert backend == 'gloo'
+        raise Started(timeout.days)
+
+    for name in ('launch_methods', 'network', 'Lifeline', 'tell_failures_through'):
+        monkeypatch.setattr(comms, name, mock.Mock())
+    monkeypatch.setattr(comms, 'init_torch', init_torch)
+    with pytest.raises(Started) as e:
+        comms.TorchComm('torch', Timeouts(rank=60, allreduce=60))
+    assert e.value.args[0] >= 100
+
+
+def test_an_engine_that_needs_mpi_is_refused_without_it(monkeypatch):
+    for name in ('launch_methods', 'network', 'Lifeline', 'tell_failures_through'):
+        monkeypatch.setattr(comms, name, mock.Mock())
+    message = (
+        '^--run.allreduce horovod needs MPI, which these ranks were started without: take auto or'
+        ' torch, or start them by mpiexec$'
+    )
+    with pytest.raises(UserError, match=message):
+        comms.TorchComm('horovod', Timeouts(rank=60, allreduce=60))
 
 
 def test_interfaces():

@@ -70,21 +70,3 @@ def test_docstrings_are_whole(path):
     if is_help(source):
         summary = ast.get_docstring(ast.parse(source)).split('\n')[0]
         assert summary.endswith('.'), summary
-
-
-def test_help_is_found():
-    found = {path.name for path in FILES if is_help(path.read_text(encoding='utf-8'))}
-    assert {'memory.py', 'checkpoint.py', 'ppo_update.py'} <= found
-
-
-def test_a_torn_block_is_noticed():
-    assert torn_blocks('name: a file whose queries (token\nids)\n    it yields.') == ['ids)']
-    assert torn_blocks('name: a file whose queries (token\n    ids) it yields.') == []
-    assert torn_blocks('Files:\n    one\n    two\nall.') == []
-
-
-def test_torn_usage_is_noticed():
-    command = f'    {COMMAND} python x.py [--size 124M]'
-    assert torn_usage(f'{command} [--threads\n    2]') == [f'{command} [--threads', '    2]']
-    assert torn_usage(f'{command} {COMMAND} python\n    x.py') == [f'{command} {COMMAND} python']
-    assert torn_usage(f'{command}\n        [--threads 2]\n    {COMMAND} python x.py') == []

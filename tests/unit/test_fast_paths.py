@@ -17,6 +17,7 @@ from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import PRECISIONS
 from lm_human_preferences.language import attention, model
+from lm_human_preferences.machine import products
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils import core
@@ -28,14 +29,12 @@ needs_bf16 = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=['oneDNN', 'default'], autouse=True)
+@pytest.fixture(params=products.LIBRARIES, autouse=True)
 def library(request):
     """What multiplies float32 matrices."""
-    if request.param == 'oneDNN':
-        precision.configure('fp32', CPU)
-    yield
-    precision.configure('fp32', CPU)
-    torch.backends.mkldnn.matmul.fp32_precision = 'none'
+    precision.configure('fp32', CPU, request.param)
+    yield request.param
+    precision.configure('fp32', CPU, 'default')
 
 
 @pytest.fixture
@@ -155,13 +154,7 @@ def test_the_cache_grows(net, monkeypatch):
             assert_close(part[real], whole[:, start:end][real], rtol=1e-4, atol=1e-5)
 
 
-class OnGpu(torch.Tensor):
-    """A tensor on the CPU that says it is on a GPU."""
-
-    is_cuda = True
-
-
-def test_attention_on_a_gpu_is_the_same_function(monkeypatch):
+def test_attention_by_either_way_is_the_same_function(monkeypatch, library):
     fused, calls = torch.nn.functional.scaled_dot_product_attention, []
     monkeypatch.setattr(
         torch.nn.functional,
@@ -171,17 +164,22 @@ def test_attention_on_a_gpu_is_the_same_function(monkeypatch):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 7, 16)
     bias = torch.zeros(2, 1, 7, 7).masked_fill(torch.rand(2, 1, 7, 7).tril() == 0, -torch.inf)
-    on_cpu = attention.attend(q, k, v, bias)
+    bias[:, :, range(7), range(7)] = 0
+    by_two_products = attention.attend_by_two_products(q, k, v, bias)
     assert not calls
-    on_gpu = attention.attend(q.as_subclass(OnGpu), k, v, bias)
-    assert len(calls) == 1
-    assert_close(on_gpu.as_subclass(torch.Tensor), on_cpu, atol=1e-6)
+    chosen = attention.attend(q, k, v, bias)
+    assert len(calls) == (library == 'default')
+    assert_close(chosen, by_two_products, atol=1e-6)
+    with precision.plain():
+        assert_close(attention.attend(q, k, v, bias), by_two_products, atol=1e-6)
+    assert len(calls) == 1 + (library == 'default')
 
 
 def test_products_that_lose_digits_are_not_taken(monkeypatch):
-    monkeypatch.setattr(precision, '_error_of_a_product', lambda: 1e-3)
-    precision.prefer_onednn()
+    monkeypatch.setattr(products, 'error_of_a_product', lambda: 1e-3)
+    kernels = precision.configure('fp32', CPU, 'onednn')
     assert torch.backends.mkldnn.matmul.fp32_precision == 'none'
+    assert kernels.library == 'default' and kernels.fuses_attention
 
 
 @pytest.mark.parametrize('shape', [(7,), (50, 3)], ids=str)
@@ -205,7 +203,8 @@ def test_logprobs_and_entropies_from_one_table(shape):
                 core.logprobs_from_logits(logits=logits, labels=labels).detach(),
                 atol=1e-5,
             )
-            assert_close(entropies, core.entropy_from_logits(logits).detach(), atol=1e-5)
+            expected = torch.distributions.Categorical(logits=logits.detach()).entropy()
+            assert_close(entropies, expected, atol=1e-5)
             logprobs = core.logprobs_from_logits(logits=logits, labels=labels)
         loss = (weights * logprobs).sum()
         loss.backward(retain_graph=fused)
@@ -227,14 +226,14 @@ def gradient_of(trainer, rollouts):
     return stats, torch.cat([p.grad.flatten() for p in trainer.policy.get_params()])
 
 
-def test_bf16_agrees_with_float32_within_its_digits():
+def test_bf16_agrees_with_float32_within_its_digits(library):
     config = load_json('ppo', 'configs.json')['configs'][0]
     trainer, rollouts = (
         ppo_trainer(config['hparams'], comms.LocalComm()),
         rollouts_of('ppo', config['id'], 0, 1),
     )
     exact, gradient = gradient_of(trainer, rollouts)
-    precision.configure('bf16', CPU)
+    precision.configure('bf16', CPU, library)
     rounded, rounded_gradient = gradient_of(trainer, rollouts)
     for name in exact:
         assert_close(rounded[name], exact[name], rtol=0.02, atol=0.02, name=name)
@@ -248,10 +247,10 @@ def test_bf16_agrees_with_float32_within_its_digits():
 
 
 @needs_bf16
-def test_weights_laid_out_for_sampling_are_those_of_now(net):
-    precision.configure('bf16', CPU)
+def test_weights_laid_out_for_sampling_are_those_of_now(net, library):
+    precision.configure('bf16', CPU, library)
     optimizer, tokens = (
-        Adam(net.tf_parameters(), comm=comms.LocalComm()),
+        Adam(dict(net.named_parameters()), comm=comms.LocalComm()),
         padded(3, QUERY, share=0),
     )
 
@@ -277,8 +276,8 @@ def test_weights_laid_out_for_sampling_are_those_of_now(net):
 
 
 @needs_bf16
-def test_weights_laid_out_give_the_same_digits(net):
-    precision.configure('bf16', CPU)
+def test_weights_laid_out_give_the_same_digits(net, library):
+    precision.configure('bf16', CPU, library)
     x, layer = torch.randn(20, 64), net.transformer.h[0].mlp.c_fc
     with precision.autocast(CPU):
         outputs, low, logits = (
@@ -299,9 +298,9 @@ def test_weights_laid_out_give_the_same_digits(net):
     assert (fused - exact).norm() < (low - exact).norm() < 0.02 * exact.norm()
 
 
-def test_without_the_operators_products_are_ordinary_ones(net, monkeypatch):
+def test_without_the_operators_products_are_ordinary_ones(net, library, monkeypatch):
     monkeypatch.setattr(torch.ops, 'mkldnn', object())
-    precision.configure('bf16', CPU)
+    precision.configure('bf16', CPU, library)
     with torch.no_grad():
         h = net.hidden(padded(3, QUERY, share=0))
         assert_close(net.logits(h), h @ net.transformer.wte.weight.T, rtol=1e-5, atol=1e-5)
@@ -386,23 +385,23 @@ def test_precision_is_an_option_of_both_trainings(train, overrides, monkeypatch)
         }
     )
     train.train(hparams)
-    assert asked == [('bf16', core.default_device())]
+    assert asked == [('bf16', core.default_device(), 'default')]
 
 
 def test_precisions():
     assert PRECISIONS == ('fp32', 'tf32', 'bf16')
     with pytest.raises(ValueError, match='^--run.precision half is none of fp32, tf32, bf16$'):
-        train_reward.RunHParams(precision='half').validate(prefix='run.')
+        train_reward.HParams(run=train_reward.RunHParams(precision='half')).validate()
     with pytest.raises(UserError, match='^precision tf32 needs a GPU'):
-        precision.configure('tf32', CPU)
+        precision.configure('tf32', CPU, 'default')
     for name in PRECISIONS[::-1]:
-        precision.configure(name, torch.device('cuda'))
+        precision.configure(name, torch.device('cuda'), 'default')
         assert torch.backends.cuda.matmul.allow_tf32 == (name != 'fp32')
 
 
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='of glibc')
 def test_freed_memory_is_used_again():
-    precision.configure('fp32', CPU)
+    precision.configure('fp32', CPU, 'onednn')
     for _ in range(3):  # where the heap puts the first ones depends on what was freed before
         torch.ones(1 << 22)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

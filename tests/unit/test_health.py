@@ -98,9 +98,21 @@ def test_rules_of_reward_training(agreements, loss, rings):
     """320 labels, so that the limit of the agreement is -0.11; guessing among four has a loss of
     1.39."""
     alarms = health.reward_alarms(
-        {'loss': loss}, agreements, [loss] * len(agreements), batch_size=32, guessing_loss=1.386
+        {'loss': loss},
+        agreements,
+        [loss] * len(agreements),
+        labels=[32] * len(agreements),
+        guessing_loss=1.386,
     )
     assert [alarm.statistic for alarm in alarms] == rings
+
+
+def test_a_small_last_batch_rings_no_alarm_alone():
+    """Each label counts alike: here a bad one after 32 good ones."""
+    alarms = health.reward_alarms(
+        {'loss': 4.0}, [0.2, -1.0], [1.0, 4.0], labels=[32, 1], guessing_loss=1.386
+    )
+    assert alarms == []
 
 
 @pytest.mark.parametrize(
@@ -116,8 +128,10 @@ def test_loss_of_guessing(name, labels, expected):
     assert label_types.get(name).guessing_loss(labels) == pytest.approx(expected)
 
 
-def test_a_reward_model_that_ends_above_guessing_is_reported(tmp_path):
-    result = invoke(f'train_reward test first --mpi 1 --save_dir {tmp_path} --lr 10')
+def test_a_reward_model_that_ends_above_guessing_is_reported(tmp_path, monkeypatch):
+    # No learning rate leads there, and not to NaN, on every processor.
+    monkeypatch.setattr(health, 'FAR_ABOVE_GUESSING', 0.1)
+    result = invoke(f'train_reward test first --mpi 1 --save_dir {tmp_path}')
     assert result.exit_code == 0, result.output
     assert (
         'WARNING: step 32: the loss of the reward model ended far above that of guessing, 1.386'
@@ -243,6 +257,20 @@ def test_mode_holds_for_both_trainings(tmp_path):
     )
     assert result.exit_code == 2 and 'stopped at step 2 by --run.on_anomaly stop' in result.stderr
     assert not (tmp_path / 'first' / 'policy').exists()
+
+
+@pytest.mark.parametrize('lr', ['1e6', '2e38'])
+def test_rewards_that_are_no_numbers_are_told_in_one_line(lr):
+    """Where nothing has stopped the training before they were to be normalised."""
+    result = invoke(
+        'train_policy test first --mpi 1 --save_dir None --ppo.total_episodes 64'
+        f' --rewards.train_new_model.labels.num_train 64 --rewards.train_new_model.lr {lr}'
+    )
+    assert result.exit_code == 2, result.output
+    assert result.stderr.splitlines()[-1] == (
+        'error: the rewards of 256 samples are nan +- nan, so they cannot be normalised: lower the'
+        ' learning rate of the reward model'
+    )
 
 
 def test_limits_are_what_readme_says():

@@ -1,5 +1,6 @@
 """Labels held out of training: which they are, how they are predicted, and a training with some."""
 
+import math
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
 from lm_human_preferences.labels import simulated
+from lm_human_preferences.labels.agreement import clustered_interval
 from lm_human_preferences.labels.held_out import is_held_out, predict, split
 
 PAIRS = label_types.get('best_of_2')
@@ -44,31 +46,26 @@ def test_a_question_is_held_out_by_its_tokens_alone():
     assert not is_held_out(labels, PAIRS, 0.0).any()
 
 
-def hparams(share, batch_size=8):
+def hparams(share):
     result = HParams()
-    result.override_from_dict(
-        {'labels.type': 'best_of_2', 'labels.held_out': share, 'batch_size': batch_size}
-    )
+    result.override_from_dict({'labels.type': 'best_of_2', 'labels.held_out': share})
     return result
 
 
-def test_split_loses_nothing_but_what_fills_no_batch():
+def test_split_loses_nothing():
     labels = pairs(203)
     train, held_out, (note,) = split(labels, hparams(0.25))
     assert held_out is not None
     mask = is_held_out(labels, PAIRS, 0.25)
     for field, values in labels.items():
         assert held_out[field].tolist() == values[mask].tolist()
-        assert train[field].tolist() == values[~mask][: len(train['query'])].tolist()
+        assert train[field].tolist() == values[~mask].tolist()
     count = int(mask.sum())
-    left = (203 - count) % 8
-    assert note == (
-        f'Held out: {count} of 203 labels; training on {203 - count - left}, {left} do not fill a'
-        ' batch of 8'
-    )
+    assert note == f'Held out: {count} of 203 labels; training on {203 - count}'
     assert split(labels, hparams(0.0)) == (labels, None, [])
-    with pytest.raises(UserError, match='too few for --batch_size 500'):
-        split(labels, hparams(0.25, batch_size=500))
+    few = {field: values[mask] for field, values in labels.items()}
+    with pytest.raises(UserError, match='--labels.held_out 0.25 leaves none of'):
+        split(few, hparams(0.25))
 
 
 def rewards_are_first_tokens(queries, responses):
@@ -94,6 +91,10 @@ def test_predictions_do_not_depend_on_ranks_and_batches(size):
                 accuracy,
                 1 / 2,
             )
+            assert prediction.questions == count
+    twice = {field: torch.cat([values, values]) for field, values in labels.items()}
+    prediction = predict(rewards_are_first_tokens, twice, PAIRS, 2, LocalComm())
+    assert prediction is not None and (prediction.labels, prediction.questions) == (8, 4)
     nothing = {field: values[:0] for field, values in labels.items()}
     assert predict(rewards_are_first_tokens, nothing, PAIRS, 2, LocalComm()) is None
 
@@ -106,6 +107,22 @@ def test_what_is_right_in_each_label_type():
     rating = label_types.get('scalar_rating')
     assert rating.is_right(rewards[:, :1], {'score': torch.tensor([0.5, 2.0])}) is None
     assert (compare.chance, rating.chance, label_types.get('best_of_4').chance) == (0.5, None, 0.25)
+
+
+def test_all_answers_to_one_question_are_together_in_the_interval():
+    """Four labellers agree on each of ten questions, of which the rewards get eight right."""
+    query = torch.arange(10).repeat_interleave(4)[:, None]
+    samples = {'sample0': torch.zeros(40, 1, dtype=torch.int64), 'sample1': query % 5 + 1}
+    best = (query[:, 0] < 8).long()
+    labels = {'query': query, **samples, 'best': best}
+    best_of_2 = label_types.get('best_of_2')
+    prediction = predict(rewards_are_first_tokens, labels, best_of_2, 16, LocalComm())
+    assert prediction.accuracy == 0.8
+    interval = clustered_interval([4] * 8 + [0] * 2, [4] * 10)
+    assert prediction.interval() == pytest.approx(interval)
+    assert str(prediction) == (
+        'as the labeller in 80.0 % of 40 labels (95 % interval 49.0 to 94.3); chance is 50.0 %'
+    )
 
 
 def test_ratings_are_predicted_by_their_correlation():
@@ -132,7 +149,7 @@ def curve_of(run):
 def test_a_training_logs_and_prints_its_accuracy(trained):
     run, printed = trained
     (training_on,) = re.findall(r'Held out: \d+ of 160 labels; training on (\d+)', printed)
-    steps = int(training_on) // 32
+    steps = math.ceil(int(training_on) / 32)
     curve = curve_of(run)
     assert [step + 1 for step, _ in curve] == sorted({steps // 4, steps // 2, steps} - {0})
     (percent,) = re.findall(r'held out: as the labeller in ([\d.]+) % of \d+ labels', printed)
@@ -183,10 +200,13 @@ def test_errors_are_for_the_source_mock_alone(tmp_path):
     assert '--labels.error 0.1: --labels.source test is not' in error
 
 
-def test_a_dry_run_notices_that_too_few_labels_are_left(tmp_path):
-    words = f'train_reward test x --dry_run --save_dir {tmp_path} --labels.num_train 32'
-    result = invoke(f'{words} --labels.held_out 0.9')
-    assert result.exit_code == 2 and '--labels.held_out 0.9 leaves' in result.stderr
+def test_a_dry_run_notices_that_no_label_is_left(tmp_path):
+    words = f'train_reward test x --dry_run --save_dir {tmp_path} --batch_size 1'
+    words += ' --labels.num_train 1'
+    result = invoke(f'{words} --labels.type best_of_3 --labels.held_out 0.9')
+    assert (
+        result.exit_code == 2 and '--labels.held_out 0.9 leaves none of 1 labels' in result.stderr
+    )
     assert invoke(words).exit_code == 0
 
 
@@ -195,4 +215,5 @@ def test_a_policy_can_hold_labels_out_too(tmp_path):
         f'train_policy test x --dry_run --save_dir {tmp_path}'
         ' --rewards.train_new_model.labels.held_out 0.1'
     )
-    assert result.exit_code == 0 and '      held_out: 0.1\n' in result.stdout
+    assert result.exit_code == 0
+    assert '  rewards.train_new_model.labels.held_out: 0.1\n' in result.stdout

@@ -191,4 +191,12 @@ def test_random_work_keeps_every_rule(world):
         for name in NAMES:
             expected = sum(it.folder.is_open_for(q, name) for q in it.folder.questions.values())
             assert it.assignments.left(name) == expected
+            done = it.folder.logs[name].by_question
+            closed = {
+                question.id
+                for question in it.folder.questions.values()
+                if not question.needs(it.folder.answers_to(question))
+            }
+            others = it.assignments.done_by_others(name, len(done))
+            assert others == len(closed - done.keys())
     assert finished > 50 and len(taken_back) < len(it.folder.questions)

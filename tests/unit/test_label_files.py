@@ -6,10 +6,12 @@ import math
 import pytest
 import torch
 from command_line import invoke
+from label_folders import make_folder
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
 from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language import encodings
 
 PADDING = 27
@@ -71,13 +73,10 @@ def test_fields_become_batched_tensors(load, label_type):
     assert 'note' not in labels
 
 
-def test_all_labels_that_fill_batches_are_used_and_the_rest_is_named(load):
+def test_all_labels_are_used_whether_or_not_they_fill_batches(load):
     labels, notes = load([label(best=i % 2) for i in range(7)], batch_size=3)
-    assert labels['best'].tolist() == [0, 1, 0, 1, 0, 1]
-    assert notes == [
-        'Num labels found in source: 7',
-        'Training on 6 of them; 1 do not fill a batch of 3',
-    ]
+    assert labels['best'].tolist() == [0, 1, 0, 1, 0, 1, 0]
+    assert notes == ['Num labels found in source: 7']
 
 
 def test_the_first_num_train_labels_are_used(load):
@@ -102,8 +101,8 @@ def test_the_first_num_train_labels_are_used(load):
             "label 1, field 'query' must be token ids 0 to 26, or 27 for padding, not -1",
         ),
         ({'query': [27, 27, 27]}, "label 1, field 'query' is padding only"),
-        ({'best': 2}, "label 1, field 'best' must be 0 to 1, not 2"),
-        ({'best': -1}, "label 1, field 'best' must be 0 to 1, not -1"),
+        ({'best': 2}, "label 1, field 'best' must be a whole number from 0 to 1, not 2"),
+        ({'best': -1}, "label 1, field 'best' must be a whole number from 0 to 1, not -1"),
         ({'best': 0.5}, "label 1, field 'best' must be an integer, not 0.5"),
         (
             {'best': 10**30},
@@ -154,7 +153,7 @@ def test_missing_field(load, tmp_path, missing):
     'labels, settings, told',
     [
         ([label()] * 3, {'num_train': 4}, ' has 3 labels, too few for --labels.num_train 4'),
-        ([label()], {}, ' has 1 labels, too few for --batch_size 2'),
+        ([], {}, ' has no labels'),
         ([label(), 7], {}, ': label 1 is a int, not an object'),
         ({'labels': []}, {}, ' must hold a JSON array of labels, not a dict'),
     ],
@@ -165,6 +164,18 @@ def test_mistake_in_the_file(load, tmp_path, labels, settings, told):
     assert str(caught.value) == f'--labels.source {tmp_path}/labels.json{told}'
 
 
+@pytest.mark.parametrize(
+    'begun_with, hint', [(4, ' (--labels.num_train 4, if more were added at the end)'), (5, '')]
+)
+def test_a_run_with_other_labels_is_told_what_it_may_name(begun_with, hint):
+    with pytest.raises(UserError) as caught:
+        label_files.check_order(list(range(begun_with)), 8, hparams('labels.json', batch_size=2))
+    assert str(caught.value) == (
+        f'the run was begun with {begun_with} labels, not 8: name them as before{hint}, or begin'
+        ' again with --overwrite'
+    )
+
+
 @pytest.mark.parametrize('text', ['', '[{', '[' * 100000])
 def test_what_is_not_json_is_named(load, tmp_path, text):
     with pytest.raises(UserError, match='is not JSON') as caught:
@@ -172,9 +183,17 @@ def test_what_is_not_json_is_named(load, tmp_path, text):
     assert f'{tmp_path}/labels.json' in str(caught.value) and '\n' not in str(caught.value)
 
 
-def test_best_of_none_is_refused():
-    with pytest.raises(UserError, match='best_of_0 shows no response'):
-        label_files.load_labels(hparams('test', label_type='best_of_0'), encodings.Test)
+def test_answers_of_a_folder_are_checked_as_those_of_a_file_are(tmp_path):
+    def labels_of(folder):
+        with Labeller(folder, 'anna') as anna:
+            answers = [anna.answer(question, 3, 1.0) for question in folder.questions.values()]
+        return label_files.of_answers(folder, answers)
+
+    labels = labels_of(make_folder(tmp_path / 'good', 2))
+    assert labels['best'].tolist() == [3, 3] and labels['sample2'].shape == (2, 4)
+    assert labels_of(make_folder(tmp_path / 'empty', 0))['best'].shape == (0,)
+    with pytest.raises(UserError, match="bad: label 0, field 'query' must be token ids 0 to 26"):
+        labels_of(make_folder(tmp_path / 'bad', 9, tokens=99))
 
 
 def test_from_the_command_line_a_mistake_is_one_line_and_status_2(tmp_path):
@@ -187,7 +206,8 @@ def test_from_the_command_line_a_mistake_is_one_line_and_status_2(tmp_path):
     assert result.exit_code == 2, result.output
     assert (
         result.stderr.splitlines()[-1]
-        == f"error: --labels.source {path}: label 0, field 'best' must be 0 to 1, not 9"
+        == f"error: --labels.source {path}: label 0, field 'best' must be a whole number from 0"
+        ' to 1, not 9'
     )
     assert not (tmp_path / 'first').exists()
 
@@ -235,12 +255,6 @@ def test_what_else_a_label_holds_changes_nothing(load, written):
     labels, _ = load([label(), label(**written)])
     assert labels['sample0'].tolist() == [[3, 4], written.get('sample0', [3, 4])]
     assert labels['query'].dtype == torch.int64 and labels['best'].tolist() == [1, 1]
-
-
-def test_lists_of_tokens_become_no_python_numbers(load, monkeypatch):
-    monkeypatch.setattr(label_files.storage, 'read_json', None)
-    labels, _ = load(json.dumps([label(), label(query=[2, 1, 0])], indent=1))
-    assert labels['query'].tolist() == [[0, 1, PADDING], [2, 1, 0]]
 
 
 @pytest.mark.parametrize('query', ['"[0, 1, 2]"', '"0, 1, 2"', '{}', '[[0, 1, 2]]'])

@@ -2,23 +2,28 @@
 count."""
 
 import errno
+import functools
 import json
+import operator
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from label_folders import HEADER, TASK, make_folder, questions
 
-from lm_human_preferences import label_types
+from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels import answers, folder, json_lines
+from lm_human_preferences.labels import answers, json_lines
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
-from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
+from lm_human_preferences.online import answers as online_answers
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,7 +67,7 @@ def test_questions_and_answers_are_read_as_they_were_written(tmp_path):
         'seconds': 0.75,
     }
     assert LabelFolder(str(tmp_path / 'f')).counted() == [answer]
-    assert answer.shown_position() == order.index(2)
+    assert answer.order.index(answer.value) == order.index(2)
 
 
 def test_an_id_is_of_query_and_samples_alone():
@@ -75,14 +80,6 @@ def test_an_id_is_of_query_and_samples_alone():
     digest = subprocess.run(['sha256sum'], input=b'[[1],[2,3]]', capture_output=True, check=True)
     expected = digest.stdout.split()[0].decode()
     assert answers.question_id({'query': [1], 'sample': [2, 3]}) == expected
-
-
-@pytest.mark.parametrize('name', ['best_of_2', 'best_of_9', 'scalar_rating', 'scalar_compare'])
-def test_fields_are_those_of_the_label_type(name):
-    label_type = label_types.get(name)
-    assert answers.sample_names(name) == list(label_type.samples)
-    assert [answers.answer_field(name)] == list(label_type.label_schemas())
-    assert folder.LABEL_TYPE.fullmatch(name)
 
 
 def test_the_order_is_the_same_each_time_and_another_for_each_labeller_and_question():
@@ -98,6 +95,22 @@ def test_the_order_is_the_same_each_time_and_another_for_each_labeller_and_quest
     assert answers.shown_order('anna', 'x', 4) == answers.shown_order('anna', 'x', 4)
 
 
+def test_with_a_key_the_order_follows_from_the_key():
+    questions = list(map(str, range(300)))
+    public, one, other = (
+        [answers.shown_order('anna', question, 4, key) for question in questions]
+        for key in (None, b'one', b'other')
+    )
+    assert one == [answers.shown_order('anna', question, 4, b'one') for question in questions]
+    for orders in (public, other):  # of 24 orders, one in 24 is the same by chance
+        assert sum(map(operator.eq, orders, one)) < 40
+    ranked = [
+        sorted(questions, key=functools.partial(answers.asking_rank, 'anna', key=key))
+        for key in (None, b'one', b'other')
+    ]
+    assert len(set(map(tuple, ranked))) == 3
+
+
 def test_more_questions_of_the_same_task_are_added_and_others_refused(tmp_path):
     make_folder(tmp_path / 'f', 3)
     make_folder(tmp_path / 'f', 2, seed=1)
@@ -108,6 +121,49 @@ def test_more_questions_of_the_same_task_are_added_and_others_refused(tmp_path):
     with pytest.raises(UserError, match=r"another task: its encoding is 'test', not 'main'"):
         make_folder(tmp_path / 'f', task={'encoding': 'main'})
     make_folder(tmp_path / 'f', seed=2, task={'task': {**TASK['task'], 'query_dataset': 'books'}})
+
+
+def test_messages_quote_ids_without_terminal_escapes(tmp_path):
+    """Also those that the page and the terminal show while they run."""
+    opened = make_folder(tmp_path / 'f', 1)
+    file = tmp_path / 'f/questions.jsonl'
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, 'id': 'x\x1b[2J'}) + '\n')
+    opened = LabelFolder(opened.path)
+    (question,) = opened.questions.values()
+    with pytest.raises(UserError, match=r'question x\\x1b\[2J is damaged'):
+        opened.tokens(question)
+    with Labeller(opened, 'anna') as labeller:
+        labeller.answer(question, 1, 1.0, uuid='u\x1b[2J')
+    answered = tmp_path / 'f/answers/anna.jsonl'
+    answered.write_text(2 * answered.read_text())
+    with pytest.raises(UserError, match=r'repeats the answer u\\x1b\[2J'):
+        LabelFolder(opened.path)
+    file.write_text('')
+    answered.write_text(answered.read_text().splitlines(keepends=True)[0])
+    with pytest.raises(UserError, match=r'answers the question x\\x1b\[2J'):
+        LabelFolder(opened.path)
+
+
+@pytest.mark.parametrize('is_one_process', [True, False])
+def test_the_first_answer_counts_though_the_clock_is_set_back(
+    tmp_path, monkeypatch, is_one_process
+):
+    """Two who are at one question at the same time: on one page, or each in a terminal."""
+    opened = make_folder(tmp_path / 'f', 1)
+    (question,) = opened.questions.values()
+    clock = iter([2000.0, 1000.0, 999.0])
+    monkeypatch.setattr(time, 'time', lambda: next(clock))
+    with Labeller(opened, 'zoe') as zoe:
+        first = zoe.answer(question, 3, 1.0)
+    if not is_one_process:
+        opened = LabelFolder(opened.path)
+    for name in ('anna', 'bob'):
+        with Labeller(opened, name) as labeller:
+            assert labeller.answer(question, 0, 1.0).time > first.time
+    read = LabelFolder(opened.path)
+    assert read.counted() == online_answers.collected(read) == [first]
+    assert read.logs['zoe'].latest < read.logs['anna'].latest < read.logs['bob'].latest
 
 
 # ---------------------------------------------------------------- kills
@@ -272,6 +328,161 @@ def test_a_file_has_one_writer(tmp_path):
         QuestionWriter(str(tmp_path / 'f'), TASK)
 
 
+def delete(file):
+    file.unlink()
+
+
+def delete_folder(file):
+    shutil.rmtree(file.parents[1])
+
+
+def write_over(file):
+    """As an editor does that saves what it read before the last answer."""
+    with open(file, 'r+b') as opened:
+        opened.truncate(file.read_bytes().index(b'\n') + 1)
+
+
+def edit_over(file):
+    with open(file, 'r+b') as opened:
+        opened.write(b'{"note": "more than there was"}\n' * 50)
+
+
+def replace(file):
+    """As rsync does, and editors that write a new file."""
+    new = file.with_name('new')
+    new.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
+    new.replace(file)
+
+
+def replace_folder(file):
+    """Somebody has moved the folder and copied it back, but for the last answer."""
+    folder = file.parents[1]
+    moved = folder.with_name('moved')
+    folder.rename(moved)
+    shutil.copytree(moved, folder)
+    write_over(file)
+    shutil.rmtree(moved)
+
+
+@pytest.mark.parametrize(
+    'change, what, place',
+    [
+        (delete, 'was deleted', 'answers/anna.jsonl'),
+        (delete_folder, 'was deleted', None),
+        (write_over, 'was cut off', 'answers/anna.jsonl.*.saved'),
+        (edit_over, 'was added to by somebody else', 'answers/anna.jsonl.*.saved'),
+        (replace, 'was replaced', 'answers/anna.jsonl.*.saved'),
+        (replace_folder, 'was replaced', 'answers/anna.jsonl.*.saved'),
+    ],
+)
+def test_answers_survive_their_file_and_no_more_are_acknowledged(
+    tmp_path, monkeypatch, change, what, place
+):
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+    path = tmp_path / 'f'
+    make_folder(path, 4)
+    file = path / 'answers/anna.jsonl'
+    with Labeller(LabelFolder(str(path)), 'anna') as labeller:
+        for _ in range(2):
+            labeller.answer(labeller.next_question(), 1, 1)
+        question = labeller.next_question()
+        saved = file.read_bytes()
+        change(file)
+        for _ in range(2):
+            with pytest.raises(json_lines.FileTaken, match=f'anna.jsonl {what} while') as error:
+                labeller.answer(question, 2, 1)
+            with pytest.raises(json_lines.FileTaken):
+                labeller.next_question()
+    (copy,) = path.glob(place) if place else tmp_path.glob('anna.jsonl.*.saved')
+    assert copy.read_bytes() == saved
+    assert 'start again' in str(error.value)
+    assert copy == file or f'its lines are in {copy}; move that to {file}' in str(error.value)
+
+
+def test_what_was_given_before_is_not_acknowledged_again_once_its_file_is_gone(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 1)
+    with Labeller(LabelFolder(str(path)), 'anna') as labeller:
+        question = labeller.next_question()
+        labeller.answer(question, 1, 1, uuid='u')
+        labeller.undo('u')
+        replace(path / 'answers/anna.jsonl')
+        with pytest.raises(json_lines.FileTaken):
+            labeller.answer(question, 1, 1, uuid='u')
+        with pytest.raises(json_lines.FileTaken):
+            labeller.undo('u')
+
+
+def test_a_file_that_is_deleted_while_it_is_written_is_noticed(tmp_path, monkeypatch):
+    path = tmp_path / 'f'
+    make_folder(path, 1)
+    file = path / 'answers/anna.jsonl'
+    append = storage.append
+
+    def append_too_late(*arguments, **options):
+        append(*arguments, **options)
+        file.unlink()
+
+    with Labeller(LabelFolder(str(path)), 'anna') as labeller:
+        monkeypatch.setattr(storage, 'append', append_too_late)
+        with pytest.raises(json_lines.FileTaken, match='was deleted'):
+            labeller.answer(labeller.next_question(), 1, 1)
+
+
+def test_a_moved_folder_goes_on_when_it_is_back(tmp_path):
+    path, moved = tmp_path / 'f', tmp_path / 'moved'
+    make_folder(path, 2)
+    with Labeller(LabelFolder(str(path)), 'anna') as labeller:
+        labeller.answer(labeller.next_question(), 1, 1)
+        question = labeller.next_question()
+        path.rename(moved)
+        with pytest.raises(json_lines.FileTaken) as error:
+            labeller.answer(question, 2, 1)
+        assert 'was moved while this program was using it' in str(error.value)
+        assert f'its lines are in {moved}/answers/anna.jsonl; move that back' in str(error.value)
+        moved.rename(path)
+        labeller.answer(question, 2, 1)
+    assert sorted(live(path, 'anna').values()) == [1, 2]
+
+
+@pytest.mark.parametrize('line', [b'nonsense\n', b'{"undo": "u", "time": 1}\n'])
+def test_a_line_that_somebody_else_adds_is_told_at_once(tmp_path, line):
+    path = tmp_path / 'f'
+    make_folder(path, 2)
+    file = path / 'answers/anna.jsonl'
+    with Labeller(LabelFolder(str(path)), 'anna') as labeller:
+        labeller.answer(labeller.next_question(), 1, 1, uuid='u')
+        question = labeller.next_question()
+        with open(file, 'ab') as other:
+            other.write(line)
+        before = file.read_bytes()
+        with pytest.raises(json_lines.FileTaken, match='was added to by somebody else'):
+            labeller.answer(question, 2, 1)
+        with pytest.raises(json_lines.FileTaken):
+            labeller.next_question()
+    assert file.read_bytes() == before
+    assert [file.name for file in (path / 'answers').iterdir()] == ['anna.jsonl']
+
+
+def test_a_second_name_is_not_written_through(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 1)
+    (path / 'answers/anna.jsonl').touch()
+    (tmp_path / 'elsewhere').hardlink_to(path / 'answers/anna.jsonl')
+    with (
+        Labeller(LabelFolder(str(path)), 'anna') as labeller,
+        pytest.raises(json_lines.FileTaken, match='second name .* put a copy in its place'),
+    ):
+        labeller.next_question()
+
+
+def test_questions_are_not_added_to_a_file_that_was_deleted(tmp_path):
+    with QuestionWriter(str(tmp_path / 'f'), TASK) as writer:
+        (tmp_path / 'f/questions.jsonl').unlink()
+        with pytest.raises(json_lines.FileTaken, match='questions.jsonl was deleted'):
+            writer.add(questions(1), [HEADER])
+
+
 # ---------------------------------------------------------------- answers
 
 
@@ -321,6 +532,24 @@ def test_undo_goes_back_one_by_one_and_asks_again(tmp_path):
         labeller.answer(asked[0], 1, 1)
         assert labeller.next_question() == asked[1]
         assert labeller.log.undone == 2
+
+
+def test_an_answer_in_the_last_line_that_a_training_has_used_stays(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 3)
+    with Labeller(LabelFolder(str(path)), 'anna') as labeller:
+        labeller.answer(labeller.next_question(), 0, 1, uuid='line 1')
+        labeller.undo('line 1')
+        labeller.answer(labeller.next_question(), 0, 1, uuid='line 3')
+        labeller.answer(labeller.next_question(), 0, 1, uuid='line 4')
+        used = [{'answers': {'anna': 3, 'bob': 9}}, {'answers': {'bob': 9}}, {'trained': 1}]
+        (path / 'used.jsonl').write_text(''.join(f'{json.dumps(line)}\n' for line in used))
+        with pytest.raises(AlreadyUsed, match='the reward model has learned from it'):
+            labeller.undo('line 3')
+        assert labeller.undo().uuid == 'line 4'
+        with pytest.raises(AlreadyUsed):
+            labeller.undo()
+        assert [answer.uuid for answer in labeller.folder.counted()] == ['line 3']
 
 
 def test_nobody_is_asked_twice_and_repeated_questions_are_asked_of_as_many_as_wanted(tmp_path):
@@ -447,8 +676,8 @@ GOOD = {'answer': 'u', 'best': 1, 'order': [0, 1, 2, 3], 'seconds': 1, 'time': 1
 @pytest.mark.parametrize(
     'change, message',
     [
-        ({'best': 4}, 'best must be 0 to 3, not 4'),
-        ({'best': True}, 'best must be 0 to 3'),
+        ({'best': 4}, 'best must be a whole number from 0 to 3, not 4'),
+        ({'best': True}, 'best must be a whole number'),
         ({'best': None}, 'neither best nor skip'),
         ({'order': [0, 1, 2]}, 'order must hold 0 to 3'),
         ({'order': 3}, 'not iterable'),
@@ -484,7 +713,7 @@ def test_lines_that_are_no_answers(tmp_path, text):
 @pytest.mark.parametrize(
     'change, message',
     [
-        ({'gold': 'x'}, 'gold must be a number'),
+        ({'gold': 'x'}, 'gold must be a whole number from 0 to 3'),
         ({'policies': ['initial']}, 'policies must name the policy of each of 4 samples'),
         ({'policies': 3}, 'is no question'),
         ({'labellers': None}, 'is no question'),

@@ -11,6 +11,7 @@ from golden_data import load_json
 from trainers import LARGE, loss_of, ppo_trainer, rollouts_of
 
 from lm_human_preferences import plans, ppo, train_policy, train_reward
+from lm_human_preferences.checkpointing import checkpointer, checkpoints
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import model
@@ -23,10 +24,9 @@ CPU = torch.device('cpu')
 
 @pytest.fixture(params=['fp32', 'bf16'])
 def computed_in(request):
-    precision.configure(request.param, CPU)
+    precision.configure(request.param, CPU, 'onednn')
     yield
-    precision.configure('fp32', CPU)
-    torch.backends.mkldnn.matmul.fp32_precision = 'none'
+    precision.configure('fp32', CPU, 'default')
 
 
 def gradients_and_bytes(model, loss):
@@ -159,13 +159,15 @@ TEST_TASK = {
 
 @pytest.mark.parametrize('kind', ['policy', 'reward model'])
 def test_what_lasts_is_what_a_trainer_holds(kind):
-    """The estimate against the parameters, gradients and moments of a trainer after an update."""
+    """The estimates, of memory and of a checkpoint, against the parameters, gradients and moments
+    of a trainer after an update."""
     start = TrainedModel('test')
     if kind == 'policy':
         hparams = train_policy.HParams()
         hparams.override_from_dict({**TEST_TASK, 'rewards.trained_model': 'test'})
         trainer = train_policy.build_trainer(hparams, start, comms.LocalComm())
         estimate = plans.policy_memory(hparams, start.hparams(), ranks=1)
+        networks = plans.policy_networks(hparams)
         trainer.step()
     else:
         hparams = train_reward.HParams()
@@ -174,6 +176,7 @@ def test_what_lasts_is_what_a_trainer_holds(kind):
         )
         trainer = train_reward.build_trainer(hparams, start, comms.LocalComm())
         estimate = plans.reward_memory(hparams, start.hparams(), ranks=1)
+        networks = plans.REWARD_NETWORKS
         trainer.prepare()
         trainer.step()
     held = 0
@@ -184,6 +187,12 @@ def test_what_lasts_is_what_a_trainer_holds(kind):
     for _, mean, square in trainer.optimizer.state.values():
         held += mean.nbytes + square.nbytes
     assert estimate.lasting_bytes() == pytest.approx(held, rel=0.02)
+    in_a_checkpoint = checkpoints.size_of(checkpointer.variables_of(trainer))
+    expected = plans.checkpoint_size(networks, start.hparams())
+    values, expected_values = (
+        size - checkpoints.SIZE_OF_OTHER_FILES for size in (in_a_checkpoint, expected)
+    )
+    assert expected_values == pytest.approx(values, rel=0.02)
 
 
 GB = 10**9

@@ -13,9 +13,9 @@ from pathlib import Path
 import mpi4py
 import pytest
 
-from lm_human_preferences.distributed import engines, env, horovod_build, launcher, mpi_library
+from lm_human_preferences.distributed import engines, launch_methods, launcher
+from lm_human_preferences.distributed.libraries import horovod_build, mpi_library, shared_objects
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils import shared_objects
 
 BINDINGS = Path(mpi4py.__file__).parent
 OPEN_MPI = {'OMPI_COMM_WORLD_SIZE': '2', 'OMPI_COMM_WORLD_RANK': '1', 'PMIX_RANK': '1'}
@@ -35,7 +35,14 @@ TORCHRUN = {
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
     """Function that makes this process look like one that was started with these variables."""
-    names = {*env.VARIABLES, *mpi_library.CHOICES, *OPEN_MPI, *PMI2, *PMIX, 'OPAL_PREFIX'}
+    names = {
+        *launch_methods.VARIABLES,
+        *mpi_library.CHOICES,
+        *OPEN_MPI,
+        *PMI2,
+        *PMIX,
+        'OPAL_PREFIX',
+    }
     for name in names:
         monkeypatch.delenv(name, raising=False)
     mpi_library.load_library.cache_clear()
@@ -85,7 +92,7 @@ def no_library(monkeypatch):
 )
 def test_family(launched, variables, family):
     launched(variables)
-    assert mpi_library.launcher_family() is family
+    assert launch_methods.current().family is family
 
 
 def test_a_step_of_slurm_around_mpiexec_is_forgotten(launched, loaded):
@@ -103,6 +110,31 @@ def test_the_users_choice_counts(launched, loaded, variables, choice):
     assert mpi_library.why_worlds_differ().startswith(f'{choice} names another MPI than ')
 
 
+@pytest.mark.parametrize(
+    'variables, choice, value, told',
+    [
+        (HYDRA, 'MPI4PY_MPIABI', 'openmpi', "MPICH's mpiexec started these ranks, but"),
+        (OPEN_MPI, 'MPI4PY_LIBMPI', 'libmpi.so.12', "Open MPI's mpiexec started these ranks, but"),
+        (HYDRA, 'MPI4PY_LIBMPI', '{}/libmpi.so', "MPICH's mpiexec started these ranks, but"),
+    ],
+)
+def test_a_choice_of_the_other_mpi_is_one_line(launched, tmp_path, variables, choice, value, told):
+    """Also where a path leads to the library by links, as Debian's does."""
+    (tmp_path / 'libmpi.so.40.30.4').touch()
+    (tmp_path / 'libmpi.so').symlink_to('libmpi.so.40.30.4')
+    value = value.format(tmp_path)
+    launched({**variables, choice: value})
+    other = 'MPICH' if variables is OPEN_MPI else 'Open MPI'
+    with pytest.raises(mpi_library.NoLibrary) as e:
+        mpi_library.load_library()
+    assert str(e.value) == (
+        f'{told} {choice}={value} names {other}: unset it, or start the ranks by the mpiexec of'
+        f' {other}'
+    )
+    launched({choice: 'openmpi' if variables is OPEN_MPI else 'libmpich.so.12'})
+    assert mpi_library.load_library() is None
+
+
 # ---------------------------------------------------------------- which library
 
 
@@ -114,7 +146,7 @@ def test_the_library_beside_the_launcher_comes_first(launched, tmp_path, folder)
     shutil.copy(shutil.which('sh'), program)
     (tmp_path / folder).mkdir()
     code = (
-        'from lm_human_preferences.distributed import mpi_library;'
+        'from lm_human_preferences.distributed.libraries import mpi_library;'
         'print(*mpi_library._library_folders())'
     )
     command = f'sh -c \'{sys.executable} -c "{code}"; true\'; true'

@@ -4,19 +4,31 @@ The class is the example in CONTRIBUTING.md: people rank N responses, and the lo
 Plackett and Luce, of which best_of_N is the first factor.
 """
 
+import itertools
 import json
 import math
+import random
+import re
 
 import documentation
+import example_label_type
 import pytest
 import torch
+from click.testing import CliRunner
 from experiments import resolved
+from label_folders import make_folder
+from label_page import answers_of, served, write_texts
 
+import launch
 from lm_human_preferences import label_types, lm_tasks, train_reward
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.files import load_labels
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.report import report
 from lm_human_preferences.labels.simulated import simulated_labels
+from lm_human_preferences.labels.simulated_labeller import simulated_answer
 from lm_human_preferences.language import encodings
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.synthetic.known_reward import KnownReward
@@ -24,10 +36,7 @@ from lm_human_preferences.synthetic.known_reward import KnownReward
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    """Makes the class known, which is written for the end of label_types.py."""
-    code = documentation.fenced('CONTRIBUTING.md', 'python')
-    monkeypatch.setattr(label_types, 'TYPES', dict(label_types.TYPES))
-    exec(code, dict(vars(label_types)))
+    example_label_type.register(monkeypatch)
 
 
 def hparams_of(experiment, **options):
@@ -117,6 +126,122 @@ def test_mistakes_in_label_files_are_named(tmp_path, ranking, told):
             encodings.Test,
         )
     assert str(caught.value) == f"--labels.source {path}: label 1, field 'ranking' {told}"
+
+
+def run(command, keys=''):
+    """What a command prints, to which `keys` are typed."""
+    result = CliRunner().invoke(launch.cli, command.split(), input=keys)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def rankings(path):
+    """What anna has answered, by the places on the screen."""
+    return [example_label_type.places(answer) for answer in answers_of(path, 'anna')]
+
+
+def test_people_answer_by_keys_and_a_reward_model_learns_from_it(tmp_path):
+    path = tmp_path / 'f'
+    run(f'ask test {path} --count 8 --labels.type ranking_of_4')
+    # A key that was pressed already, or that stands for nothing, does not count; u takes back the
+    # last one, and after an answer the whole answer.
+    keys = '22459u134' + '1234' + 'u' + '4321' + '3412' * 6
+    printed = run(f'label {path} --labeller anna', keys)
+    assert '1-4  press all, the best first, and go on' in printed
+    assert 'so far: 2 4 ' in printed and 'so far: 2 4 5' not in printed
+    assert rankings(path) == [[2, 1, 3, 4], [4, 3, 2, 1], *[[3, 4, 1, 2]] * 6]
+    hparams = hparams_of('test', labels__source=str(path), batch_size=8, labels__num_train=8)
+    labels, _ = load_labels(hparams, encodings.Test)
+    assert labels['ranking'].tolist() == [answer.value for answer in answers_of(path, 'anna')]
+    train_reward.train(hparams, LocalComm())
+
+
+def test_an_answer_that_is_begun_is_no_answer(tmp_path):
+    make_folder(tmp_path / 'f', 2, task={'label_type': 'ranking_of_4'})
+    printed = run(f'label {tmp_path / "f"} --labeller anna', '123uuu' + 'u' + '21s3')
+    assert 'so far: nothing' in printed and 'There is no answer to take back.' in printed
+    (skip,) = answers_of(tmp_path / 'f', 'anna')
+    assert (skip.value, skip.reason) == (None, 'offensive')
+
+
+TEXTS = [(f'question {i}', *(f'{i}, sample {j}' for j in range(4))) for i in range(3)]
+
+
+def test_people_answer_on_the_page(tmp_path):
+    write_texts(tmp_path / 'f', TEXTS, 'ranking_of_4')
+    with served(tmp_path / 'f', 'anna') as (_, anna):
+        control = anna.task()['control']
+        assert (control['template'], control['choices'], control['keys']) == ('order', 4, 4)
+        first, second, _ = anna.questions()
+        for wrong in (1, [1], [1, 2, 3], [1, 2, 3, 3], [1, 2, 3, 5], [1, 2, 3, 4, 4]):
+            assert anna.answer(first['id'], wrong)[0] == 400
+        assert anna.answer(first['id'], [3, 1, 4, 2])[0] == 200
+        assert anna.answer(second['id'], [1, 2, 3, 4])[0] == 200
+        shown = [first['samples'][place] for place in (2, 0, 3, 1)]
+    assert rankings(tmp_path / 'f') == [[3, 1, 4, 2], [1, 2, 3, 4]]
+    value = answers_of(tmp_path / 'f', 'anna')[0].value
+    assert [int(sample[-1]) for sample in shown] == value
+
+
+def test_the_page_has_a_template_for_each_label_type():
+    page = documentation.page('lm_human_preferences/labels/page/page.html')
+    block = page.partition('const templates = {')[2].partition('};')[0]
+    templates = re.findall(r'^  (\w+): ', block, re.MULTILINE)
+    used = {label_types.get(name.replace('N', '4')).control.template for name in label_types.TYPES}
+    assert sorted(templates) == sorted(used) == ['choose', 'order', 'scale']
+
+
+def test_answers_are_reported_and_exported(tmp_path):
+    path = tmp_path / 'f'
+    task = {'label_type': 'ranking_of_4'}
+    make_folder(path, 2, task=task, labellers=2)
+    make_folder(path, 1, task=task, seed=1, kind='validation', policies=['a', 'a', 'b', 'b'])
+    make_folder(path, 1, task=task, seed=2, kind='gold', gold=[3, 2, 1, 0], labellers=9)
+    for name in ('anna', 'bob'):
+        with Labeller(LabelFolder(str(path)), name) as labeller:
+            for question, answer in zip(list(labeller.folder.questions.values()), ANSWERS[name]):
+                labeller.answer(question, answer, 2.0)
+    found = report(LabelFolder(str(path)))
+    agreement, anna, bob = found['agreement'], found['labellers']['anna'], found['labellers']['bob']
+    assert (agreement['pairs'], agreement['raw'], agreement['chance']) == (3, 2 / 3, 1 / 24)
+    assert anna['gold'] == {'answers': 1, 'right': 1} and bob['gold']['right'] == 0
+    assert (anna['agreement'], anna['agreement_pairs'], sum(anna['positions'])) == (2 / 3, 3, 4)
+    (comparison,) = found['comparisons']
+    assert (comparison['n'], comparison['wins_of_against']) == (1, 1)
+    printed = run(f'labels {path} --export {tmp_path}/tokens.json')
+    assert '66.7 % of 3 pairs of answers' in printed and 'chance is 4.2 %' in printed
+    exported = json.loads((tmp_path / 'tokens.json').read_text())
+    assert [label['ranking'] for label in exported] == [[0, 1, 2, 3], [3, 0, 1, 2]] * 2
+    run(f'labels {path} --export {tmp_path}/pairs.json --export_as preferences --without bob')
+    pairs = json.loads((tmp_path / 'pairs.json').read_text())
+    assert len(pairs) == 2 * 6
+
+
+ANSWERS = {  # to two questions that both get, to one of two policies, and to the gold one
+    'anna': ([0, 1, 2, 3], [3, 0, 1, 2], [2, 0, 1, 3], [3, 2, 1, 0]),
+    'bob': ([0, 1, 2, 3], [3, 0, 1, 2], [0, 1, 2, 3], [3, 2, 0, 1]),
+}
+
+
+def test_texts_are_imported_and_come_back(tmp_path):
+    texts = [
+        {'query': 'abc', **{f'sample{i}': letter * 4 for i, letter in enumerate('defg')}},
+        {'query': 'bcd', **{f'sample{i}': letter * 4 for i, letter in enumerate('gfed')}},
+    ]
+    texts = [{**text, 'ranking': [2, 0, 3, 1]} for text in texts]
+    (tmp_path / 'in.json').write_text(json.dumps(texts))
+    run(f'import_labels test {tmp_path}/in.json {tmp_path}/f --labels.type ranking_of_4')
+    run(f'labels {tmp_path}/f --export {tmp_path}/out.json --export_as text')
+    assert json.loads((tmp_path / 'out.json').read_text()) == texts
+
+
+def test_somebody_simulated_errs_and_has_a_bias():
+    ranking, rng = label_types.get('ranking_of_3'), random.Random(0)
+    rewards, order = [0.1, 0.3, 0.2], (2, 0, 1)
+    assert simulated_answer(ranking, rewards, order, rng) == [1, 2, 0]
+    assert simulated_answer(ranking, rewards, order, rng, position_bias=1.0) == [2, 0, 1]
+    by_chance = [simulated_answer(ranking, rewards, order, rng, error=1.0) for _ in range(60)]
+    assert {tuple(answer) for answer in by_chance} == set(itertools.permutations(range(3)))
 
 
 def test_labels_are_simulated():

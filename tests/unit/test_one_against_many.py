@@ -20,8 +20,13 @@ from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 
-SIZES = (2, 3, 4)
-BATCH, BATCHES, RTOL = 24, 4, 1e-6
+# Ranks, and whether they compute in micro-batches.
+RANKS = pytest.mark.parametrize(
+    'size, in_parts', [(2, False), (2, True), (3, True), (4, False)], ids=str
+)
+BATCH, RTOL = 24, 1e-6
+# Labels in each batch of the reward model: the last ones are too few for an equal share each.
+BATCHES = (24, 24, 5, 1)
 FLOAT32_RTOL = 1e-5  # one rank's gradient is 2e-6 off that of float64 already
 QUERY_LENGTH, RESPONSE_LENGTH, LETTERS = 3, 4, 27
 
@@ -32,7 +37,7 @@ def tokens(generator, *shape):
 
 def labels():
     generator = torch.Generator().manual_seed(1)
-    count = BATCH * BATCHES
+    count = sum(BATCHES)
     samples = {f'sample{i}': tokens(generator, count, RESPONSE_LENGTH) for i in range(4)}
     return {
         'query': tokens(generator, count, QUERY_LENGTH),
@@ -157,12 +162,13 @@ def without_others(run, **settings):
 
 
 def reward_training(comm, dtype, **settings):
-    """Record `BATCHES` updates on the same labels, however many ranks share them."""
+    """Record updates on the same `BATCHES` of labels, however many ranks share them."""
     trainer = reward_trainer(comm, dtype, **settings)
     recorded = Recorded(trainer)
-    for batch in range(BATCHES):
-        indices = np.arange(batch * BATCH, (batch + 1) * BATCH)
-        trainer.train_batch(indices[comm.rank :: comm.size], lr=1e-3)
+    recorded.losses = []
+    for indices in np.split(np.arange(sum(BATCHES)), np.cumsum(BATCHES)[:-1]):
+        stats = trainer.train_batch(indices[comm.rank :: comm.size], lr=1e-3)
+        recorded.losses.append(stats['loss'])
     return recorded
 
 
@@ -175,35 +181,55 @@ def policy_training(comm, dtype, **settings):
     return recorded
 
 
-@pytest.mark.parametrize('micro_batch_size', (None, 3))
-@pytest.mark.parametrize('size', SIZES)
-def test_reward_training(size, micro_batch_size):
+@RANKS
+def test_reward_training(size, in_parts):
     """Ranks that share the labels of a batch learn what one rank learns from all of them."""
     need(size)
     alone = without_others(reward_training)
-    on_ranks(
-        size,
-        lambda comm: assert_same(reward_training, comm, alone, micro_batch_size=micro_batch_size),
-    )
+
+    def work(comm):
+        settings = {'micro_batch_size': 3 if in_parts else None}
+        ours, theirs = assert_same(reward_training, comm, alone, **settings)
+        np.testing.assert_allclose(ours.losses, theirs.losses, rtol=RTOL)
+
+    on_ranks(size, work)
 
 
-@pytest.mark.parametrize('micro_batch_size', (None, 5))
-@pytest.mark.parametrize('size', SIZES)
-def test_policy_training(size, micro_batch_size, monkeypatch):
+@RANKS
+def test_policy_training(size, in_parts, monkeypatch):
     """Ranks with the same rows learn what one rank learns from them: whitening is over a rank's own
     rows."""
     need(size)
     give_each_thread_its_own_numpy_random(monkeypatch)
     alone = without_others(policy_training)
-    on_ranks(
-        size,
-        lambda comm: assert_same(
-            policy_training, comm, alone, **{'ppo.micro_batch_size': micro_batch_size}
-        ),
-    )
+    settings = {'ppo.micro_batch_size': 5 if in_parts else None}
+    on_ranks(size, lambda comm: assert_same(policy_training, comm, alone, **settings))
 
 
-@pytest.mark.parametrize('micro_batch_size', (1, 5, 7, BATCH))
+@pytest.mark.parametrize('size', (1, 2))
+def test_each_label_is_learned_once_and_the_learning_rate_falls_to_0(size):
+    """54 labels in batches of 24: the last one has 6."""
+    need(size)
+
+    def work(comm):
+        trainer = reward_trainer(comm, torch.float32)
+        batches = []
+        trainer.train_batch = lambda indices, lr: batches.append((indices, lr))
+        trainer.order = np.arange(trainer.num_train)[::-1]
+        for step in range(trainer.total_steps):
+            trainer.train_step = step
+            trainer.step()
+        indices, rates = zip(*batches, strict=True)
+        return np.concatenate(indices), [len(part) for part in indices], rates
+
+    learned, counts, rates = zip(*on_ranks(size, work), strict=True)
+    assert sorted(np.concatenate(learned)) == list(range(54))
+    assert [sum(ranks) for ranks in zip(*counts, strict=True)] == [24, 24, 6]
+    for rates_of_rank in rates:
+        np.testing.assert_allclose(rates_of_rank, [1e-3, 2e-3 / 3, 1e-3 / 3])
+
+
+@pytest.mark.parametrize('micro_batch_size', (1, 7))
 def test_micro_batches_of_reward_training(micro_batch_size):
     assert_same(
         reward_training,
@@ -213,8 +239,7 @@ def test_micro_batches_of_reward_training(micro_batch_size):
     )
 
 
-@pytest.mark.parametrize('whiten_rewards', (True, False))
-@pytest.mark.parametrize('micro_batch_size', (1, 5, BATCH))
+@pytest.mark.parametrize('whiten_rewards, micro_batch_size', [(True, 1), (True, 5), (False, 5)])
 def test_micro_batches_of_policy_training(micro_batch_size, whiten_rewards):
     """Whitening and advantages are over the whole minibatch; statistics are the same too."""
     settings = {'ppo.whiten_rewards': whiten_rewards}

@@ -1,20 +1,29 @@
 """The parts of an online run: random streams, retrained reward models, answers as labels."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 import torch
 from experiments import resolved
-from label_folders import make_folder
+from label_folders import HEADER, TASK, make_folder, random_questions
 
 from lm_human_preferences import plans, train_policy
 from lm_human_preferences.distributed import messages
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.online import Schedule
+from lm_human_preferences.hparams.online import Schedule, ServeHParams
+from lm_human_preferences.labels import files as label_files
 from lm_human_preferences.labels import simulated
-from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.agreement import wilson_interval
+from lm_human_preferences.labels.folder import (
+    EVERYBODY,
+    TRAIN,
+    VALIDATION,
+    LabelFolder,
+    QuestionWriter,
+)
 from lm_human_preferences.labels.held_out import Prediction
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language import encodings, trained_models
@@ -23,7 +32,8 @@ from lm_human_preferences.online import answers as given
 from lm_human_preferences.online import collection
 from lm_human_preferences.online.decisions import Batch, Decisions
 from lm_human_preferences.online.progress import Report
-from lm_human_preferences.online.questions import Queries
+from lm_human_preferences.online.question_sampler import Queries, QuestionSampler
+from lm_human_preferences.online.questions import QuestionSource
 from lm_human_preferences.online.retraining import Retrainer
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel, make_score_fn
@@ -88,7 +98,7 @@ def retrainer():
 
 
 def parameters(retrainer):
-    named = retrainer.reward_model.tf_parameters().items()
+    named = retrainer.reward_model.parameters_by_name().items()
     return {name: parameter.detach().clone() for name, parameter in named}
 
 
@@ -113,7 +123,7 @@ def test_each_training_begins_anew(retrainer):
     again = retrainer.train(labels, step=3)
     assert_equal(parameters(retrainer), once)
     assert again == first
-    head = 'reward_model/model/heads/reward/w'
+    head = 'heads.reward.w'
     assert not torch.equal(once[head], before[head]) and not torch.equal(once[head], other[head])
 
 
@@ -121,13 +131,13 @@ def test_the_initial_model_with_a_new_head_is_the_start(retrainer):
     with random_stream('a'):
         retrainer.reward_model.restart(retrainer.ref_policy.model)
     found = parameters(retrainer)
-    for name, parameter in retrainer.ref_policy.model.tf_parameters().items():
+    for name, parameter in retrainer.ref_policy.parameters_by_name().items():
         if 'heads' not in name:
-            assert torch.equal(found[f'reward_model/{name}'], parameter)
-    assert found['reward_model/reward_norm/gain'] == 1
+            assert torch.equal(found[name], parameter)
+    assert found['reward_gain'] == 1
     with random_stream('b'):
         retrainer.reward_model.restart(retrainer.ref_policy.model)
-    head = 'reward_model/model/heads/reward/w'
+    head = 'heads.reward.w'
     assert not torch.equal(parameters(retrainer)[head], found[head])
 
 
@@ -175,7 +185,7 @@ def held_by(trainer, optimizers):
     """Bytes of a trainer's parameters, gradients and moments."""
     tensors = []
     for network in trainer.networks.values():
-        for parameter in network.tf_parameters().values():
+        for parameter in network.parameters_by_name().values():
             tensors += [parameter] if parameter.grad is None else [parameter, parameter.grad]
     for optimizer in optimizers:
         for _, mean, square in optimizer.state.values():
@@ -249,6 +259,83 @@ def test_queries_go_on_after_the_last_that_was_asked():
     assert texts(alone, 2) == [4, 5]
 
 
+class Echo:
+    """A policy that answers each query with its only token and one of its own."""
+
+    encoder = encodings.Test.get_encoder()
+
+    def __init__(self, own):
+        self.own = own
+
+    def respond(self, queries, length):
+        return {'responses': torch.cat([queries, torch.full_like(queries, self.own)], dim=1)}
+
+
+def test_each_sample_is_of_its_own_policy_and_query():
+    task = resolved('train_policy', 'test').task
+    sampler = QuestionSampler({'a': Echo(20), 'b': Echo(21)}, task, 'best_of_4', 3)
+    names = sampler.share(['a', 'b'])
+    assert names == ['a', 'a', 'b', 'b']
+    queries = Queries(Sampler()).take(3)
+    found = list(sampler.new_questions(queries, names, set()))
+    assert [query for query, _ in found] == queries
+    for query, tokens in found:
+        text = query.texts_read
+        assert list(tokens.values()) == [[text], [text, 20], [text, 20], [text, 21], [text, 21]]
+
+
+def test_what_is_not_worth_asking_is_left_out_and_counted():
+    task = resolved('train_policy', 'test').task
+    sampler = QuestionSampler({'a': Echo(20), 'b': Echo(21)}, task, 'best_of_2', None)
+    first, second = Queries(Sampler()).take(2)
+    assert list(sampler.new_questions([first, second], ['a', 'a'], set())) == []
+    seen = set()
+    found = list(sampler.new_questions([first, first, second], ['a', 'b'], seen))
+    assert [query for query, _ in found] == [first, second] and len(seen) == 2
+    assert (sampler.equal, sampler.known) == (2, 1)
+
+
+def asked_by_a_run(path, while_interrupted):
+    """The questions of a run, (id, texts read), that is interrupted in its second step."""
+    hparams = resolved('train_policy', 'test')
+    hparams.override_from_dict({'rewards.online': 'on', 'rewards.online.labels': 96})
+    task = {**TASK, 'task': hparams.task.to_nested_dict()}
+    set_seed(1)
+    trainer = train_policy.build_trainer(hparams, TrainedModel('test'), LocalComm())
+
+    def ask(writer, step, count):
+        source = QuestionSource(
+            policy=trainer.policy,
+            ref_policy=trainer.ref_policy,
+            writer=writer,
+            hparams=hparams,
+            seed=3,
+            labels=None,
+        )
+        source.ask(step, {TRAIN: count, VALIDATION: 2 * step})
+
+    with QuestionWriter(str(path), task) as writer:
+        ask(writer, 0, 8)
+        ask(writer, 1, 12)
+        while_interrupted(writer)
+        ask(writer, 1, 16)
+        ask(writer, 2, 24)
+        questions = writer.folder.questions.values()
+    return [(each.id, each.texts_read) for each in questions if each.episode is not None]
+
+
+def test_questions_that_others_add_leave_those_of_a_run_what_they_are(tmp_path):
+    def add_others(writer):
+        gold = {'kind': 'gold', 'labellers': EVERYBODY, 'gold': 1, 'part': 'given', 'texts_read': 0}
+        others = random_questions(task=writer.folder.task['task'])
+        for header in (gold, {}):  # by `ask --gold`, and by `ask`
+            writer.add([next(others) for _ in range(3)], [{**HEADER, **header}] * 3)
+
+    alone = asked_by_a_run(tmp_path / 'alone', lambda writer: None)
+    assert len(alone) == 24 + 4 and len({texts_read for _, texts_read in alone}) == 28
+    assert asked_by_a_run(tmp_path / 'both', add_others) == alone
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Three questions, the second for two people, answered and skipped in another order."""
@@ -279,6 +366,7 @@ def test_answers_in_the_order_of_questions(folder):
     assert given.answered(folder) == 2 and given.retired(folder) == 0
     wins = given.policy_wins(folder, answers)
     assert (wins.wins, wins.comparisons, wins.rate) == (1, 1, 1.0)
+    assert (wins.low, wins.high) == wilson_interval(1, 1)
     assert folder.lines_read() == {'anna': 2, 'ben': 2}
 
 
@@ -297,7 +385,7 @@ def test_a_folder_as_it_was(folder):
 
 def test_all_fields_of_a_label_stay_together(folder):
     answers = given.collected(folder)
-    labels = given.as_labels(folder, answers, reward_hparams(), encodings.Test)
+    labels = label_files.of_answers(folder, answers)
     for row, answer in enumerate(answers):
         tokens = folder.tokens(folder.questions[answer.question])
         for field, ids in tokens.items():
@@ -371,19 +459,39 @@ def test_ranks_can_send_each_other_what_is_known():
     assert received.labels['query'].equal(known.labels['query'])
 
 
+def best_of_four(accuracy, labels):
+    """A prediction of so many labels, each about a question of its own."""
+    return Prediction(
+        labels=labels,
+        questions=labels,
+        effective=labels,
+        accuracy=accuracy,
+        chance=0.25,
+        agreement=0.0,
+    )
+
+
 def test_a_reward_model_no_better_than_chance_rings():
-    # 100 labels, four samples: 0.25 + 2 sqrt(0.25 * 0.75 / 100) = 0.3366
-    bad = Prediction(labels=100, accuracy=0.33, chance=0.25, agreement=0.1)
-    (alarm,) = health.retraining_alarms(3, bad)
-    assert alarm.limit == pytest.approx(0.3366, abs=1e-4)
+    (alarm,) = health.retraining_alarms(3, best_of_four(0.28, 100))
     assert str(alarm).startswith('the reward model predicts labels that it has not seen no better')
-    assert 'accuracy of reward model 3 is 0.33' in str(alarm)
-    for accuracy, labels in [(0.34, 100), (0.25, 19)]:
-        fine = Prediction(labels=labels, accuracy=accuracy, chance=0.25, agreement=0.1)
-        assert health.retraining_alarms(3, fine) == []
-    # Ratings have a correlation: 2 / sqrt(100) = 0.2
-    rated = Prediction(labels=100, accuracy=None, chance=None, agreement=0.19)
-    assert len(health.retraining_alarms(3, rated)) == 1
+    # Wilson's interval
+    assert str(alarm).endswith(
+        '(accuracy of reward model 3 on 100 labels is 0.28, the limit 0.25, the 95 % interval 0.201'
+        ' to 0.375)'
+    )
+    assert health.retraining_alarms(3, best_of_four(0.36, 400)) == []
+    # Ratings have a correlation: tanh(atanh(0.01) +- 1.96 / sqrt(97)) = -0.187 to 0.206
+    rated = dataclasses.replace(best_of_four(None, 120), questions=100, chance=None, agreement=0.01)
+    assert health.retraining_alarms(3, rated) == []
+    assert len(health.retraining_alarms(3, dataclasses.replace(rated, agreement=0.0))) == 1
+
+
+def test_labels_that_are_too_few_to_tell_ring_no_alarm():
+    for accuracy, questions in [(0.34, 32), (0.25, 32), (0.0, 5)]:
+        assert health.retraining_alarms(3, best_of_four(accuracy, questions)) == []
+    # Four answers to each question tell little more than one.
+    few = dataclasses.replace(best_of_four(0.25, 128), questions=32, effective=32)
+    assert health.retraining_alarms(3, few) == []
 
 
 def test_labels_shuffled_apart_ring(retrainer):
@@ -404,16 +512,17 @@ def test_the_line_of_a_training():
     report = Report(
         batch=BATCH,
         loss=1.25,
-        held_out=Prediction(labels=10, accuracy=0.5, chance=0.25, agreement=0.3),
-        previous=Prediction(labels=4, accuracy=0.75, chance=0.25, agreement=0.3),
-        wins=given.Wins(3, 4),
+        held_out=best_of_four(0.5, 10),
+        previous=best_of_four(0.75, 4),
+        wins=given.Wins(3, 4, 0.3, 0.95),
         kl_coef=0.15,
     )
     schedule = Schedule(initial=4, labels=16, retrainings=2, steps=20)
     assert report.line(schedule) == (
-        'reward model 2 of 3, before step 6: 9 labels (8 wanted); loss 1.250; held out: 50 % right;'
-        ' the previous model on the 4 new ones: 75 % right; the policy beats the initial model in 3'
-        ' of 4; KL coef 0.15; next before step 10, from 13 labels'
+        'reward model 2 of 3, before step 6: 9 labels (8 wanted); loss 1.250; held out: 50 % right'
+        ' (95 % interval 24 to 76 %); the previous model on the 4 new ones: 75 % right (95 %'
+        ' interval 30 to 95 %); the policy beats the initial model in 3 of 4 (95 %'
+        ' interval 30 to 95 %); KL coef 0.15; next before step 10, from 13 labels'
     )
     assert report.statistics() == {
         'model': 2,
@@ -436,3 +545,17 @@ def test_a_run_owns_its_labels_but_not_the_key_of_the_page():
     for name in ('page.key', 'answers/a b.jsonl', 'answers/anna.json', 'notes.txt'):
         assert not pattern.fullmatch(f'labels/{name}')
     assert not run_files.written_by(['train_reward']).fullmatch('labels/task.json')
+
+
+@pytest.mark.parametrize(
+    'name, value',
+    [('host', 'no.such.host.invalid'), ('labellers', 'me,a b'), ('certificate', 'none.pem')],
+)
+def test_mistakes_of_the_page_of_a_training_name_its_options(tmp_path, name, value):
+    make_folder(tmp_path / 'labels')
+    run = train_policy.HParams().run
+    run.serve = ServeHParams(port=0)
+    setattr(run.serve, name, value)
+    with pytest.raises(UserError) as caught, collection.serve(str(tmp_path / 'labels'), run.serve):
+        pass
+    assert f'--run.serve.{name} ' in str(caught.value) and '--web' not in str(caught.value)

@@ -3,7 +3,6 @@ gone: those of blobfile in test_storage.py, those of PyTorch in test_fast_paths.
 
 import ast
 
-import pytest
 from launched import REPOSITORY
 
 PACKAGE = REPOSITORY / 'lm_human_preferences'
@@ -76,19 +75,3 @@ def test_each_private_name_is_behind_one_function():
         for scope, names in private_names(path.read_text(encoding='utf-8')).items():
             found[f'{module}.{scope}'] = names
     assert found == KNOWN
-
-
-@pytest.mark.parametrize(
-    'source, found',
-    [
-        ('def f():\n    from torch._C import Store', {'f': {'_C'}}),
-        ('import torch._C', {'': {'_C'}}),
-        ('from blobfile import _azure', {'': {'_azure'}}),
-        ('class A:\n    def f(self):\n        return self.x._y', {'A.f': {'_y'}}),
-        ('class A(B):\n    def f(self):\n        return self._of_b', {'A.f': {'_of_b'}}),
-        ('class A:\n    def f(self):\n        self._x = 1\n        return self._x', {}),
-        ('os._exit(1)\nplace._replace(port=1)\nx.__class__', {}),
-    ],
-)
-def test_private_names_are_found(source, found):
-    assert private_names(source) == found

@@ -1,6 +1,7 @@
 """Ranks without MPI: where they meet, what they send each other, and how long they wait."""
 
 import math
+import os
 import time
 from typing import NamedTuple
 
@@ -9,13 +10,18 @@ import pytest
 import torch
 from launched import eventually
 
-from lm_human_preferences.distributed import env, lifeline, messages, network
+from lm_human_preferences.distributed import launch_methods, lifeline, messages, network
 from lm_human_preferences.errors import UserError
 
 
 @pytest.fixture
 def no_launcher(monkeypatch):
-    for name in (*env.VARIABLES, 'SLURM_JOB_ID', 'SLURM_STEP_ID', 'SLURM_STEP_NUM_NODES'):
+    for name in (
+        *launch_methods.VARIABLES,
+        'SLURM_JOB_ID',
+        'SLURM_STEP_ID',
+        'SLURM_STEP_NUM_NODES',
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv('SLURM_RESTART_COUNT', raising=False)
     monkeypatch.delenv('TORCHELASTIC_RESTART_COUNT', raising=False)
@@ -55,7 +61,7 @@ TORCHRUN = {
 def test_endpoint(no_launcher, monkeypatch, variables, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert network.endpoint() == expected
+    assert launch_methods.current().endpoint() == expected
 
 
 @pytest.mark.parametrize(
@@ -70,7 +76,7 @@ def test_endpoint_that_is_wrong(no_launcher, monkeypatch, variables, message):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=message):
-        network.endpoint()
+        launch_methods.current().endpoint()
 
 
 @pytest.mark.parametrize(
@@ -88,12 +94,12 @@ def test_endpoint_that_is_wrong(no_launcher, monkeypatch, variables, message):
     ],
 )
 def test_first_host(hosts, first):
-    assert network.first_host(hosts) == first
+    assert launch_methods.first_host(hosts) == first
 
 
 def test_nothing_listens_there():
     """Under srun, where rank 0 may have died before."""
-    place = network.Endpoint('127.0.0.1', 1, 'job')
+    place = launch_methods.Endpoint('127.0.0.1', 1, 'job')
     with pytest.raises(lifeline.RankLost, match='^nothing answers at 127.0.0.1, TCP port 1 within'):
         network.open_store(place, is_host=False, seconds=1)
 
@@ -110,8 +116,8 @@ def test_threads_that_torchrun_sets(no_launcher, monkeypatch, variables, left):
     monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    env.drop_launchers_threads()
-    assert env.os.environ.get('OMP_NUM_THREADS') == left
+    launch_methods.current().prepare()
+    assert os.environ.get('OMP_NUM_THREADS') == left
 
 
 @pytest.mark.parametrize(

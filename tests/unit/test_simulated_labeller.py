@@ -5,9 +5,10 @@ import random
 import pytest
 from label_folders import make_folder
 
+from lm_human_preferences import label_types
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.simulated_labeller import simulate, simulated_choice
+from lm_human_preferences.labels.simulated_labeller import simulate, simulated_answer
 
 
 def sums(questions):
@@ -39,8 +40,10 @@ def frequencies(error, position_bias, count=20_000):
     """The share of times that each sample of four, of which the third is best, was chosen."""
     rng = random.Random(0)
     order = (1, 3, 0, 2)
+    best_of_4 = label_types.get('best_of_4')
     chosen = [
-        simulated_choice([0, 1, 5, 2], order, rng, error, position_bias) for _ in range(count)
+        simulated_answer(best_of_4, [0, 1, 5, 2], order, rng, error, position_bias)
+        for _ in range(count)
     ]
     return [chosen.count(sample) / count for sample in range(4)]
 

@@ -3,26 +3,29 @@
 import contextlib
 import copy
 import hashlib
+import io
 import json
 import random
+import re
 
 import pytest
 from golden_data import bpe_directory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lm_human_preferences import label_types
 from lm_human_preferences.commands.texts import score
 from lm_human_preferences.datasets.reviews import WORDS
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
 from lm_human_preferences.labels import files as label_files
-from lm_human_preferences.labels.answers import sample_names
 from lm_human_preferences.labels.folder import LABELLER
 from lm_human_preferences.labels.texts import records, tokenise
 from lm_human_preferences.labels.texts.export import TextExport
 from lm_human_preferences.labels.texts.records import TextLabel
 from lm_human_preferences.language import encodings
 
+PAIRS = label_types.get('best_of_2')
 USER, GOOD, BAD = (
     {'role': 'user', 'content': 'Why?'},
     {'role': 'assistant', 'content': 'Because.'},
@@ -30,6 +33,7 @@ USER, GOOD, BAD = (
 )
 HELLO = [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
 DIALOGUE = '\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?\n\nAssistant:'
+MORE = '\n\nHuman: And?\n\nAssistant:'
 
 
 def pair(query, chosen='Because.', rejected='No.'):
@@ -58,11 +62,33 @@ def pair(query, chosen='Because.', rejected='No.'):
             {'chosen': f'{DIALOGUE} Because.', 'rejected': f'{DIALOGUE} No.'},
             pair(DIALOGUE, ' Because.', ' No.'),
         ),
+        # which part before the last turn of the assistant, in a turn of either
+        (
+            {'chosen': f'{DIALOGUE} a{MORE} b', 'rejected': f'{DIALOGUE} c{MORE} d'},
+            pair(DIALOGUE, f' a{MORE} b', f' c{MORE} d'),
+        ),
+        (
+            {'chosen': f'{DIALOGUE} a{MORE} b', 'rejected': f'{DIALOGUE} a\n\nHuman: x'},
+            pair(DIALOGUE, f' a{MORE} b', ' a\n\nHuman: x'),
+        ),
+        # other texts: the whole words that both begin with
+        (
+            {'chosen': 'the film was great', 'rejected': 'the film was grim'},
+            pair('the film was', ' great', ' grim'),
+        ),
+        (
+            {'chosen': 'Q: Why?\nA1', 'rejected': 'Q: Why?\nA2 3'},
+            pair('Q: Why?\n', 'A1', 'A2 3'),
+        ),
+        (
+            {'chosen': 'the film was good', 'rejected': 'the film was good indeed'},
+            pair('the film was', ' good', ' good indeed'),
+        ),
     ],
 )
 def test_formats_of_preferences(record, expected):
     assert records.is_text(record)
-    assert records.parse(record, 'here', 'best_of_2') == [expected]
+    assert records.parse(record, 'here', PAIRS) == [expected]
 
 
 def task_of_label_studio(selected='right', data=None, to_name='answer1,answer2', **annotation):
@@ -93,13 +119,13 @@ def task_of_label_studio(selected='right', data=None, to_name='answer1,answer2',
 
 
 def test_label_studio():
-    (label,) = records.parse(task_of_label_studio(), 'here', 'best_of_2')
+    (label,) = records.parse(task_of_label_studio(), 'here', PAIRS)
     assert label == TextLabel('Why?', ('Because.', 'No.'), 1, 'annotator-7', 4.125)
     # the pairwise template itself: tags and data of other names, and no prompt
     task = task_of_label_studio(
         'left', {'text1': 'a', 'text2': 'b'}, 'txt-1,txt-2', completed_by={'email': 'a@b.c'}
     )
-    (label,) = records.parse(task, 'here', 'best_of_2')
+    (label,) = records.parse(task, 'here', PAIRS)
     digest = hashlib.sha256(b'a@b.c').hexdigest()[:8]
     assert label == TextLabel('', ('a', 'b'), 0, f'annotator-a-b-c-{digest}', 4.125)
 
@@ -115,7 +141,7 @@ def test_annotators_whose_addresses_look_alike_are_different_labellers():
         label.labeller
         for email in people
         for label in records.parse(
-            task_of_label_studio(completed_by={'email': email}), 'here', 'best_of_2'
+            task_of_label_studio(completed_by={'email': email}), 'here', PAIRS
         )
     }
     assert len(names) == len(people)
@@ -130,30 +156,39 @@ def test_label_studio_with_several_annotations_and_skips():
         )
     )
     task = {**task_of_label_studio(), 'annotations': [first, second, third, {'result': []}]}
-    found = records.parse(task, 'here', 'best_of_2')
+    found = records.parse(task, 'here', PAIRS)
     assert [(label.labeller, label.answer, label.seconds) for label in found] == [
         ('annotator-0', 0, 4.125),
         ('annotator-2', 1, 0.0),
     ]
     third['lead_time'] = 10**400  # which no float can hold
-    assert records.parse(task, 'here', 'best_of_2')[1].seconds == 0.0
-    assert records.parse({**task, 'annotations': []}, 'here', 'best_of_2') == []
+    assert records.parse(task, 'here', PAIRS)[1].seconds == 0.0
+    assert records.parse({**task, 'annotations': []}, 'here', PAIRS) == []
 
 
 @pytest.mark.parametrize(
     'record, message',
     [
         (3, 'here is a int, not an object'),
-        ({'text': 'a'}, 'here holds no texts that are known'),
+        ({'text': 'a', 'more': 1}, 'no format that is known: it has the fields text, more'),
+        ({'prompt': 'a', 'completion': 'b', 'label': True}, 'the format of KTO'),
+        ({'sample0': 'b', 'sample1': 'c', 'best': 0}, "field 'query' is missing"),
         ({'query': 'a', 'sample0': 'b', 'best': 0}, "field 'sample1' is missing"),
         ({'query': 'a', 'sample0': 'b', 'sample1': 2, 'best': 0}, "field 'sample1' is a int"),
-        ({'query': 'a', 'sample0': 'b', 'sample1': 'c'}, 'from 0 to 1, not None'),
+        ({'query': 'a', 'sample0': 'b', 'sample1': 'c'}, "field 'best' is missing"),
+        ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': None}, 'from 0 to 1, not None'),
         ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': 2}, 'from 0 to 1, not 2'),
         ({'query': 'a', 'sample0': 'b', 'sample1': 'c', 'best': True}, 'from 0 to 1, not True'),
-        ({'prompt': 'a', 'chosen': 'b'}, "'chosen' and 'rejected' must both be texts"),
+        ({'prompt': 'a', 'chosen': 'b'}, "field 'rejected' is missing"),
+        ({'prompt': 'a', 'rejected': 'b'}, "field 'chosen' is missing"),
         ({'prompt': 'a', 'chosen': 'b', 'rejected': [BAD]}, 'must both be texts'),
         ({'prompt': 3, 'chosen': 'b', 'rejected': 'c'}, "field 'prompt' is a int"),
         ({'chosen': 'b', 'rejected': 'c'}, "field 'prompt' is missing"),
+        ({'chosen': ' b', 'rejected': ' c'}, "field 'prompt' is missing"),
+        (
+            {'chosen': f'Hi{MORE} a', 'rejected': f'Hello{MORE} b'},
+            'differ before the first turn of the assistant',
+        ),
         ({'chosen': [GOOD], 'rejected': [BAD]}, "field 'prompt' is missing"),
         ({'annotations': []}, 'no task of Label Studio'),
         (task_of_label_studio('both'), "selects 'both', not left or right"),
@@ -165,19 +200,23 @@ def test_label_studio_with_several_annotations_and_skips():
 )
 def test_what_is_no_record(record, message):
     with pytest.raises(UserError, match='^here') as error:
-        records.parse(record, 'here', 'best_of_2')
+        records.parse(record, 'here', PAIRS)
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize('score', [10**400, True, None, '3'])
 def test_what_is_no_score(score):
     with pytest.raises(UserError, match="^here, field 'score' must be a number"):
-        records.parse({'query': 'a', 'sample': 'b', 'score': score}, 'here', 'scalar_rating')
+        records.parse(
+            {'query': 'a', 'sample': 'b', 'score': score}, 'here', label_types.get('scalar_rating')
+        )
 
 
 def test_pairs_need_the_type_of_pairs():
     with pytest.raises(UserError, match='give --labels.type best_of_2, not best_of_4'):
-        records.parse({'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}, 'here', 'best_of_4')
+        records.parse(
+            {'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}, 'here', label_types.get('best_of_4')
+        )
 
 
 # ---------------------------------------------------------------- lengths
@@ -241,11 +280,28 @@ def test_texts_that_are_too_long_are_refused_unless_told(tmp_path):
     )
 
 
+def test_pairs_that_prefer_nothing_are_left_out_and_counted():
+    """Also those that are equal only because they were cut."""
+    pairs = [('', 'x'), (' ', 'x'), ('x', 'x'), ('abc', 'abd'), ('x', ''), ('a', 'b')]
+    found = [
+        ('here', {'prompt': 'a', 'chosen': chosen, 'rejected': rejected})
+        for chosen, rejected in pairs
+    ]
+    same = {'prompt': 'a', 'answer1': 'x', 'answer2': 'x'}
+    found.append(('here', task_of_label_studio(data=same)))
+    labels, notes = tokenise.tokenise(found, hparams(too_long='cut'), encodings.Test)
+    assert [label.samples for label, _ in labels] == [('x', ''), ('a', 'b')]
+    assert notes[-2:] == [
+        'Left out: 2 records whose chosen response is empty',
+        'Left out: 3 records whose two responses are the same tokens',
+    ]
+
+
 def test_an_empty_query_is_the_end_of_a_text_where_there_is_one():
-    found = [('here', {'prompt': '', 'chosen': '', 'rejected': ''})]
+    found = [('here', {'prompt': '', 'chosen': 'good', 'rejected': 'bad'})]
     for encoding in (encodings.Test, encodings.Reviews):
         with pytest.raises(UserError, match='here has an empty query'):
-            tokenise.tokenise(found, hparams(), encoding)
+            tokenise.tokenise(found, hparams(response=4), encoding)
 
     class WithEnd:
         eot_token, padding_token = 50, 53
@@ -291,6 +347,27 @@ def test_empty_lines_and_the_mark_of_windows_are_passed_over(tmp_path):
     assert records.read(str(tmp_path / 'empty.jsonl')) == []
 
 
+def test_standard_input_is_lines_or_an_array(monkeypatch):
+    for text in (f'{json.dumps(SHORT)}\n\n{json.dumps(LONG)}\n', json.dumps([SHORT, LONG])):
+        for path in ('-', '/dev/stdin'):
+            monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(text.encode())))
+            assert [record for _, record in records.read(path)] == [SHORT, LONG]
+    for content, message in ((b'{', 'line 1 is not JSON'), (b'[', 'not JSON'), (b'\xff', 'UTF-8')):
+        monkeypatch.setattr('sys.stdin', io.TextIOWrapper(io.BytesIO(content)))
+        with pytest.raises(UserError, match=f'^standard input.* {message}'):
+            records.read('-')
+
+
+@pytest.mark.parametrize('name, kind', [('a.csv', 'CSV'), ('a.PARQUET', 'Parquet')])
+def test_files_of_other_formats_are_named_with_what_is_read(tmp_path, name, kind):
+    (tmp_path / name).write_bytes(b'PAR1\xff')
+    message = f'--labels.source {tmp_path}/{name} is {kind}, which is not read: give a .json'
+    with pytest.raises(UserError, match=f'^{re.escape(message)}.*prompt, chosen and rejected'):
+        label_files.load_labels(hparams(tmp_path / name), encodings.Test)
+    with pytest.raises(UserError, match=f'is {kind}'):
+        records.read(str(tmp_path / name))
+
+
 def test_token_ids_one_a_line_are_read_too(tmp_path):
     label = {'query': [0, 1, 2], 'sample0': [3, 4], 'sample1': [5, 6], 'best': 1}
     (tmp_path / 'a.jsonl').write_text(json.dumps(label) + '\n')
@@ -305,11 +382,6 @@ def test_damaged_files_of_texts_are_one_line(tmp_path, content):
         with pytest.raises(UserError, match='--labels.source|is not JSON|JSON') as error:
             label_files.load_labels(hparams(tmp_path / name), encodings.Test)
         assert '\n' not in str(error.value) and name in str(error.value)
-
-
-def test_a_label_type_of_ones_own_needs_token_ids():
-    with pytest.raises(UserError, match='texts are read as best_of_N'):
-        tokenise.tokenise([], hparams(label_type='ranking_of_4'), encodings.Test)
 
 
 # ---------------------------------------------------------------- there and back
@@ -327,7 +399,7 @@ def test_texts_come_back_as_the_same_tokens_and_texts():
         labels.append(
             {'query': padded(5, words(rng.randrange(1, 6))), **samples, 'best': rng.randrange(4)}
         )
-    export = TextExport('best_of_4', encoder)
+    export = TextExport(label_types.get('best_of_4'), encoder)
     texts = list(export.labels(labels))
     found = [('here', json.loads(json.dumps(label))) for label in texts]
     back, _ = tokenise.labels_of(
@@ -335,11 +407,8 @@ def test_texts_come_back_as_the_same_tokens_and_texts():
     )
     assert export.inexact == 0
     for label, again in zip(labels, back, strict=True):
-        assert {name: value.tolist() for name, value in again.items() if name != 'best'} == {
-            name: value for name, value in label.items() if name != 'best'
-        }
-        assert again['best'] == label['best']
-    assert list(TextExport('best_of_4', encoder).labels(back)) == texts
+        assert again == label
+    assert list(TextExport(label_types.get('best_of_4'), encoder).labels(back)) == texts
 
 
 @pytest.mark.skipif(bpe_directory() is None, reason="GPT-2's encoding is not at hand")
@@ -350,7 +419,7 @@ def test_bytes_come_back_and_other_splits_are_counted():
     record = {'query': texts[0], **{f'sample{i}': texts[i] for i in range(4)}, 'best': 3}
     settings = hparams(label_type='best_of_4', query=20, response=20)
     ((label, tokens),), _ = tokenise.tokenise([('here', record)], settings, encoding)
-    export = TextExport('best_of_4', encoder)
+    export = TextExport(label_types.get('best_of_4'), encoder)
     assert list(export.labels([{**tokens, 'best': label.answer}])) == [record]
     assert export.inexact == 0
     # 'Hello' in two tokens where the encoding has one, and half a character
@@ -367,16 +436,17 @@ def test_bytes_come_back_and_other_splits_are_counted():
 def test_preferences_are_the_best_with_each_of_the_others():
     encoder = encodings.Test.get_encoder()
     label = {'query': [0], 'sample0': [1], 'sample1': [2], 'sample2': [3], 'best': 1}
-    assert list(TextExport('best_of_3', encoder).preferences([label])) == [
+    assert list(TextExport(label_types.get('best_of_3'), encoder).preferences([label])) == [
         {'prompt': 'a', 'chosen': 'c', 'rejected': 'b'},
         {'prompt': 'a', 'chosen': 'c', 'rejected': 'd'},
     ]
     compared = [{**label, 'difference': difference} for difference in (-2.0, 0, 0.5)]
     assert [
-        found['chosen'] for found in TextExport('scalar_compare', encoder).preferences(compared)
+        found['chosen']
+        for found in TextExport(label_types.get('scalar_compare'), encoder).preferences(compared)
     ] == ['b', 'c']
     with pytest.raises(UserError, match='ratings of one response prefer none'):
-        list(TextExport('scalar_rating', encoder).preferences([]))
+        list(TextExport(label_types.get('scalar_rating'), encoder).preferences([]))
 
 
 # ---------------------------------------------------------------- hostile records
@@ -428,9 +498,9 @@ def damaged(draw):
 def test_any_record_is_read_or_refused(record, label_type):
     """A refusal is the one line of a user's mistake, and labels have texts for all samples."""
     with contextlib.suppress(UserError):
-        for label in records.parse(record, 'here', label_type):
+        for label in records.parse(record, 'here', label_types.get(label_type)):
             assert isinstance(label.query, str) and label.answer is not None
-            assert len(label.samples) == len(sample_names(label_type))
+            assert len(label.samples) == len(label_types.get(label_type).samples)
             assert all(isinstance(sample, str) for sample in label.samples)
             assert label.labeller is None or LABELLER.fullmatch(label.labeller)
     with contextlib.suppress(UserError):

@@ -10,6 +10,8 @@ import torch
 from command_line import invoke
 from compare import assert_close
 from golden_data import require, require_bpe
+from safetensors.torch import load_file, save_file
+from sample_files import tf_variables, write_hugging_face
 
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
@@ -17,12 +19,15 @@ from lm_human_preferences.checkpointing.checkpoints import write_bundle
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, trained_models
-from lm_human_preferences.language.parameters import as_tf
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.utils import logging
 
 SIZES = dict(n_vocab=27, n_ctx=8, n_embd=4, n_head=2, n_layer=1)
 TOKENS = torch.tensor([[3, 1, 4, 1, 5]])
+
+
+def logits_of(network):
+    return network.logits(network.hidden(TOKENS))
 
 
 @pytest.fixture
@@ -40,8 +45,8 @@ def model_dir(tmp_path):
 
 
 def variables(model, scope=''):
-    named = model.tf_parameters(scope)
-    return {name: as_tf(name, p.detach()).numpy() for name, p in named.items()}
+    named = tf_variables(model.named_parameters(), scope)
+    return {name: variable.numpy() for name, variable in named.items()}
 
 
 def rewrite(directory, change):
@@ -67,6 +72,14 @@ def test_a_directory_is_loaded_and_nothing_is_missing(model_dir, capsys):
     for name, value in variables(model).items():
         np.testing.assert_array_equal(value, bundle[name])
     assert capsys.readouterr().out == ''
+
+
+def test_reading_a_model_leaves_the_number_of_threads(model_dir, monkeypatch):
+    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+    counts = []
+    monkeypatch.setattr(torch, 'set_num_threads', counts.append)
+    TrainedModel(str(model_dir)).build(scope='policy')
+    assert counts == []
 
 
 def test_missing_heads_are_drawn_and_reported(model_dir, capsys, monkeypatch):
@@ -138,6 +151,18 @@ def test_what_is_no_model_is_refused(tmp_path, model_dir):
     )
 
 
+@pytest.mark.parametrize('owner', ['', 'openai-community/'])
+def test_released_models_have_the_names_of_hugging_face_too(tmp_path, monkeypatch, owner):
+    monkeypatch.chdir(tmp_path)
+    names = {'gpt2': '124M', 'gpt2-medium': '355M', 'gpt2-large': '774M', 'gpt2-xl': '1558M'}
+    for name, released in names.items():
+        assert TrainedModel(owner + name).savedir == f'gs://gpt-2/models/{released}'
+    # a directory of that name comes first
+    (tmp_path / owner / 'gpt2').mkdir(parents=True)
+    assert TrainedModel(f'{owner}gpt2').savedir == f'{owner}gpt2'
+    assert "there is no model 'gpt3'" in error_of('gpt3')
+
+
 def test_the_scope_of_a_training_checkpoint_is_found(tmp_path):
     hparams = trained_models.model.HParams(**SIZES)
     policy, reference = (trained_models.model.Model(hparams).initialize() for _ in range(2))
@@ -155,8 +180,8 @@ def test_the_scope_of_a_training_checkpoint_is_found(tmp_path):
             (TrainedModel(str(tmp_path / 'run')), policy),
             (TrainedModel('x', str(run), 'ref_policy'), reference),
         ]:
-            logits = trained_model.build(scope='policy')(X=TOKENS)['lm_logits']
-            assert_close(logits, expected(X=TOKENS)['lm_logits'], rtol=0, atol=0)
+            logits = logits_of(trained_model.build(scope='policy'))
+            assert_close(logits, logits_of(expected), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize('suffix', ['.index', '.data-00000-of-00001', '.resume.json'])
@@ -195,10 +220,35 @@ def test_hugging_face_directories_are_read_and_written(tmp_path, model_dir, monk
     )  # where there is no `encoding` file, it is GPT-2's
     back = TrainedModel(str(theirs)).build(scope='policy')
     with torch.no_grad():
-        expected = ours(X=TOKENS)['lm_logits']
+        expected = logits_of(ours)
         assert_close(network(TOKENS).logits, expected, rtol=1e-5, atol=1e-6)
-        assert_close(back(X=TOKENS)['lm_logits'], expected, rtol=0, atol=0)
+        assert_close(logits_of(back), expected, rtol=0, atol=0)
     assert not list(theirs.glob('*.bin'))
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float64])
+def test_safetensors_of_other_types_are_read(tmp_path, dtype):
+    write_hugging_face(tmp_path)
+    path = tmp_path / 'model.safetensors'
+    stored = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
+    save_file(stored, path)
+    network = TrainedModel(str(tmp_path)).build(scope='policy').transformer
+    for name, parameter in network.named_parameters():
+        assert torch.equal(parameter, stored[name].float())
+
+
+def test_safetensors_that_do_not_fit_are_named_as_in_the_file(tmp_path):
+    write_hugging_face(tmp_path)
+    path = tmp_path / 'model.safetensors'
+    stored = load_file(path)
+    save_file({**stored, 'wpe.weight': stored['wpe.weight'][:4].clone()}, path)
+    assert (
+        error_of(tmp_path)
+        == f'{path}: wpe.weight is float32 (4, 4), the model needs float32 (8, 4)'
+    )
+    stored.pop('h.0.ln_1.weight')
+    save_file(stored, path)
+    assert error_of(tmp_path) == f'{path} lacks h.0.ln_1.weight and 0 more of the model'
 
 
 def test_exported_encoding_is_the_one_of_the_model(tmp_path, monkeypatch):
@@ -246,11 +296,36 @@ def test_export_of_a_reward_run_says_what_can_be_exported(tmp_path, model_dir, h
     assert (tmp_path / 'out').exists() == has_policy
 
 
+def test_export_refuses_a_reward_model(tmp_path, model_dir):
+    """It would lose its score."""
+    sizes = trained_models.model.HParams(**SIZES)
+    network = trained_models.model.Model(sizes, ['reward']).initialize()
+    run = tmp_path / 'run' / 'reward_model'
+    shutil.copytree(model_dir, run, ignore=shutil.ignore_patterns('model.ckpt*', 'checkpoint'))
+    checkpoints.save(
+        str(run / 'checkpoints'), 'model.ckpt-0', variables(network, scope='reward_model')
+    )
+    result = invoke(f'export {run} {tmp_path}/out')
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f'error: {run} is a reward model, and a Hugging Face language model has no place for a'
+        ' score. Give a run of train_policy, or the directory or name of a language model\n',
+    )
+    assert not (tmp_path / 'out').exists()
+
+
 @pytest.mark.parametrize(
     'config, told',
     [
-        ({'model_type': 'llama'}, 'only GPT-2 with gelu_new is supported, not llama with gelu_new'),
-        ({'model_type': 'gpt2', 'activation_function': 'relu'}, 'not gpt2 with relu'),
+        (
+            {'model_type': 'llama', 'hidden_act': 'silu'},
+            'is of a model of the type llama: this program knows only GPT-2; give 124M, ',
+        ),
+        ({}, 'is of a model whose type it does not say: this program knows only GPT-2'),
+        (
+            {'model_type': 'gpt2', 'activation_function': 'relu'},
+            "a GPT-2 with the activation function relu: this program computes only GPT-2's own",
+        ),
         (
             {'model_type': 'gpt2', 'vocab_size': 30},
             "its sizes have n_vocab 30, encoding 'main' has 50257",

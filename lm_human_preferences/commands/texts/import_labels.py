@@ -7,11 +7,10 @@ from typing import Any
 
 import click
 
-from lm_human_preferences import lm_tasks, storage
+from lm_human_preferences import label_types, lm_tasks, storage
 from lm_human_preferences.commands.ask import check_folder, task_record
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
-from lm_human_preferences.labels.answers import answer_field
 from lm_human_preferences.labels.folder import QuestionWriter
 from lm_human_preferences.labels.labeller import check_name
 from lm_human_preferences.labels.texts import into_folder, records, tokenise
@@ -38,7 +37,7 @@ def import_labels(reward_hparams: HParams, file: str, output: str, labeller: str
     if not labels:
         raise UserError(f'{file} holds no label that could be brought in')
     if is_file:
-        _write_file(output, labels, answer_field(reward_hparams.labels.type))
+        _write_file(output, labels, label_types.get(reward_hparams.labels.type).field)
     else:
         _write_folder(output, labels, task_record(reward_hparams, output, encoding.name), labeller)
     for note in notes:

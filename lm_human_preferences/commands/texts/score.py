@@ -88,8 +88,8 @@ def _tokens(record: Any, where: str, tokeniser: Tokeniser) -> Scored:
 def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
     """The query of a record and its responses, by the names that their scores get."""
     if isinstance(record, dict) and 'chosen' in record:
-        label = records.preference(record, where)
-        return label.query, dict(zip(('chosen', 'rejected'), label.samples, strict=True))
+        query, samples = records.preference(record, where)
+        return query, dict(zip(('chosen', 'rejected'), samples, strict=True))
     if not isinstance(record, dict):
         raise UserError(f'{where} is a {type(record).__name__}, not an object')
     query = records.text_field(record, 'query' if 'query' in record else 'prompt', where)

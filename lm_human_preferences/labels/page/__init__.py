@@ -2,7 +2,8 @@
 
     service.py        what a labeller can do: questions, answers, skips, undo; no HTTP
     assignments.py    which labeller is asked which question now
-    access.py         links, cookies, and the private key that both follow from
+    key.py            the secret that links, cookies and the order on the screen follow from
+    access.py         links, cookies, and what the browser calls the questions
     guard.py          what every request is checked for, and what every reply says to the browser
     app.py            the routes
     connections.py    time limits of a connection

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import re
@@ -18,15 +20,18 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from lm_human_preferences.label_types import MAX_RESPONSES
 from lm_human_preferences.labels.page.access import Access
 from lm_human_preferences.labels.page.guard import Guard
 from lm_human_preferences.labels.page.service import MOST_QUESTIONS, LabellingService, Refused
 
+PROOF_HEADER = 'Labelling-Proof'
 COOKIE_SECONDS = 30 * 24 * 3600
 UUID = re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
 QUESTION = re.compile(r'[0-9a-f]{64}')
 LONGEST_SECONDS = 24 * 3600.0  # that a labeller can have taken
 MOST_HELD = 16  # questions that a page may have
+ENDING_SECONDS = 10.0  # for which a page waits to hear that the server ends, before it asks again
 
 
 class Json(JSONResponse):
@@ -64,10 +69,19 @@ class Page:
 
 
 def make_app(
-    service: LabellingService, access: Access, names: list[str], *, scheme: str = 'http'
+    service: LabellingService,
+    access: Access,
+    names: list[str],
+    ending: asyncio.Event,
+    *,
+    scheme: str = 'http',
 ) -> ASGIApp:
-    """The application of a service. names: of this host; see guard.Guard. scheme: http or https."""
-    routes = _Routes(service, access, is_secure=scheme == 'https')
+    """The application of a service.
+
+    names: of this host; see guard.Guard. ending: is set when the server ends. scheme: http or
+    https.
+    """
+    routes = _Routes(service, access, ending, is_secure=scheme == 'https')
     app = Starlette(
         routes=[
             Route('/', routes.page, methods=['GET']),
@@ -77,6 +91,7 @@ def make_app(
             Route('/answer', routes.answer, methods=['POST']),
             Route('/skip', routes.skip, methods=['POST']),
             Route('/undo', routes.undo, methods=['POST']),
+            Route('/ending', routes.ending, methods=['POST']),
         ],
         exception_handlers={Refused: _refused, HTTPException: _http_error},
     )
@@ -98,9 +113,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
 class _Routes:
     """What answers each request. Whatever waits for the disk does so in a thread."""
 
-    def __init__(self, service: LabellingService, access: Access, is_secure: bool) -> None:
+    def __init__(
+        self, service: LabellingService, access: Access, ending: asyncio.Event, is_secure: bool
+    ) -> None:
         self.service, self.access, self.is_secure = service, access, is_secure
-        self._page = Page()
+        self._page, self._ending = Page(), ending
 
     async def page(self, request: Request) -> Response:
         """The page itself, which is the same for everybody."""
@@ -108,12 +125,12 @@ class _Routes:
         return HTMLResponse(self._page.html, headers=headers)
 
     async def session(self, request: Request) -> Response:
-        """Exchange the secret of a link for a cookie."""
+        """Exchange the secret of a link for a cookie and a proof."""
         fields = _Fields(await request.body())
         labeller = self.access.by_token(fields.text('token'))
         if labeller is None:
             raise Refused(401, 'This link is not valid, or a part of it is missing.')
-        reply = Json({'labeller': labeller})
+        reply = Json({'labeller': labeller, 'proof': self.access.proof(labeller)})
         reply.set_cookie(
             self.access.cookie_name,
             self.access.cookie(labeller),
@@ -145,7 +162,7 @@ class _Routes:
             labeller,
             fields.text('answer', UUID),
             fields.text('question', QUESTION),
-            fields.number('choice', 1, 1000),
+            fields.numbers('choice', 1, MAX_RESPONSES),
             fields.seconds(),
         )
 
@@ -167,8 +184,17 @@ class _Routes:
         # The answer may have been given elsewhere, under a uuid of another form.
         return await _reply(self.service.undo, labeller, fields.text('answer'))
 
+    async def ending(self, request: Request) -> Response:
+        """Whether the server ends; the reply comes when it does, or else after a while."""
+        await self._request(request)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ENDING_SECONDS):
+                await self._ending.wait()
+        return Json({'ended': self._ending.is_set()})
+
     def _labeller(self, request: Request) -> str:
-        labeller = self.access.by_cookie(request.cookies.get(self.access.cookie_name, ''))
+        cookie = request.cookies.get(self.access.cookie_name, '')
+        labeller = self.access.by_cookie(cookie, request.headers.get(PROOF_HEADER, ''))
         if labeller is None:
             raise Refused(401, 'Open the link that you were given.')
         return labeller
@@ -214,6 +240,17 @@ class _Fields:
         if type(value) is not int or not low <= value <= high:
             raise Refused(400, f'The request has no valid {name}.')
         return value
+
+    def numbers(self, name: str, low: int, high: int) -> list[int]:
+        """The same of a field that has a list of them, `high` at most, or just one."""
+        value = self._values.get(name)
+        numbers = value if isinstance(value, list) else [value]
+        if len(numbers) > high:
+            raise Refused(400, f'The request has no valid {name}.')
+        for number in numbers:
+            if type(number) is not int or not low <= number <= high:
+                raise Refused(400, f'The request has no valid {name}.')
+        return numbers
 
     def seconds(self) -> float:
         """The seconds that the labeller took."""

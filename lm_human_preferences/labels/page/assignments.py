@@ -15,7 +15,8 @@ class Assignments:
     """Gives the questions of a folder to several labellers, none of them to more than it needs.
 
     Whoever is given a question has a lease on it, which ends when it is answered or after
-    `seconds`; then others may be given it. Callers hold the folder's lock.
+    `seconds`; then others may be given it. key: of the order in which they are asked, see
+    answers.asking_rank. Callers hold the folder's lock.
     """
 
     def __init__(
@@ -24,11 +25,12 @@ class Assignments:
         labellers: Sequence[str],
         seconds: float = LEASE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        key: bytes | None = None,
     ) -> None:
         self.folder, self.seconds, self.clock = folder, seconds, clock
         # {labeller: {question: when the lease ends}}, in the order in which they are asked
         self._leases: dict[str, dict[str, float]] = {name: {} for name in labellers}
-        self._queues = {name: _Queue(name) for name in labellers}
+        self._queues = {name: _Queue(name, key) for name in labellers}
         self._damaged: set[str] = set()
         self._open: set[str] = set()
         # {labeller: open questions that they have answered or skipped, and that others still get}
@@ -47,10 +49,19 @@ class Assignments:
             for queue in self._queues.values():
                 queue.add(new)
 
+    def update_all(self) -> None:
+        """Look again at every question, and at those that the folder has no more."""
+        self.update({*self._open, *self.folder.questions})
+
     def leave_out(self, question: str) -> None:
         """Stop asking a question, which is damaged."""
         self._damaged.add(question)
         self.update([question])
+
+    def look_again(self) -> None:
+        """Ask the damaged questions again: their file has changed."""
+        damaged, self._damaged = self._damaged, set()
+        self.update(damaged)
 
     def _update_one(self, id: str) -> None:
         question = None if id in self._damaged else self.folder.questions.get(id)
@@ -70,6 +81,15 @@ class Assignments:
     def left(self, labeller: str) -> int:
         """How many questions wait for a labeller, including those leased to others."""
         return len(self._open) - len(self._done_by[labeller])
+
+    def done_by_others(self, labeller: str, done: int) -> int:
+        """How many questions nobody is asked any more without a labeller's having answered them.
+
+        done: how many the labeller has answered or skipped.
+        """
+        closed = len(self.folder.questions.keys() - self._damaged) - len(self._open)
+        own = done - len(self._done_by[labeller])
+        return max(0, closed - own)  # own ones may be damaged
 
     def open(self) -> int:
         """How many questions wait for anybody."""
@@ -139,8 +159,8 @@ class Assignments:
 class _Queue:
     """The questions in a labeller's order, and the position before which none is open."""
 
-    def __init__(self, labeller: str) -> None:
-        self.labeller = labeller
+    def __init__(self, labeller: str, key: bytes | None) -> None:
+        self.labeller, self._key = labeller, key
         self._ranked: list[tuple[bytes, str]] = []
         self._known: set[str] = set()
         self._position = 0
@@ -151,7 +171,7 @@ class _Queue:
         if unknown:
             self._known.update(unknown)
             self._ranked += [
-                (asking_rank(self.labeller, question), question) for question in unknown
+                (asking_rank(self.labeller, question, self._key), question) for question in unknown
             ]
             self._ranked.sort()
         self._position = 0

@@ -1,13 +1,53 @@
-"""Time limits of a connection, which uvicorn leaves to a proxy that we do not have."""
+"""Limits of connections, which uvicorn leaves to a proxy that we do not have."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import time
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_SECONDS = 15.0  # from the beginning of a connection, or the reply before, to a request
+NOTE_SECONDS = 60.0  # between two notes that no more connections can be accepted
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+
+
+class LimitedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose server does not wait long for TLS, and says in one line what it lacks.
+
+    note: is called with that line.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__()
+        self._note = note
+        self._noted = -NOTE_SECONDS
+        self._server: asyncio.Server | None = None
+        self.set_exception_handler(self._explain)
+
+    async def create_server(self, *args: Any, **kwargs: Any) -> asyncio.Server:
+        """A server whose connections have REQUEST_SECONDS for the handshake of TLS, if they do."""
+        if kwargs.get('ssl') is not None:
+            kwargs['ssl_handshake_timeout'] = REQUEST_SECONDS
+        self._server = await super().create_server(*args, **kwargs)
+        return self._server
+
+    def _explain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Note that there are too many connections; show the traceback of everything else."""
+        error = context.get('exception')
+        if isinstance(error, ValueError) and self._server and not self._server.is_serving():
+            return  # asyncio had put off another attempt to accept until now
+        if not isinstance(error, OSError) or error.errno not in TOO_MANY_FILES:
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._noted >= NOTE_SECONDS:
+            self._noted = time.monotonic()
+            self._note(
+                f'note: no more connections are accepted for now: {error.strerror}; ulimit -n'
+                ' sets how many there may be'
+            )
 
 
 class TimedProtocol(H11Protocol):

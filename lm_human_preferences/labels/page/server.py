@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import ipaddress
+import os
 import socket
 import ssl
 import threading
@@ -11,13 +14,16 @@ from typing import Any
 
 import uvicorn
 
+from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.hparams.labelling import WebHParams
+from lm_human_preferences.labels.folder import TASK, LabelFolder
 from lm_human_preferences.labels.labeller import check_name
-from lm_human_preferences.labels.page.access import Access, KeyFile
+from lm_human_preferences.labels.page.access import Access
 from lm_human_preferences.labels.page.app import make_app
 from lm_human_preferences.labels.page.assignments import LEASE_SECONDS
-from lm_human_preferences.labels.page.connections import TimedProtocol
+from lm_human_preferences.labels.page.connections import LimitedLoop, TimedProtocol
+from lm_human_preferences.labels.page.key import folder_key
 from lm_human_preferences.labels.page.service import LabellingService
 
 MOST_CONNECTIONS = 500
@@ -30,19 +36,16 @@ class LabelServer:
 
     It runs in a thread and needs no torch, so that a command may wait for Ctrl-C meanwhile, and a
     training may train. links: {labeller: URL to be opened in a browser}; they stay valid for the
-    next server of the folder. port: 0 for any that is free. certificate, key: files for TLS. note:
-    is called with lines for who started it, from any thread. UserError for what cannot be served.
+    next server of the folder. options: where it is served, and with which files for TLS. note: is
+    called with lines for who started it, from any thread. UserError for what cannot be served.
     """
 
     def __init__(
         self,
         folder: str,
         labellers: Sequence[str],
+        options: WebHParams,
         *,
-        host: str = '127.0.0.1',
-        port: int = 8000,
-        certificate: str | None = None,
-        key: str | None = None,
         lease_seconds: float = LEASE_SECONDS,
         note: Callable[[str], None] = print,
     ) -> None:
@@ -50,47 +53,50 @@ class LabelServer:
             check_name(name)
         opened = LabelFolder(folder)
         self._error: BaseException | None = None
-        self._key_file = KeyFile(folder)
+        self._note = note
+        self._lock = _locked(folder)
         try:
-            for line in self._key_file.notes:
+            secret = folder_key(folder)
+            for line in secret.notes:
                 note(line)
-            self.service = LabellingService(opened, labellers, lease_seconds, note)
+            self.service = LabellingService(opened, labellers, secret, lease_seconds, note)
         except BaseException:
-            self._key_file.close()
+            self._lock.close()
             raise
         try:
-            self._listener = _listen(host, port)
-            self._start(host, labellers, certificate, key)
+            self._listener = _listen(options)
+            self._start(options, Access(secret, labellers))
         except BaseException:
             self._release()
             raise
 
-    def _start(
-        self, host: str, labellers: Sequence[str], certificate: str | None, key: str | None
-    ) -> None:
-        access = Access(self._key_file.key, labellers)
-        scheme = 'http' if certificate is None else 'https'
-        name = socket.gethostname() if is_wildcard(host) else host
-        app = make_app(self.service, access, [_in_url(name)], scheme=scheme)
+    def _start(self, options: WebHParams, access: Access) -> None:
+        scheme = 'http' if options.certificate is None else 'https'
+        name = socket.gethostname() if is_wildcard(options.host) else options.host
+        ending = asyncio.Event()
+        app = make_app(self.service, access, [_in_url(name)], ending, scheme=scheme)
         self.port: int = self._listener.getsockname()[1]
         self.url = f'{scheme}://{_in_url(name)}:{self.port}'
-        self.links = {name: f'{self.url}/#{access.token(name)}' for name in labellers}
+        self.links = {name: f'{self.url}/#{access.token(name)}' for name in access.labellers}
         try:
-            self._server = uvicorn.Server(_config(app, certificate, key))
+            self._server = _Server(_config(app, options.certificate, options.key), ending)
             self._server.config.load()
         except OSError as e:  # ssl.SSLError, too
             reason = e.reason if isinstance(e, ssl.SSLError) else e.strerror
             self._listener.close()
+            certificate = f'{options.option_name("certificate")} {options.certificate}'
+            key = f'{options.option_name("key")} {options.key}'
             raise UserError(
-                f'--web.certificate {certificate} with --web.key {key}: {reason or e}; both must be'
-                ' PEM files that belong together'
+                f'{certificate} with {key}: {reason or e}; both must be PEM files that belong'
+                ' together'
             ) from e
         self._thread = threading.Thread(target=self._run, name='label server', daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._server.run(sockets=[self._listener])
+            with asyncio.Runner(loop_factory=lambda: LimitedLoop(self._note)) as runner:
+                runner.run(self._server.serve(sockets=[self._listener]))
         except BaseException as e:
             self._error = e
 
@@ -108,13 +114,48 @@ class LabelServer:
 
     def _release(self) -> None:
         self.service.close()
-        self._key_file.close()
+        self._lock.close()
 
     def __enter__(self) -> LabelServer:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Server(uvicorn.Server):
+    """A server that sets `ending` when it ends, for pages that wait to be told."""
+
+    def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
+        super().__init__(config)
+        self._ending = ending
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what has been asked, and accept no more."""
+        self._ending.set()
+        await super().shutdown(sockets)
+
+
+def _locked(folder: str) -> io.FileIO:
+    """A file of the folder, locked until it is closed; UserError if another server has it.
+
+    It is one that nobody deletes: without it the folder is none.
+    """
+    path = os.path.join(folder, TASK)
+    # Some shared disks lock for those only who may write.
+    mode = 'rb+' if os.access(path, os.W_OK) else 'rb'
+    try:
+        file = open(path, mode, buffering=0, opener=storage.open_nofollow)
+    except OSError as e:
+        raise UserError(f'{path} cannot be used: {e.strerror or e}') from e
+    try:
+        storage.lock_file(file)
+    except BlockingIOError:
+        file.close()
+        raise UserError(
+            f'{folder} has a page already: name all labellers where it was started'
+        ) from None
+    return file
 
 
 def is_wildcard(host: str) -> bool:
@@ -132,28 +173,29 @@ def is_local(host: str) -> bool:
         return False
 
 
-def missing_tls(host: str, certificate: str | None, prefix: str) -> str | None:
-    """A warning where others can reach a host and what is sent is not encrypted.
-
-    prefix: what the names of the options begin with.
-    """
-    if certificate is not None or is_local(host):
+def missing_tls(options: WebHParams) -> str | None:
+    """A warning where others can reach the host and what is sent is not encrypted."""
+    if options.certificate is not None or is_local(options.host):
         return None
+    certificate, key = options.option_name('certificate'), options.option_name('key')
     return (
-        f'warning: there is no TLS: whoever is between you and {host} can read the links, and'
-        f' answer as anybody; give {prefix}certificate and {prefix}key, or leave {prefix}host out'
-        ' and use ssh -L'
+        f'warning: there is no TLS: whoever is between you and {options.host} can read the links,'
+        f' and answer as anybody; give {certificate} and {key}, or leave'
+        f' {options.option_name("host")} out and use ssh -L'
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there; UserError if that cannot be."""
+def _listen(options: WebHParams) -> socket.socket:
+    """A socket that listens where `options` say; UserError if that cannot be."""
+    host, port = options.host, options.port
     try:
         ((family, _, _, _, address), *_) = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError) as e:
-        raise UserError(f'--web.host {host!r:.80} is no address of this machine: {e}') from e
+        raise UserError(
+            f'{options.option_name("host")} {host!r:.80} is no address of this machine: {e}'
+        ) from e
     try:
         listener = socket.create_server(address[:2], family=family, backlog=MOST_CONNECTIONS)
         # Connections inherit it. Without, the body of a reply would wait for the acknowledgement of
@@ -161,9 +203,10 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as e:
+        name = options.option_name('port')
         raise UserError(
-            f'--web.port {port}: {host} cannot be listened on: {e.strerror or e}; take another'
-            ' --web.port, or 0 for any'
+            f'{name} {port}: {host} cannot be listened on: {e.strerror or e}; take another {name},'
+            ' or 0 for any'
         ) from e
 
 
@@ -175,7 +218,6 @@ def _config(app: Any, certificate: str | None, key: str | None) -> uvicorn.Confi
     return uvicorn.Config(
         app,
         http=TimedProtocol,
-        loop='asyncio',
         ws='none',
         lifespan='off',
         interface='asgi3',
@@ -185,6 +227,7 @@ def _config(app: Any, certificate: str | None, key: str | None) -> uvicorn.Confi
         server_header=False,
         proxy_headers=False,
         limit_concurrency=MOST_CONNECTIONS,
+        backlog=MOST_CONNECTIONS,
         h11_max_incomplete_event_size=MOST_HEADER_BYTES,
         timeout_graceful_shutdown=GRACE_SECONDS,
         ssl_certfile=certificate,

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels.answers import (
-    REASONS,
-    SCALE,
-    answer_field,
-    choices,
-    chosen_value,
-)
-from lm_human_preferences.labels.folder import LabelFolder, Question
+from lm_human_preferences.label_types import Value
+from lm_human_preferences.labels.answers import REASONS
+from lm_human_preferences.labels.folder import QUESTIONS, LabelFolder, Question
+from lm_human_preferences.labels.json_lines import FileTaken
 from lm_human_preferences.labels.labeller import AlreadyAnswered, AlreadyUsed, Labeller
+from lm_human_preferences.labels.page.access import QuestionTokens
 from lm_human_preferences.labels.page.assignments import LEASE_SECONDS, Assignments
+from lm_human_preferences.labels.page.key import FolderKey
 from lm_human_preferences.language import encodings
 
 REFRESH_SECONDS = 0.5  # after which it is worth looking for what others have written
@@ -34,33 +34,38 @@ class Refused(Exception):
 class LabellingService:
     """The labellers of one folder at work, each writing a file of answers, until it is closed.
 
-    Any number of threads may call it. Replies are dictionaries that JSON can hold. note: is called
-    with what the person who started the server should know.
+    Any number of threads may call it. Replies are dictionaries that JSON can hold; questions have
+    tokens there and in requests, see QuestionTokens. note: is called with what the person who
+    started the server should know.
     """
 
     def __init__(
         self,
         folder: LabelFolder,
         labellers: Sequence[str],
+        key: FolderKey,
         lease_seconds: float = LEASE_SECONDS,
         note: Callable[[str], None] = print,
     ) -> None:
         self.folder, self.note = folder, note
         self.encoder = encodings.by_name(folder.task['encoding']).get_encoder()
         self.labellers: dict[str, Labeller] = {}
+        self.tokens = QuestionTokens(key)
         try:
             for name in labellers:
-                self._admit(name)
+                self._admit(name, key)
         except BaseException:
             self.close()
             raise
         for line in folder.notes():
             note(line)
-        self.assignments = Assignments(folder, labellers, lease_seconds)
+        self.assignments = Assignments(folder, labellers, lease_seconds, key=key.order)
         self._refreshed = time.monotonic()
+        self._last_state = self._state_of_questions()
+        self._left_out: set[str] = set()  # questions that were noted to be damaged
 
-    def _admit(self, name: str) -> None:
-        labeller = Labeller(self.folder, name)
+    def _admit(self, name: str, key: FolderKey) -> None:
+        labeller = Labeller(self.folder, name, key.order)
         self.labellers[name] = labeller
         if labeller.dropped:
             self.note(
@@ -76,15 +81,12 @@ class LabellingService:
 
     def task(self, name: str) -> dict[str, Any]:
         """What does not change from question to question, and how far the labeller is."""
-        label_type = self.folder.label_type
         with self.folder.lock:
             return {
                 'labeller': name,
                 'instructions': self.folder.task['instructions'],
-                'kind': answer_field(label_type),
                 'samples': len(self.folder.samples),
-                'choices': choices(label_type),
-                'middle': (SCALE + 1) // 2,
+                'control': dataclasses.asdict(self.folder.label_type.control),
                 'reasons': REASONS,
                 **self._state(name),
             }
@@ -92,13 +94,20 @@ class LabellingService:
     def questions(self, name: str, held: Sequence[str], count: int) -> dict[str, Any]:
         """`count` more questions, in the order in which they are to be shown.
 
-        held: those that the labeller's page has and are not answered; the reply says which of them
-        are `lost` to others.
+        held: tokens of those that the labeller's page has and are not answered; the reply says
+        which of them are `lost` to others.
         """
+        try:
+            self.labellers[name].check_file()
+        except UserError as e:
+            raise self._not_saved(e) from e
         with self.folder.lock:
             self._refresh()
-            lost = self.assignments.renew(name, held)
-            shown = self._give(name, min(count, MOST_QUESTIONS), set(held))
+            ids = {token: self.tokens.id(token, self.folder.questions) for token in held}
+            known = [id for id in ids.values() if id is not None]
+            lost_ids = self.assignments.renew(name, known)
+            lost = [token for token, id in ids.items() if id is None or id in lost_ids]
+            shown = self._give(name, min(count, MOST_QUESTIONS), set(known))
             return {'questions': shown, 'lost': lost, **self._state(name)}
 
     def _give(self, name: str, count: int, held: set[str]) -> list[dict[str, Any]]:
@@ -120,11 +129,15 @@ class LabellingService:
             query = self._text(tokens['query'])
             samples = [self._text(tokens[field]) for field in self.folder.samples]
         except (UserError, OSError, LookupError, TypeError, ValueError) as e:
-            self.note(f'note: the question {question.id} is left out: {e}')
+            if isinstance(e.__cause__, OSError):
+                raise self._not_read(e, e.__cause__) from e
+            if question.id not in self._left_out:
+                self._left_out.add(question.id)
+                self.note(f'note: the question {question.id} is left out: {e}')
             self.assignments.leave_out(question.id)
             return None
         return {
-            'id': question.id,
+            'id': self.tokens.token(question.id),
             'query': query,
             'samples': [samples[index] for index in order],
         }
@@ -137,9 +150,11 @@ class LabellingService:
         """How far a labeller is, and which answer would be taken back."""
         log = self.labellers[name].log
         last = log.last()
+        done = len(log.by_question)
         return {
-            'done': len(log.by_question),
+            'done': done,
             'left': self.assignments.left(name),
+            'others': self.assignments.done_by_others(name, done),
             'last': None if last is None else last.uuid,
         }
 
@@ -150,38 +165,56 @@ class LabellingService:
 
     def _read_on(self) -> None:
         self._refreshed = time.monotonic()
+        state = self._state_of_questions()
+        if state != self._last_state:
+            self._last_state = state
+            self.assignments.look_again()
         try:
-            self.assignments.update(self.folder.refresh())
-        except UserError as e:
+            changed = self.folder.refresh()
+        except (UserError, OSError) as e:
             self.note(f'note: {e}')  # what could be read counts
-            self.assignments.update(self.folder.questions)
+            self.assignments.update_all()
+        else:
+            self.assignments.update(changed)
+
+    def _state_of_questions(self) -> tuple[int, int, int] | None:
+        """What changes when the file of questions is written or replaced; None: it is not there."""
+        try:
+            stat = os.stat(os.path.join(self.folder.path, QUESTIONS))
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_size, stat.st_ctime_ns
 
     # ------------------------------------------------------------ what a labeller does
 
     def answer(
-        self, name: str, uuid: str, question: str, choice: int, seconds: float
+        self, name: str, uuid: str, question: str, numbers: Sequence[int], seconds: float
     ) -> dict[str, Any]:
-        """Record the answer of a number from 1; it is on the disk when this returns."""
-        if not 1 <= choice <= choices(self.folder.label_type):
+        """Record the answer of these numbers; it is on the disk when this returns.
+
+        question: its token. numbers: as label_types.Control has them.
+        """
+        label_type = self.folder.label_type
+        if len(numbers) != label_type.control.keys or not label_type.control.accepts(numbers):
             raise Refused(400, 'There is no such choice.')
         asked = self._question(question)
-        order = self.labellers[name].order(asked)
-        value = chosen_value(self.folder.label_type, order, choice)
+        value = label_type.answer_of(numbers, self.labellers[name].order(asked))
         return self._record(name, asked, uuid, seconds, value=value)
 
     def skip(
         self, name: str, uuid: str, question: str, reason: str, seconds: float
     ) -> dict[str, Any]:
-        """Record that a labeller skips a question."""
+        """Record that a labeller skips a question. question: its token."""
         if reason not in REASONS:
             raise Refused(400, 'There is no such reason.')
         return self._record(name, self._question(question), uuid, seconds, reason=reason)
 
-    def _question(self, id: str) -> Question:
+    def _question(self, token: str) -> Question:
         with self.folder.lock:
-            if id not in self.folder.questions:
+            if self.tokens.id(token, self.folder.questions) is None:
                 self._read_on()
-            question = self.folder.questions.get(id)
+            id = self.tokens.id(token, self.folder.questions)
+            question = None if id is None else self.folder.questions.get(id)
         if question is None:
             raise Refused(404, 'There is no such question any more.')
         return question
@@ -192,7 +225,7 @@ class LabellingService:
         question: Question,
         uuid: str,
         seconds: float,
-        value: float | None = None,
+        value: Value | None = None,
         reason: str | None = None,
     ) -> dict[str, Any]:
         try:
@@ -222,13 +255,25 @@ class LabellingService:
             raise Refused(404, 'There is no such answer.')
         with self.folder.lock:
             self.assignments.update([answer.question])
+            if labeller.log.answer_to(answer.question) is not None:
+                # It was given again, in another window or a terminal.
+                raise Refused(409, 'Your newer answer to that question stays.')
             self.assignments.give_back(name, answer.question)
-            question = self._shown(name, self._question(answer.question))
-            return {'question': question, **self._state(name)}
+            question = self.folder.questions.get(answer.question)
+            shown = None if question is None else self._shown(name, question)
+            return {'question': shown, **self._state(name)}
+
+    def _not_read(self, error: Exception, cause: OSError) -> Refused:
+        """The reply where the questions cannot be read now, after which the page tries again."""
+        self.note(f'note: {error}')
+        return Refused(503, f'The questions cannot be read: {cause.strerror or cause}.')
 
     def _not_saved(self, error: UserError) -> Refused:
-        """The reply where the disk did not take a line."""
+        """The reply where a line is not on the disk, or not in the file of that name."""
         self.note(f'note: {error}')
+        if isinstance(error, FileTaken):
+            advice = 'Whoever started this page is told there what to do.'
+            return Refused(507, f'Nothing more can be saved: {error.what}. {advice}')
         cause = error.__cause__
         reason = cause.strerror if isinstance(cause, OSError) else None
         return Refused(507, f'It could not be saved: {reason or "the folder cannot be written"}.')

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels.answers import answer_field, sample_names
+from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.language.encodings import Encoder
 
 TOKENS, TEXT, PREFERENCES = 'tokens', 'text', 'preferences'
@@ -28,43 +28,36 @@ class TextExport:
     policy may have written tokens that its own text is not split into, or a part of a character.
     """
 
-    def __init__(self, label_type: str, encoder: Encoder) -> None:
+    def __init__(self, label_type: LabelType, encoder: Encoder) -> None:
         self.label_type = label_type
         self.encoder = encoder
-        self.samples = sample_names(label_type)
-        self.answer = answer_field(label_type)
         self.inexact = 0
 
     def labels(self, labels: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield each label with texts in place of token ids."""
         for label in labels:
-            texts = {name: self._text(label[name]) for name in self.samples}
-            yield {'query': self._query(label['query']), **texts, self.answer: label[self.answer]}
+            texts = {name: self._text(label[name]) for name in self.label_type.samples}
+            answer = {self.label_type.field: label[self.label_type.field]}
+            yield {'query': self._query(label['query']), **texts, **answer}
 
     def preferences(self, labels: Iterable[dict[str, Any]]) -> Iterator[dict[str, str]]:
-        """Yield {prompt, chosen, rejected}: the best sample with each of the others.
+        """Yield {prompt, chosen, rejected}: each two samples of which a label likes one better.
 
-        Two samples that were found equal give nothing. UserError for ratings.
+        UserError for ratings.
         """
-        if self.label_type == 'scalar_rating':
+        if len(self.label_type.samples) < 2:
             raise UserError(
                 '--export_as preferences: ratings of one response prefer none; give --export_as'
                 ' text'
             )
         for label in self.labels(labels):
-            answer = label[self.answer]
-            if self.answer == 'difference':
-                if answer == 0:
-                    continue
-                answer = int(answer > 0)
-            samples = [label[name] for name in self.samples]
-            for other, rejected in enumerate(samples):
-                if other != answer:
-                    yield {
-                        'prompt': label['query'],
-                        'chosen': samples[answer],
-                        'rejected': rejected,
-                    }
+            samples = [label[name] for name in self.label_type.samples]
+            for better, worse in self.label_type.pairs(label[self.label_type.field]):
+                yield {
+                    'prompt': label['query'],
+                    'chosen': samples[better],
+                    'rejected': samples[worse],
+                }
 
     def _query(self, tokens: Sequence[int]) -> str:
         """The text of a query; that of an empty one is empty, see tokenise.Tokeniser."""

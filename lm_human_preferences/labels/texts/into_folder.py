@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import collections
-import time
+import dataclasses
 import uuid as uuids
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lm_human_preferences.labels.answers import Answer, question_id, shown_order
+from lm_human_preferences.label_types import Value
+from lm_human_preferences.labels.answers import Answer, AnswerLog, question_id, shown_order
 from lm_human_preferences.labels.folder import GOLD, TRAIN, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.texts.records import TextLabel
@@ -59,19 +59,19 @@ def add_questions(
 def add_answers(questions: Questions, folder: LabelFolder, labeller: str) -> dict[str, int]:
     """Record the answers to `questions`, which are in the folder.
 
-    Returns how many of each labeller were added. labeller: who gave those that name nobody. An
-    answer that was imported before is not added again; one that has changed since then is, and
-    counts from then on.
+    Returns how many of each labeller were added. labeller: who gave those that name nobody. What
+    was imported last counts: of answers that were imported before, those are not added again after
+    which nothing else was imported.
     """
-    now = time.time()
-    answers: dict[str, list[Answer]] = {}
-    given: collections.Counter[tuple[str, str]] = collections.Counter()
+    now = folder.time_of_next_answer()
+    # {labeller: {question: answers in the order of the file}}
+    given: dict[str, dict[str, list[Answer]]] = {}
     for number, (label, tokens) in enumerate(questions):
         name, id = label.labeller or labeller, question_id(tokens)
-        given[name, id] += 1
+        to_question = given.setdefault(name, {}).setdefault(id, [])
         count = len(label.samples)
         answer = Answer(
-            uuid=str(uuids.uuid5(UUIDS, f'{name}/{id}/{given[name, id]}/{label.answer}')),
+            uuid=_uuid(name, id, len(to_question) + 1, label.answer),
             labeller=name,
             question=id,
             value=label.answer,
@@ -81,9 +81,42 @@ def add_answers(questions: Questions, folder: LabelFolder, labeller: str) -> dic
             # In the order of the file, of which training takes the first labels.
             time=now + 1e-6 * number,
         )
-        answers.setdefault(name, []).append(answer)
+        to_question.append(answer)
     added = {}
-    for name, of_labeller in answers.items():
+    for name, by_question in given.items():
         with Labeller(folder, name) as writer:
-            added[name] = writer.add(of_labeller)
+            last = _last_imported(writer.log)
+            new = [
+                answer
+                for id, answers in by_question.items()
+                for answer in _not_imported(answers, last.get(id), writer.log)
+            ]
+            added[name] = writer.add(sorted(new, key=lambda answer: answer.time))
     return added
+
+
+def _uuid(labeller: str, question: str, number: int, value: Value | None) -> str:
+    """The same whenever a labeller's answer to a question, by its number, is imported."""
+    return str(uuids.uuid5(UUIDS, f'{labeller}/{question}/{number}/{value}'))
+
+
+def _last_imported(log: AnswerLog) -> dict[str, Answer]:
+    """{question: the answer to it that was imported last, even if it was taken back since}."""
+    return {answer.question: answer for answer in log.uuids.values() if answer.is_imported}
+
+
+def _not_imported(given: Sequence[Answer], last: Answer | None, log: AnswerLog) -> list[Answer]:
+    """Those of the answers to one question that have to be added for the last one to count.
+
+    given: in the order of the file. last: what was imported last.
+    """
+    new = [answer for answer in given[:-1] if answer.uuid not in log.uuids]
+    counts = given[-1]
+    if not new and last is not None and last.value == counts.value:
+        return []
+    number = len(given)
+    while counts.uuid in log.uuids:  # from an import before the last one
+        number += 1
+        uuid = _uuid(counts.labeller, counts.question, number, counts.value)
+        counts = dataclasses.replace(counts, uuid=uuid)
+    return [*new, counts]

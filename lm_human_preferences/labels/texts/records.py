@@ -7,7 +7,8 @@
 Preferences are strings, or lists of chat messages {"role", "content"}; the task is one of Label
 Studio's pairwise template.
 
-A file is a JSON array of records, or has one a line if its name ends in .jsonl.
+A file is a JSON array of records, or has one a line if its name ends in .jsonl. Standard input may
+be either.
 """
 
 from __future__ import annotations
@@ -15,18 +16,35 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import json
+import os
 import re
+import string
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels.answers import answer_field, is_number, sample_names
+from lm_human_preferences.label_types import LabelType, Value, is_number
 
 PROMPTS = ('prompt', 'query', 'question')  # where a task of Label Studio may have its query
-# The last turn of a dialogue in one string, as in the data set hh-rlhf.
+# Begins a turn of a dialogue in one string, as in the data set hh-rlhf.
 ASSISTANT = '\n\nAssistant:'
+STANDARD_INPUT = ('-', '/dev/stdin')  # in place of a file
+TEXT_FIELDS = ('query', 'sample', 'sample0')  # hold token ids in other labels
+PAIR_FIELDS = {'chosen', 'rejected', 'annotations'}  # which no other record has
+KTO = {'prompt', 'completion', 'label'}  # fields of a format that is known, but not read
+KNOWN = 'query and samples; prompt, chosen and rejected; or data and annotations of Label Studio'
+OTHER_FILES = {
+    '.arrow': 'Arrow',
+    '.csv': 'CSV',
+    '.gz': 'a compressed file',
+    '.parquet': 'Parquet',
+    '.tsv': 'tab-separated values',
+    '.xlsx': 'a spreadsheet',
+    '.zip': 'a compressed file',
+    '.zst': 'a compressed file',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,46 +58,71 @@ class TextLabel:
 
     query: str
     samples: tuple[str, ...]
-    answer: float | None
+    answer: Value | None
     labeller: str | None = None
     seconds: float = 0.0
     is_ordered: bool = True
 
 
 def read(path: str) -> list[tuple[str, Any]]:
-    """The records of a local or remote file, each with where it is.
+    """The records of a file, each with where it is.
 
-    Empty lines are passed over. UserError for what is not JSON.
+    path: a local or remote file, or one of STANDARD_INPUT. Empty lines are passed over. UserError
+    for what is not JSON.
     """
-    if not path.endswith('.jsonl'):
-        records = storage.read_json(path)
-        if not isinstance(records, list):
-            raise UserError(
-                f'{path} must hold a JSON array of labels, not a {type(records).__name__}'
-            )
-        return [(f'{path}, label {index}', record) for index, record in enumerate(records)]
-    found = []
-    text = storage.without_bom(storage.read_text(path))
-    for number, line in enumerate(text.split('\n'), start=1):
-        if not line.strip():
-            continue
-        where = f'{path}, line {number}'
-        try:
-            found.append((where, json.loads(line)))
-        except (ValueError, RecursionError) as e:
-            raise UserError(f'{where} is not JSON: {e}') from e
-    return found
+    if path in STANDARD_INPUT:
+        return _of_standard_input()
+    check_kind_of_file(path)
+    if path.endswith('.jsonl'):
+        return storage.read_json_lines(path)
+    return _of_array(storage.read_json(path), path)
+
+
+def _of_standard_input() -> list[tuple[str, Any]]:
+    name = 'standard input'
+    try:
+        text = storage.without_bom(sys.stdin.buffer.read().decode())
+    except UnicodeDecodeError as e:
+        raise UserError(f'{name} is not UTF-8 text: {e.reason}') from e
+    if not text.lstrip().startswith('['):  # each line is an object
+        return storage.parse_json_lines(text, name)
+    return _of_array(storage.parse_json(text, name), name)
+
+
+def _of_array(records: Any, name: str) -> list[tuple[str, Any]]:
+    if not isinstance(records, list):
+        raise UserError(f'{name} must hold a JSON array of labels, not a {type(records).__name__}')
+    return [(f'{name}, label {index}', record) for index, record in enumerate(records)]
+
+
+def check_kind_of_file(path: str) -> None:
+    """Raise UserError for a file whose name says that it is of a format that is not read."""
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in OTHER_FILES:
+        raise UserError(
+            f'{path} is {OTHER_FILES[suffix]}, which is not read: give a .json with an array of'
+            f' labels, or a .jsonl with one a line; what a label has: {KNOWN}'
+        )
 
 
 def is_text(record: Any) -> bool:
-    """Whether a record is of one of the formats above, and not token ids."""
+    """Whether a record is of one of the formats above, or of another one of texts.
+
+    Otherwise it holds token ids.
+    """
     if not isinstance(record, dict):
         return False
-    return isinstance(record.get('query'), str) or not {'chosen', 'annotations'}.isdisjoint(record)
+    has_texts = any(isinstance(record.get(field), str) for field in TEXT_FIELDS)
+    return has_texts or is_pair(record) or record.keys() >= KTO
+
+
+def is_pair(record: Any) -> bool:
+    """Whether a record is of a format of other tools, which compare two responses."""
+    return isinstance(record, dict) and not PAIR_FIELDS.isdisjoint(record)
 
 
 def parse(
-    record: Any, where: str, label_type: str, *, needs_answer: bool = True
+    record: Any, where: str, label_type: LabelType, *, needs_answer: bool = True
 ) -> list[TextLabel]:
     """The labels in a record; none in a task of Label Studio that was skipped.
 
@@ -90,23 +133,29 @@ def parse(
         raise UserError(f'{where} is a {type(record).__name__}, not an object')
     if 'annotations' in record:
         _check_pairs(label_type, where)
-        return list(_of_label_studio(record, where))
+        return list(_of_label_studio(record, where, label_type))
     if 'chosen' in record or 'rejected' in record:
         _check_pairs(label_type, where)
-        return [preference(record, where)]
-    if isinstance(record.get('query'), str):
+        query, samples = preference(record, where)
+        return [TextLabel(query, samples, label_type.of_preference(0), is_ordered=False)]
+    if any(isinstance(record.get(field), str) for field in TEXT_FIELDS):
         return [_of_label(record, where, label_type, needs_answer)]
+    if record.keys() >= KTO:
+        raise UserError(
+            f'{where} is of the format of KTO (prompt, completion, label), which is not read: give'
+            f' {KNOWN}'
+        )
     raise UserError(
-        f'{where} holds no texts that are known: neither query and samples, nor prompt, chosen and'
-        ' rejected, nor data and annotations of Label Studio'
+        f'{where} is of no format that is known: it has the fields'
+        f' {", ".join(map(str, record)):.80}, and what is read is {KNOWN}'
     )
 
 
-def _check_pairs(label_type: str, where: str) -> None:
-    if label_type != 'best_of_2':
+def _check_pairs(label_type: LabelType, where: str) -> None:
+    if label_type.of_preference(0) is None:
         raise UserError(
             f'{where} says which of two responses is better: give --labels.type best_of_2, not'
-            f' {label_type}'
+            f' {label_type.name}'
         )
 
 
@@ -119,43 +168,45 @@ def text_field(record: dict[str, Any], field: str, where: str) -> str:
     return text
 
 
-def _of_label(record: dict[str, Any], where: str, label_type: str, needs_answer: bool) -> TextLabel:
-    samples = tuple(text_field(record, name, where) for name in sample_names(label_type))
-    field = answer_field(label_type)
+def _of_label(
+    record: dict[str, Any], where: str, label_type: LabelType, needs_answer: bool
+) -> TextLabel:
+    query = text_field(record, 'query', where)
+    samples = tuple(text_field(record, name, where) for name in label_type.samples)
     answer = None
-    if field in record or needs_answer:
-        answer = _checked_answer(record.get(field), field, len(samples), where)
-    return TextLabel(record['query'], samples, answer)
+    if label_type.field in record or needs_answer:
+        answer = _checked_answer(record, label_type, where)
+    return TextLabel(query, samples, answer)
 
 
-def _checked_answer(value: Any, field: str, count: int, where: str) -> float:
-    if field == 'best':
-        if type(value) is int and 0 <= value < count:
-            return value
-        expected = f'a whole number from 0 to {count - 1}'
-    else:
-        if is_number(value):
-            return value
-        expected = 'a number'
-    raise UserError(f'{where}, field {field!r} must be {expected}, not {value!r:.80}')
+def _checked_answer(record: dict[str, Any], label_type: LabelType, where: str) -> Value:
+    field = label_type.field
+    if field not in record:
+        raise UserError(f'{where}, field {field!r} is missing: it is the answer')
+    value = record[field]
+    if not label_type.is_valid(value):
+        raise UserError(
+            f'{where}, field {field!r} must be {label_type.expected}, not {value!r:.80}'
+        )
+    return value
 
 
 # ---------------------------------------------------------------- preferences
 
 
-def preference(record: dict[str, Any], where: str) -> TextLabel:
-    """The label in a record of a chosen and a rejected response; UserError if it is none."""
+def preference(record: dict[str, Any], where: str) -> tuple[str, tuple[str, str]]:
+    """(query, the chosen and the rejected response) of a record; UserError if it is none."""
     chosen, rejected = record.get('chosen'), record.get('rejected')
     if isinstance(chosen, str) and isinstance(rejected, str):
-        query, samples = _of_strings(record, chosen, rejected, where)
-    elif _are_messages(chosen) and _are_messages(rejected):
-        query, samples = _of_messages(record, chosen, rejected, where)
-    else:
-        raise UserError(
-            f"{where}, fields 'chosen' and 'rejected' must both be texts, or lists of messages with"
-            ' a role and a content'
-        )
-    return TextLabel(query, samples, answer=0, is_ordered=False)
+        return _of_strings(record, chosen, rejected, where)
+    if _are_messages(chosen) and _are_messages(rejected):
+        return _of_messages(record, chosen, rejected, where)
+    missing = [field for field in ('chosen', 'rejected') if field not in record]
+    which = f'field {missing[0]!r} is missing: ' if missing else 'fields '
+    raise UserError(
+        f"{where}, {which}'chosen' and 'rejected' must both be texts, or lists of messages with a"
+        ' role and a content'
+    )
 
 
 def _of_strings(
@@ -167,14 +218,36 @@ def _of_strings(
         if _are_messages(prompt):
             return _as_text(prompt), (chosen, rejected)
         return text_field(record, 'prompt', where), (chosen, rejected)
-    same = sum(
-        1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected))
-    )
-    turn = chosen.rfind(ASSISTANT, 0, same)
-    if turn < 0:
-        raise UserError(f"{where}, field 'prompt' is missing: it must be a text")
-    end = turn + len(ASSISTANT)
+    end = _end_of_prompt(chosen, rejected, where)
     return chosen[:end], (chosen[end:], rejected[end:])
+
+
+def _end_of_prompt(chosen: str, rejected: str, where: str) -> int:
+    """Where the prompt ends that two texts begin with.
+
+    In a dialogue, that is where the turn of the assistant begins in which the texts part: later
+    turns are of two different dialogues, and belong to the responses. In other texts it is after
+    the last whole word that both have. A space before a word belongs to it, as in GPT-2's tokens.
+    """
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected))
+    same = chosen[: sum(1 for _ in alike)]
+    turn = same.rfind(ASSISTANT)
+    if turn >= 0:
+        return turn + len(ASSISTANT)
+    if ASSISTANT in chosen or ASSISTANT in rejected:
+        raise UserError(
+            f"{where}, field 'prompt' is missing: 'chosen' and 'rejected' differ before the first"
+            ' turn of the assistant'
+        )
+    end = max(same.rfind(character) for character in string.whitespace)
+    if end >= 0 and same[end] != ' ':
+        end += 1
+    if not same[: max(end, 0)].strip():
+        raise UserError(
+            f"{where}, field 'prompt' is missing: it must be a text, or what 'chosen' and"
+            " 'rejected' both begin with"
+        )
+    return end
 
 
 def _of_messages(
@@ -227,7 +300,9 @@ def _as_text(messages: Sequence[dict[str, str]]) -> str:
 # ---------------------------------------------------------------- Label Studio
 
 
-def _of_label_studio(record: dict[str, Any], where: str) -> Iterator[TextLabel]:
+def _of_label_studio(
+    record: dict[str, Any], where: str, label_type: LabelType
+) -> Iterator[TextLabel]:
     """Yield a label for each annotation that was not cancelled and has an answer."""
     data, annotations = record.get('data'), record['annotations']
     if not isinstance(data, dict) or not isinstance(annotations, list):
@@ -249,7 +324,7 @@ def _of_label_studio(record: dict[str, Any], where: str) -> Iterator[TextLabel]:
             yield TextLabel(
                 query=prompts[0] if prompts else '',
                 samples=_compared(result, data, where),
-                answer=('left', 'right').index(selected),
+                answer=label_type.of_preference(('left', 'right').index(selected)),
                 labeller=_annotator(annotation.get('completed_by')),
                 seconds=_seconds(annotation.get('lead_time')),
             )

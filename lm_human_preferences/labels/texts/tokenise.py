@@ -7,15 +7,20 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
+from lm_human_preferences import label_types
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.train_reward import HParams
-from lm_human_preferences.labels.answers import answer_field, sample_names
-from lm_human_preferences.labels.folder import LABEL_TYPE
+from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.texts import records
 from lm_human_preferences.labels.texts.records import TextLabel
 from lm_human_preferences.language.encodings import Encoder, Encoding
+
+# Why a record gives no label, by the name of its count
+LEFT_OUT = {
+    'unanswered': 'without an answer',
+    'empty': 'whose chosen response is empty',
+    'equal': 'whose two responses are the same tokens',
+}
 
 
 class Skipped(Exception):
@@ -84,8 +89,9 @@ class Tokeniser:
             )
         if counts['skipped']:
             lines.append(f'Skipped: {counts["skipped"]} records with longer texts')
-        if counts['unanswered']:
-            lines.append(f'Left out: {counts["unanswered"]} records without an answer')
+        for count, what in LEFT_OUT.items():
+            if counts[count]:
+                lines.append(f'Left out: {counts[count]} records {what}')
         return lines
 
     def _encoded(self, text: str, where: str) -> list[int]:
@@ -133,13 +139,8 @@ def tokenise(
     hparams: train_reward's. needs_answer: whether a record must have one. UserError, which says
     where, for what is of no known format.
     """
-    label_type, task = hparams.labels.type, hparams.task
-    if not LABEL_TYPE.fullmatch(label_type):
-        raise UserError(
-            f'--labels.type {label_type}: texts are read as best_of_N, scalar_rating or'
-            ' scalar_compare; give token ids'
-        )
-    fields = sample_names(label_type)
+    label_type, task = label_types.get(hparams.labels.type), hparams.task
+    fields = label_type.samples
     tokeniser = Tokeniser(
         encoding.get_encoder(), task.query_length, task.response_length, hparams.labels.too_long
     )
@@ -147,20 +148,32 @@ def tokenise(
     for where, record in found:
         parsed = records.parse(record, where, label_type, needs_answer=needs_answer)
         tokeniser.counts['unanswered'] += not parsed
+        is_pair = records.is_pair(record)
         for label in parsed:
+            if is_pair and not _chosen(label, label_type).strip():
+                tokeniser.counts['empty'] += 1
+                continue
             with contextlib.suppress(Skipped):
-                labels.append((label, tokeniser.question(label, fields, where)))
+                question = tokeniser.question(label, fields, where)
+                if is_pair and question[fields[0]] == question[fields[1]]:
+                    tokeniser.counts['equal'] += 1
+                else:
+                    labels.append((label, question))
     return labels, tokeniser.notes()
+
+
+def _chosen(label: TextLabel, label_type: LabelType) -> str:
+    """The response that the answer of a pair prefers."""
+    chosen = label_type.preferred(label.answer)
+    assert chosen is not None
+    return label.samples[chosen]
 
 
 def labels_of(
     found: Iterable[tuple[str, Any]], hparams: HParams, encoding: Encoding
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The same as objects of a label file, token ids as arrays."""
+    """The same as objects of a label file."""
     labels, notes = tokenise(found, hparams, encoding)
-    answer = answer_field(hparams.labels.type)
-    objects = []
-    for label, question in labels:
-        arrays = {field: np.array(ids) for field, ids in question.items()}
-        objects.append({**arrays, answer: label.answer})
+    answer = label_types.get(hparams.labels.type).field
+    objects = [{**question, answer: label.answer} for label, question in labels]
     return objects, notes

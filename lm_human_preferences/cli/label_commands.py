@@ -7,17 +7,18 @@ from typing import Any
 
 import click
 
-from lm_human_preferences.commands.program import Command
+from lm_human_preferences.cli import launch, user_settings
+from lm_human_preferences.cli.arguments import did_you_mean
+from lm_human_preferences.cli.program import Command
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import labelling, train_reward
-from lm_human_preferences.utils import hyperparams, launch
-from lm_human_preferences.utils.arguments import did_you_mean
+from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 
 Experiments = Mapping[str, Sequence[Trial]]
 LABEL_FIELDS = {
     key: field
-    for key, field in launch.settable(train_reward.HParams).items()
+    for key, field in user_settings.settable(train_reward.HParams).items()
     if key in ('labels.type', 'labels.too_long') or key.startswith('task.')
 }
 
@@ -89,7 +90,8 @@ def _commands_of_folders() -> list[Command]:
             example='./launch.py score /tmp/save/train_reward/my-reward texts.jsonl',
             help=(
                 'Score texts with the reward model of RUN. FILE has a query, and a response or'
-                ' several, in each line; a JSON object with their scores is printed for each.'
+                ' several, in each line; a JSON object with their scores is printed for each. -'
+                ' reads standard input.'
             ),
         ),
     ]
@@ -118,10 +120,10 @@ def experiment_command(
             )
         own = hyperparams.fields(hparam_class).keys()
         options = hparam_class(**{key: settings.pop(key) for key in own & settings.keys()})
-        binds, _ = launch.read_trial(*reward_experiments[exp])
+        binds, _ = user_settings.read_trial(*reward_experiments[exp])
         hparams = train_reward.HParams()
         hparams.override_from_dict(binds)
-        launch.override(hparams, settings)
+        user_settings.override(hparams, settings)
         launch.start_job(
             f'lm_human_preferences.commands.{job}',
             {

@@ -7,7 +7,7 @@ from lm_human_preferences.utils.hyperparams import group_class, members
 
 Fields = dict[str, dataclasses.Field]
 
-LAUNCHING = ('mpi', 'mode', 'dry_run', 'save_dir', 'overwrite')
+LAUNCHING = ('mpi', 'dry_run', 'save_dir', 'overwrite')
 NEW_REWARD_MODEL = 'rewards.train_new_model'
 HEADINGS = {  # of the options in a group, in the order of help pages; '' holds train_reward's own
     'run': 'Run',
@@ -25,11 +25,22 @@ FOLDED = 'New reward model'  # the options of `train_reward` once more
 _TYPES = {int: 'INT', float: 'FLOAT', str: 'TEXT', tuple[str, ...]: 'TEXT', types.NoneType: 'None'}
 
 
+def is_shown(field: dataclasses.Field) -> bool:
+    """Whether help pages have the option."""
+    return field.metadata['help'] is not None
+
+
+def shown(fields: Fields) -> Fields:
+    """Those of `fields` {name: field} that help pages have."""
+    return {name: field for name, field in fields.items() if is_shown(field)}
+
+
 def sections(fields: Fields) -> dict[str, Fields]:
-    """`fields` {name: field} by heading.
+    """The `fields` {name: field} that are shown, by heading.
 
     A command that starts no training has one section, 'Options'.
     """
+    fields = shown(fields)
     if not any(name.startswith('run.') for name in fields):
         return {'Options': fields} if fields else {}
     by_heading = {heading: {} for heading in ('Launching', *HEADINGS.values(), FOLDED)}
@@ -61,7 +72,7 @@ def help_text(field: dataclasses.Field) -> str:
     """What the option is for, and its former name if it has one."""
     formerly = field.metadata.get('formerly')
     note = f' (formerly called {formerly})' if formerly else ''
-    return field.metadata['help'] + note
+    return (field.metadata['help'] or '') + note
 
 
 def is_required(field: dataclasses.Field) -> bool:

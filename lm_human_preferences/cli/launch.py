@@ -7,21 +7,22 @@ one rank or several.
 import dataclasses
 import os
 import signal
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from lm_human_preferences import storage
-from lm_human_preferences.commands.program import Command, completion, note
-from lm_human_preferences.distributed import env, launcher, worker
+from lm_human_preferences import shell, storage
+from lm_human_preferences.cli.arguments import did_you_mean
+from lm_human_preferences.cli.program import Command, completion
+from lm_human_preferences.cli.user_settings import override, read_trial, settable
+from lm_human_preferences.distributed import launch_methods, launcher, waiting, worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs import run_dir, run_lock
-from lm_human_preferences.utils import hyperparams, option_help
-from lm_human_preferences.utils.arguments import did_you_mean
+from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
-from lm_human_preferences.utils.hyperparams import group_class, members, option
+from lm_human_preferences.utils.hyperparams import option
+from lm_human_preferences.utils.streams import note
 
 if TYPE_CHECKING:
     from lm_human_preferences.hparams import train_policy, train_reward
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     Training = train_policy.HParams | train_reward.HParams
 
 Settings = TypeVar('Settings', bound=hyperparams.HParams)
-Complete = Callable[[dict[str, Any], Any, str], dict[str, Any]]
+Complete = Callable[[dict[str, Any], Any, str], tuple[dict[str, Any], list[str]]]
 
 LONGEST_NAME = 255
 # The exit statuses of a job that a signal ended.
@@ -43,12 +44,15 @@ class RankHParams(hyperparams.HParams):
     mpi: int | None = option(
         None, 'ranks to start; None: one for every visible GPU, or 1 without', at_least=1
     )
-    mode: str = option('local', "where to run: only 'local'")
+    mode: str = option('local', help=None)  # the original has it, with this one value
 
-    def validate(self, *, prefix: str = '') -> None:
-        super().validate(prefix=prefix)
+    def validate(self) -> None:
+        """Also ValueError for a mode that this program does not have."""
+        super().validate()
         if self.mode != 'local':
-            raise ValueError(f"--{prefix}mode {self.mode} is not available: only 'local' is")
+            raise ValueError(
+                f"{self.option_name('mode')} {self.mode} is not available: only 'local' is"
+            )
 
 
 def validated(hparams: Settings) -> Settings:
@@ -76,6 +80,7 @@ def start_job(
     if not has_ranks:
         _do_alone(job, arguments)
         return
+    shell.require('torch')  # ranks would look for mpiexec first
     size = _world_size(mpi)
     hparams: Any = arguments.get('hparams')
     is_training = hasattr(hparams, 'writes')
@@ -85,12 +90,12 @@ def start_job(
             note(run_dir.resume_hint(hparams))
 
     try:
-        if env.launched_size() > 1:
+        if launch_methods.current().size > 1:
             worker.run_job(job, arguments, at_interrupt=show_resume_hint)
         elif size > 1:
             if hasattr(hparams, 'check_ranks'):
                 hparams.check_ranks(size)
-            timeouts = hparams.run.timeouts if is_training else env.DEFAULT_TIMEOUTS
+            timeouts = hparams.run.timeouts if is_training else waiting.DEFAULT_TIMEOUTS
             launcher.launch_ranks(job, arguments, size, timeouts)
         else:
             worker.import_job(job)(**arguments)
@@ -105,10 +110,11 @@ def start_job(
 
 
 def _do_alone(job: str, arguments: dict[str, Any]) -> None:
-    if env.launched_rank() > 0:
+    launched = launch_methods.current()
+    if launched.rank > 0:
         return
-    if env.launched_size() > 1:
-        note(f'note: one of {env.launched_size()} ranks does all of this command')
+    if launched.size > 1:
+        note(f'note: one of {launched.size} ranks does all of this command')
     worker.import_job(job)(**arguments)
 
 
@@ -118,14 +124,14 @@ def _world_size(mpi: int | None) -> int:
     As many as mpiexec, srun or torchrun has started; else `mpi`; else one for each GPU, or 1
     without.
     """
-    if env.is_launched():
-        launched = env.launched_size()
-        if mpi not in (None, launched):
+    launched = launch_methods.current()
+    if launched.decides_size:
+        if mpi not in (None, launched.size):
             raise UserError(
-                f'--mpi {mpi}, but {launched} rank(s) were started by mpiexec, srun or torchrun:'
-                ' leave --mpi out'
+                f'--mpi {mpi}, but {launched.size} rank(s) were started by mpiexec, srun or'
+                ' torchrun: leave --mpi out'
             )
-        return launched
+        return launched.size
     if mpi is not None:
         return mpi
     return max(1, _visible_gpus())
@@ -168,9 +174,11 @@ def job_command(
     return Command(name, start, hyperparams.fields(hparam_class), click_arguments, **attrs)
 
 
-def _keep_settings(settings: dict[str, Any], hparams: Any, experiment: str) -> dict[str, Any]:
+def _keep_settings(
+    settings: dict[str, Any], hparams: Any, experiment: str
+) -> tuple[dict[str, Any], list[str]]:
     """`settings`, for a command where nothing follows from them."""
-    return settings
+    return settings, []
 
 
 def experiment_command(
@@ -187,7 +195,7 @@ def experiment_command(
 
     It runs `job` with an experiment's hyperparameters. experiments: name -> trials (see combos).
     complete(settings, hparams, experiment) returns the user's settings and what follows from them,
-    given the experiment's hyperparameters.
+    given the experiment's hyperparameters, and lines that tell the user of it.
     """
     experiment_launcher = ExperimentLauncher(name, job, hparam_class, experiments, complete)
     arguments = [
@@ -215,6 +223,7 @@ An experiment sets what is [required] below and changes some of the defaults;
 class Job(NamedTuple):
     """One trial of an experiment, resolved. explicitly_set: what the user set, by dotted name."""
 
+    experiment: str
     name: str
     binds: dict[str, Any]
     hparams: Any
@@ -249,6 +258,8 @@ class ExperimentLauncher:
                 f' {", ".join(self.experiments)}{did_you_mean(exp, self.experiments)}'
             )
         _check_name(trial_name)
+        if _nothing_is_saved(settings):
+            settings.pop('run.save_dir', None)
         launch_settings = {key: settings.pop(key) for key in self.launch_fields if key in settings}
         launch: Any = validated(self.launch_class(**launch_settings))
         jobs = [
@@ -275,12 +286,14 @@ class ExperimentLauncher:
         binds, descriptor = read_trial(trial)
         hparams = self.hparam_class()
         hparams.override_from_dict(binds)
-        explicitly_set = self.complete(settings, hparams, exp)
+        explicitly_set, notes = self.complete(settings, hparams, exp)
+        for line in notes:
+            note(line)
         override(hparams, explicitly_set)
         name = f'{trial_name}/{descriptor}'.rstrip('/')
         if save_dir:
             hparams.run.save_dir = storage.join(save_dir, name)
-        return Job(name, binds, validated(hparams), explicitly_set)
+        return Job(exp, name, binds, validated(hparams), explicitly_set)
 
     def _start(self, jobs: Sequence[Job], launch: Any) -> None:
         for job in jobs:
@@ -291,7 +304,14 @@ class ExperimentLauncher:
             mpi = launch.mpi
             if mpi is None and job.hparams.run.resume:
                 mpi = run_dir.ranks_of(job.hparams.run.directory)
-            start_job(self.job, {'hparams': job.hparams}, mpi)
+            arguments = {'hparams': job.hparams, 'experiment': job.experiment}
+            start_job(self.job, arguments, mpi)
+
+
+def _nothing_is_saved(settings: Mapping[str, Any]) -> bool:
+    """Whether --save_dir None is the last that `settings`, in their order, say of a directory."""
+    given = [key for key in settings if key in ('save_dir', 'run.save_dir')]
+    return given[-1:] == ['save_dir'] and not settings['save_dir']
 
 
 def _launch_class(command: str) -> type[hyperparams.HParams]:
@@ -324,7 +344,9 @@ def _dry_run(job: Job, launch: Any) -> None:
 
     click.echo(f'{job.name}: {job.binds}')
     hyperparams.dump(job.hparams)
-    for line in dry_run(job.hparams, _world_size(launch.mpi), launch.overwrite):
+    hyperparams.dump_additions(job.hparams)
+    lines = dry_run(job.hparams, _world_size(launch.mpi), launch.overwrite, job.explicitly_set)
+    for line in lines:
         note(line)
 
 
@@ -336,54 +358,3 @@ def _check_name(name: str) -> None:
             f'NAME {name!r:.80} must be a relative path without .., of at most {LONGEST_NAME}'
             ' characters: it is joined to --save_dir'
         )
-
-
-# ---------------------------------------------------------------- settings
-
-
-def settable(hparam_class: type[hyperparams.HParams]) -> option_help.Fields:
-    """The fields that are options on the command line: values, and groups that may be off."""
-    return {
-        key: field
-        for key, field in hyperparams.fields(hparam_class).items()
-        if not group_class(field.type) or types.NoneType in members(field.type)
-    }
-
-
-def read_trial(trial: Trial) -> tuple[dict[str, Any], str]:
-    """What a trial binds, in its order, and the descriptors of its entries joined by dashes."""
-    binds: dict[str, Any] = {}
-    descriptors = []
-    for var, value, extra in trial:
-        if var in binds:
-            note(f'WARNING: overriding key {var} from {binds[var]} to {value}')
-        if var is not None:
-            binds[var] = value
-        if 'descriptor' in extra:
-            descriptors.append(str(extra['descriptor']))
-    return binds, '-'.join(descriptors)
-
-
-def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
-    """Lay the user's `settings` {dotted name: value} over `hparams`.
-
-    A leaf switches its group on; 'on' leaves a group that is on as it is.
-    """
-    settings = dict(settings)
-    fields = settable(type(hparams))
-    for group in [key for key, field in fields.items() if group_class(field.type)]:
-        leaf = next((key for key in settings if key.startswith(f'{group}.')), None)
-        if leaf and settings.get(group) == 'off':
-            raise UserError(f'--{leaf} has no meaning with --{group} off: drop one of them')
-        if leaf or settings.get(group) == 'on':
-            settings[group] = 'on'
-            if _is_on(hparams, group):
-                del settings[group]
-    hparams.override_from_dict(settings)
-
-
-def _is_on(hparams: Any, group: str) -> bool:
-    """Whether the group of that dotted name, and all that it is in, are there."""
-    for part in group.split('.'):
-        hparams = getattr(hparams, part, None)
-    return hparams is not None

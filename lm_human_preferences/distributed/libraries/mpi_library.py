@@ -17,22 +17,11 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
-from lm_human_preferences.distributed import env, launcher
+from lm_human_preferences.distributed import launch_methods, launcher
+from lm_human_preferences.distributed.launch_methods import MPICH, OPEN_MPI, Family
+from lm_human_preferences.distributed.libraries import shared_objects
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils import shared_objects
-
-
-class Family(NamedTuple):
-    """Libraries that can stand in for each other: programs are linked against `soname`."""
-
-    name: str
-    soname: str
-
-
-MPICH = Family('MPICH', 'libmpi.so.12')
-OPEN_MPI = Family('Open MPI', 'libmpi.so.40')
 
 
 class NoLibrary(UserError):
@@ -75,11 +64,16 @@ def load_library() -> str | None:
 
     Returns its path, or its name where the loader found it. None where mpi4py is to choose: for
     ranks without MPI, and where the user's MPI4PY_LIBMPI or MPI4PY_MPIABI says which it is.
-    `NoLibrary` where there is no such library: MPI would end this process in words of its own.
+    `NoLibrary` where there is no such library, or the user's is of the other family: MPI would end
+    this process in words of its own.
     """
-    family = launcher_family()
-    if family is None or any(os.environ.get(name) for name in CHOICES):
+    family = launch_methods.current().family
+    if family is None:
         return None
+    for name in CHOICES:
+        if os.environ.get(name):
+            _check_choice(name, os.environ[name], family)
+            return None
     if importlib.util.find_spec('mpi4py') is None:
         raise NoLibrary('mpi4py is not installed: `sh tools/setup.sh` installs it')
     if family is MPICH:
@@ -88,24 +82,13 @@ def load_library() -> str | None:
     return _load_library(family)
 
 
-def launcher_family() -> Family | None:
-    """The family that the launcher of this process belongs to; None if no MPI started it."""
-    if env.launcher_kind() in env.WITHOUT_MPI:
-        return None
-    if 'OMPI_COMM_WORLD_SIZE' in os.environ:
-        return OPEN_MPI
-    if 'PMI_RANK' in os.environ:
-        return MPICH
-    return OPEN_MPI if 'PMIX_RANK' in os.environ else None
-
-
 def expected_soname() -> str:
     """What programs have to be linked against to work with the ranks' MPI; nothing is loaded.
 
     The ranks are those that this process is one of, or else those that it would start. UserError
     where it could not start any.
     """
-    family = launcher_family()
+    family = launch_methods.current().family
     if family is None:
         _, is_open_mpi = launcher.find_mpiexec()
         family = OPEN_MPI if is_open_mpi else MPICH
@@ -153,13 +136,35 @@ def abort(status: int) -> None:
         mpi.COMM_WORLD.Abort(status)
 
 
+def _check_choice(variable: str, value: str, family: Family) -> None:
+    """`NoLibrary` if the user's `value` of one of CHOICES names a library of the other family."""
+    chosen = _family_by_name(value)
+    if chosen is not None and chosen is not family:
+        raise NoLibrary(
+            f'{launch_methods.current().words} started these ranks, but {variable}={value} names'
+            f' {chosen.name}: unset it, or start the ranks by the mpiexec of {chosen.name}'
+        )
+
+
+def _family_by_name(library: str) -> Family | None:
+    """The family of a library's name or path, or of a name such as 'openmpi'; None if unknown."""
+    name = os.path.basename(os.path.realpath(library))
+    if name.startswith((OPEN_MPI.soname, 'openmpi')):
+        return OPEN_MPI
+    if name.startswith((MPICH.soname, 'libmpich.so', 'mpich')):
+        return MPICH
+    return None
+
+
 def _load_library(family: Family) -> str:
     """Load the MPI library of a family; returns its path, or its name where the loader found it."""
+    launcher_name = launch_methods.current().words
     soname = _binding(family)
     if soname is None:
         raise NoLibrary(
-            f'{_launcher_in_words()}, but mpi4py was compiled for another MPI: install the wheel of'
-            ' mpi4py, as `sh tools/setup.sh` does, or start the ranks by that other MPI'
+            f'{launcher_name} started these ranks, but mpi4py was compiled for another MPI: install'
+            ' the wheel of mpi4py, as `sh tools/setup.sh` does, or start the ranks by that other'
+            ' MPI'
         )
     folders = _library_folders()
     problem = f'there is no {soname} in {", ".join(map(str, folders))} or where the loader looks'
@@ -171,7 +176,7 @@ def _load_library(family: Family) -> str:
         except OSError as e:
             if library != soname:
                 problem = f'their library does not load ({e})'
-    raise NoLibrary(f'{_launcher_in_words()}, but {problem}: {_remedy(family)}')
+    raise NoLibrary(f'{launcher_name} started these ranks, but {problem}: {_remedy(family)}')
 
 
 def _library_folders() -> list[Path]:
@@ -238,16 +243,6 @@ def _chosen(library: str) -> Iterator[None]:
         yield
     finally:
         del os.environ['MPI4PY_LIBMPI']
-
-
-def _launcher_in_words() -> str:
-    if 'OMPI_COMM_WORLD_SIZE' in os.environ:
-        launcher_name = "Open MPI's mpiexec"
-    elif 'SLURM_MPI_TYPE' in os.environ:
-        launcher_name = f'srun --mpi={os.environ["SLURM_MPI_TYPE"]}'
-    else:
-        launcher_name = "MPICH's mpiexec" if launcher_family() is MPICH else 'PMIx'
-    return f'{launcher_name} started these ranks'
 
 
 def _remedy(family: Family) -> str:

@@ -9,22 +9,20 @@ from typing import Any
 
 import click
 
-from lm_human_preferences import __version__
+from lm_human_preferences import __version__, shell
+from lm_human_preferences.cli import option_help
+from lm_human_preferences.cli.arguments import convert, read_words
 from lm_human_preferences.distributed import worker
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils import option_help, streams
-from lm_human_preferences.utils.arguments import convert, read_words
+from lm_human_preferences.utils import streams
+from lm_human_preferences.utils.streams import note
+from lm_human_preferences.utils.terminal import printable
 
 HELP = ['-h', '--help']
 HELP_ALL = '--help-all'
 FAILED = 2  # exit status after a mistake of the user
 INTERRUPTED = 130
 _UNBROKEN = '\xa0'  # a space at which click does not break lines
-
-
-def note(message: str) -> None:
-    """Print a line for the user to standard error: it is not part of the output."""
-    click.echo(message, err=True)
 
 
 class Program(click.Group):
@@ -64,6 +62,10 @@ class Program(click.Group):
             _fail(f'{e.format_message()} The command comes first: {", ".join(self.commands)}')
         except click.ClickException as e:
             _fail(e.format_message())
+        except ModuleNotFoundError as e:
+            if e.name is None or e.name.startswith('lm_human_preferences'):
+                raise
+            _fail(shell.missing(e.name))
         except click.Abort:
             sys.exit(INTERRUPTED)
 
@@ -74,7 +76,7 @@ class Program(click.Group):
 
 
 def _fail(message: str) -> None:
-    line = ' '.join(message.splitlines())
+    line = printable(' '.join(message.splitlines()))
     note(f'error: {line}')
     worker.settle_user_error(line)
     sys.exit(FAILED)
@@ -132,13 +134,18 @@ class Command(click.Command):
             click.echo(ctx.get_help())
             ctx.exit()
         ctx.params = read_words(
-            args, self.fields, self.arguments, self.positionals, example=self.example
+            args,
+            self.fields,
+            self.arguments,
+            self.positionals,
+            example=self.example,
+            elsewhere=_options_of_all(ctx),
         )
         return []
 
     def invoke(self, ctx: click.Context) -> object:
         """Convert the values that were given, and call the command's function."""
-        given = {key: ctx.params[key] for key in self.fields if key in ctx.params}
+        given = {key: text for key, text in ctx.params.items() if key in self.fields}
         settings = {key: convert(key, self.fields[key], text) for key, text in given.items()}
         for key, value in settings.items():
             if given[key] == 'True' and type(value) in (int, float):
@@ -184,12 +191,22 @@ class Command(click.Command):
         return records
 
 
+def _options_of_all(ctx: click.Context) -> dict[str, list[str]]:
+    """{option: the commands that have it}, of the program that the command belongs to."""
+    program = ctx.parent.command if ctx.parent is not None else None
+    found: dict[str, list[str]] = {}
+    for name, command in program.commands.items() if isinstance(program, Program) else ():
+        for key in command.fields if isinstance(command, Command) else ():
+            found.setdefault(key, []).append(name)
+    return found
+
+
 def _folded_record(count: int) -> tuple[str, str]:
     """The line that stands for the `count` options of a new reward model."""
     prefix = f'--{option_help.NEW_REWARD_MODEL}'
     return (
         f'{prefix}.NAME',
-        f'{HELP_ALL} shows these {count} options, which are those of train_reward. The seed is one'
+        f'{HELP_ALL} shows these {count} options, which train_reward has, too. The seed is one'
         f' of them: --run.seed does not set it, {prefix}.run.seed does',
     )
 
@@ -211,6 +228,7 @@ def _click_option(key: str, field: dataclasses.Field) -> click.Option:
         metavar=option_help.value_text(field),
         help=f'{option_help.help_text(field)}  {remark}',
         shell_complete=completion(option_help.choices(field)),
+        hidden=not option_help.is_shown(field),
     )
 
 

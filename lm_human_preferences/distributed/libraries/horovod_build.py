@@ -7,9 +7,8 @@ fault.
 import importlib.util
 from pathlib import Path
 
-from lm_human_preferences.distributed import mpi_library
+from lm_human_preferences.distributed.libraries import mpi_library, shared_objects
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.utils import shared_objects
 
 # NCCL's function, which messages of a Horovod with NCCL name.
 _NCCL = b'ncclAllReduce'

@@ -14,6 +14,7 @@ import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from lm_human_preferences import shell
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils.hyperparams import (
     TEXTS,
@@ -34,6 +35,10 @@ _SWITCHES = {
     'none': 'off',
     '': 'off',
 }
+# From which likeness on one word may be meant by another: of parts of a name, and of whole names.
+_ALIKE, _ALMOST = 0.66, 0.9
+# What people call options that have short names.
+_SPELT_OUT = {'lr': 'learning_rate', 'noptepochs': 'epochs', 'lam': 'lambda'}
 
 
 def read_words(
@@ -43,13 +48,16 @@ def read_words(
     positionals: Sequence[str] = (),
     *,
     example: str = '',
+    elsewhere: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, str | tuple[str, ...]]:
     """What the words after a command give, as text: {name: value} of options and arguments.
 
     fields: name -> dataclass field, of every option. arguments: name -> name shown, of what has to
     be given by position or as `--name`; positionals: names of options that may follow by position;
-    example: a command line to show where an argument is missing. UserError says what is wrong. An
-    option that may be given several times has a tuple of texts; of another the last one counts.
+    example: a command line to show where an argument is missing. elsewhere: options of other
+    commands, and which these are, for the error about one. UserError says what is wrong. An option
+    that may be given several times has a tuple of texts; of another the last one counts.
+    Options are in the order in which they were given.
     """
     given: dict[str, str | tuple[str, ...]] = {}
     by_position = []
@@ -64,7 +72,9 @@ def read_words(
             bare_flag = None
             continue
         name, equals, value = word[2:].partition('=')
-        key, negated = _known(name, fields, arguments, may_negate=not equals)
+        key, negated = _known(
+            name, fields, arguments, may_negate=not equals, elsewhere=elsewhere or {}
+        )
         waiting = len(words)
         if equals:
             text = value
@@ -72,15 +82,15 @@ def read_words(
             text = 'False'
         else:
             text = _next_value(key, fields.get(key), words)
-        given[key] = (*given.get(key, ()), text) if _is_repeatable(key, fields) else text
+        before = given.pop(key, ())  # so that `given` is in the order of the last words
+        given[key] = (*before, text) if _is_repeatable(key, fields) else text
         is_bare = not equals and len(words) == waiting
         bare_flag = key if is_bare and not negated else None
     _assign_by_position(given, by_position, fields, arguments, positionals)
     missing = [shown for key, shown in arguments.items() if key not in given]
     if missing:
-        raise UserError(
-            f'{" and ".join(missing)} missing; {f"example: {example}" if example else "see --help"}'
-        )
+        advice = f'example: {shell.typed(example)}' if example else 'see --help'
+        raise UserError(f'{" and ".join(missing)} missing; {advice}')
     return given
 
 
@@ -123,6 +133,7 @@ def _known(
     fields: Mapping[str, dataclasses.Field],
     arguments: Mapping[str, str],
     may_negate: bool,
+    elsewhere: Mapping[str, Sequence[str]],
 ) -> tuple[str, bool]:
     """The option that `name` means, and whether a `no` before it switches it off."""
     key = name.replace('-', '_')
@@ -135,20 +146,50 @@ def _known(
         flag = former_names.get(flag, flag)
         if flag in fields and _is_flag(fields[flag]):
             return flag, True
-    raise UserError(
-        f'no such option: --{name}' + did_you_mean(f'--{name}', [f'--{key}' for key in fields])
-    )
+    names = {**{key: key for key in fields}, **former_names}
+    meant = _with_the_same_end(key, names)
+    if meant is None and key in elsewhere:
+        raise UserError(f'no such option: --{name}, which is one of {" and ".join(elsewhere[key])}')
+    meant = meant or _spelt_alike(key, names)
+    raise UserError(f'no such option: --{name}' + (f' (did you mean --{meant}?)' if meant else ''))
 
 
 def did_you_mean(word: str, choices: Collection[str]) -> str:
-    """A hint for an error message: the choice that `word` may have meant, or nothing.
-
-    It ends in `.word` or is spelt like `word`.
-    """
-    close = sorted(
-        (choice for choice in choices if choice.endswith(word.replace('--', '.'))), key=len
-    ) or difflib.get_close_matches(word, sorted(choices), n=1, cutoff=0.7)
+    """A hint for an error message: the choice that is spelt like `word`, or nothing."""
+    close = difflib.get_close_matches(word, sorted(choices), n=1, cutoff=_ALIKE)
     return f' (did you mean {close[0]}?)' if close else ''
+
+
+def _with_the_same_end(key: str, names: Mapping[str, str]) -> str | None:
+    """The option whose name ends in `key`, or in whose name `key` ends; None if there is none.
+
+    names: {dotted name, which may be a former one: option}.
+    """
+    found = [name for name in names if name.endswith(f'.{key}') or key.endswith(f'.{name}')]
+    return names[min(found, key=len)] if found else None
+
+
+def _spelt_alike(key: str, names: Mapping[str, str]) -> str | None:
+    """The option that an unknown dotted name may have meant; None if none is spelt like it.
+
+    The last part of a name tells more than its group. names: see `_with_the_same_end`.
+    """
+    group, _, leaf = key.rpartition('.')
+    found = []
+    for name in sorted(names):
+        its_group, _, its_leaf = name.rpartition('.')
+        of_leaf = max(_likeness(leaf, its_leaf), _likeness(leaf, _SPELT_OUT.get(its_leaf, '')))
+        of_group = _likeness(group, its_group) if group else 1.0
+        of_all = _likeness(key.replace('.', '_'), name.replace('.', '_'))
+        if of_leaf == 1 or min(of_leaf, of_group) >= _ALIKE or of_all >= _ALMOST:
+            likeness = max(of_leaf + of_group, 2 * of_all)
+            found.append((of_leaf == 1, likeness, -len(name), name))
+    return names[max(found)[-1]] if found else None
+
+
+def _likeness(a: str, b: str) -> float:
+    """From 0 to 1, for texts that are equal."""
+    return difflib.SequenceMatcher(None, a, b).ratio()
 
 
 def _is_repeatable(key: str, fields: Mapping[str, dataclasses.Field]) -> bool:

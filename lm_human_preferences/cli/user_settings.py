@@ -1,0 +1,61 @@
+"""The user's settings, laid over those of an experiment."""
+
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from lm_human_preferences.cli import option_help
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils.combos import Trial
+from lm_human_preferences.utils.hyperparams import group_class, members
+from lm_human_preferences.utils.streams import note
+
+
+def settable(hparam_class: type[hyperparams.HParams]) -> option_help.Fields:
+    """The fields that are options on the command line: values, and groups that may be off."""
+    return {
+        key: field
+        for key, field in hyperparams.fields(hparam_class).items()
+        if not group_class(field.type) or types.NoneType in members(field.type)
+        if not hyperparams.is_of_another_command(key, field)
+    }
+
+
+def read_trial(trial: Trial) -> tuple[dict[str, Any], str]:
+    """What a trial binds, in its order, and the descriptors of its entries joined by dashes."""
+    binds: dict[str, Any] = {}
+    descriptors = []
+    for var, value, extra in trial:
+        if var in binds:
+            note(f'WARNING: overriding key {var} from {binds[var]} to {value}')
+        if var is not None:
+            binds[var] = value
+        if 'descriptor' in extra:
+            descriptors.append(str(extra['descriptor']))
+    return binds, '-'.join(descriptors)
+
+
+def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
+    """Lay the user's `settings` {dotted name: value} over `hparams`.
+
+    A leaf switches its group on; 'on' leaves a group that is on as it is.
+    """
+    settings = dict(settings)
+    fields = settable(type(hparams))
+    for group in [key for key, field in fields.items() if group_class(field.type)]:
+        leaf = next((key for key in settings if key.startswith(f'{group}.')), None)
+        if leaf and settings.get(group) == 'off':
+            raise UserError(f'--{leaf} has no meaning with --{group} off: drop one of them')
+        if leaf or settings.get(group) == 'on':
+            settings[group] = 'on'
+            if _is_on(hparams, group):
+                del settings[group]
+    hparams.override_from_dict(settings)
+
+
+def _is_on(hparams: Any, group: str) -> bool:
+    """Whether the group of that dotted name, and all that it is in, are there."""
+    for part in group.split('.'):
+        hparams = getattr(hparams, part, None)
+    return hparams is not None

@@ -1,0 +1,37 @@
+"""How long ranks, their launcher and batch systems wait for each other. Imports nothing heavy."""
+
+from dataclasses import dataclass
+
+# How long mpiexec may take to end its ranks, and to pass on what they printed before.
+EXIT_GRACE_SECONDS = 2
+# How long it takes until a rank's death, or its last output, has become known to the others. A rank
+# that fails waits for it, as the death of another rank may be the reason.
+REPORT_GRACE_SECONDS = 0.5
+# How long rank 0 has to report an error that all ranks met before the others report it, too.
+RANK_0_GRACE_SECONDS = 2
+# How long a rank that has reported an error waits for the launcher to end it.
+LAUNCHER_GRACE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long, in seconds, ranks wait for each other where that is limited, and are waited for.
+
+    These are the options --run.rank_timeout, --run.allreduce_timeout and --run.stop_timeout.
+    """
+
+    rank: int = 600
+    allreduce: int = 1800
+    # Batch systems kill what has not ended 30 s after SIGTERM, and the end of a run takes a moment.
+    stop: int = 20
+
+
+DEFAULT_TIMEOUTS = Timeouts()
+
+
+def stopping_message(seconds: int) -> str:
+    """The line for a training that is asked to stop, and has this many seconds to do so."""
+    return (
+        f'Stopping: the current step is saved if it finishes within {seconds} s; interrupt again to'
+        ' stop at once'
+    )

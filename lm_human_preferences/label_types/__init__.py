@@ -1,0 +1,272 @@
+"""Label types: what people are asked, what they answer, and how a reward model learns from it.
+
+One class is all that a label type is (the original's label_types.py; paper, section 2.1): which
+samples are shown and how an answer is given, what it tells, how it is simulated, and the loss. To
+add one, derive it from LabelType and decorate it with `register`; see the example in
+CONTRIBUTING.md.
+
+Whoever asks people, or reports what they said, need not wait for torch: this module does not load
+it. The methods about tensors import it where they need more than the tensors' own methods.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.label_types.base import Control, LabelType, Value, is_number
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    'Control',
+    'LabelType',
+    'PickBest',
+    'ScalarComparison',
+    'ScalarRating',
+    'Value',
+    'find',
+    'get',
+    'is_number',
+    'register',
+]
+MAX_RESPONSES = 1000  # in one label
+SCALE = 9  # of a rating or a comparison: 1 to 9
+MIDDLE = (SCALE + 1) // 2
+
+TYPES: dict[str, type[LabelType]] = {}
+
+
+def register(label_type: type[LabelType]) -> type[LabelType]:
+    """Class decorator: makes a label type known to `get` under its `name`."""
+    TYPES[label_type.name] = label_type
+    return label_type
+
+
+@register
+class PickBest(LabelType):
+    """The best of N responses: cross entropy of a softmax over their rewards (equation 1)."""
+
+    name = 'best_of_N'
+    field = 'best'
+    instructions = 'Read the text, then the responses to it. Choose the one that you like best.'
+
+    def __init__(self, num_responses: int) -> None:
+        self.samples = tuple(f'sample{i}' for i in range(num_responses))
+        self.expected = f'a whole number from 0 to {num_responses - 1}'
+        self.control = Control('choose', num_responses, 'choose the best, and go on')
+        self.chance = 1 / num_responses if num_responses > 0 else None
+
+    def is_valid(self, value: Any) -> bool:
+        return type(value) is int and 0 <= value < len(self.samples)
+
+    def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> int:
+        (number,) = numbers
+        return order[number - 1]
+
+    def preferred(self, value: int) -> int:
+        return value
+
+    def of_preference(self, chosen: int) -> int | None:
+        return chosen if len(self.samples) == 2 else None
+
+    def by_rewards(self, rewards: Sequence[float]) -> int:
+        return max(range(len(rewards)), key=lambda index: rewards[index])
+
+    def by_chance(self, rewards: Sequence[float], rng: random.Random) -> int:
+        return rng.randrange(len(rewards))
+
+    def by_position(self, rewards: Sequence[float], order: Sequence[int]) -> int:
+        return order[0]
+
+    def loss_of(
+        self,
+        rewards: torch.Tensor,
+        labels: dict[str, torch.Tensor],
+    ) -> dict[str, torch.Tensor]:
+        """The cross entropy, in nats."""
+        from torch.nn import functional as F
+
+        error = F.cross_entropy(rewards, labels['best'].to(rewards.device))
+        return {'loss': error, 'error': error}
+
+    def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
+        """ln N: every response is equally likely to be the best."""
+        return math.log(len(self.samples))
+
+    def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The mean over all other samples.
+
+        1 where the best has the higher reward, -1 where it has the lower.
+        """
+        others = len(self.samples) - 1
+        if others == 0:
+            return rewards.new_zeros(())
+        ahead = (rewards.gather(1, labels['best'][:, None]) - rewards).sign()
+        return ahead.sum() / (others * len(rewards))
+
+
+class _Number(LabelType):
+    """An answer that is one number: what a rating and a comparison share."""
+
+    is_numeric = True
+    expected = 'a number'
+
+    def is_valid(self, value: Any) -> bool:
+        return is_number(value)
+
+    def by_chance(self, rewards: Sequence[float], rng: random.Random) -> float:
+        return rng.gauss(0, 1) * max(1.0, abs(self.by_rewards(rewards)))
+
+
+@register
+class ScalarRating(_Number):
+    """A score for one response: squared error."""
+
+    name = 'scalar_rating'
+    samples = ('sample',)
+    field = 'score'
+    instructions = 'Read the text, then the response to it. Say how much you like the response.'
+    control = Control(
+        'scale',
+        SCALE,
+        f'rate it, {SCALE} is best, and go on',
+        title='Rating',
+        ends=('worst', '', 'best'),
+    )
+
+    def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> int:
+        (number,) = numbers
+        return number
+
+    def by_rewards(self, rewards: Sequence[float]) -> float:
+        return rewards[0]
+
+    def loss_of(
+        self,
+        rewards: torch.Tensor,
+        labels: dict[str, torch.Tensor],
+    ) -> dict[str, torch.Tensor]:
+        """Also mean and variance of the labels, and their correlation with the rewards."""
+        import torch
+        from torch.nn import functional as F
+
+        from lm_human_preferences.utils.core import pearson_r
+
+        predicted = rewards[:, 0]
+        score = labels['score'].to(predicted.device)
+        error = F.mse_loss(predicted, score)
+        var, mean = torch.var_mean(score, correction=0)
+        corr = pearson_r(score, predicted.detach())
+        return {'loss': error, 'error': error, 'label_mean': mean, 'label_var': var, 'corr': corr}
+
+    def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
+        """The variance of the scores: every response gets their mean."""
+        return labels['score'].var(correction=0).item()
+
+    def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Their correlation."""
+        from lm_human_preferences.utils.core import pearson_r
+
+        return pearson_r(labels['score'], rewards[:, 0]).nan_to_num(0.0)
+
+    def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
+        return labels['score']
+
+
+@register
+class ScalarComparison(_Number):
+    """How much better the second of two responses is: squared error of the rewards' difference."""
+
+    name = 'scalar_compare'
+    samples = ('sample0', 'sample1')
+    field = 'difference'
+    instructions = 'Read the text, then both responses to it. Say which of them you like better.'
+    control = Control(
+        'scale',
+        SCALE,
+        f'1: the first is far better, {MIDDLE}: equal, {SCALE}: the second; and go on',
+        title='Which is better',
+        ends=('response 1 is far better', 'equal', 'response 2 is far better'),
+    )
+    chance = 1 / 2
+
+    def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> int:
+        """How far the number is from the middle, towards the second sample."""
+        (number,) = numbers
+        towards_second_shown = number - MIDDLE
+        return towards_second_shown if order[0] == 0 else -towards_second_shown
+
+    def preferred(self, value: float) -> int | None:
+        if value == 0:
+            return None
+        return 1 if value > 0 else 0
+
+    def matches(self, value: float, right: float) -> bool:
+        """Whether it has the right sign."""
+        return self.preferred(value) == self.preferred(right)
+
+    def by_rewards(self, rewards: Sequence[float]) -> float:
+        return rewards[1] - rewards[0]
+
+    def loss_of(
+        self,
+        rewards: torch.Tensor,
+        labels: dict[str, torch.Tensor],
+    ) -> dict[str, torch.Tensor]:
+        """The mean squared error of the difference."""
+        from torch.nn import functional as F
+
+        predicted = rewards[:, 1] - rewards[:, 0]
+        error = F.mse_loss(predicted, labels['difference'].to(predicted.device))
+        return {'loss': error, 'error': error}
+
+    def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
+        """The mean square of the differences: both responses get the same reward."""
+        return labels['difference'].square().mean().item()
+
+    def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
+        """1 where the difference has the right sign, -1 where it has the wrong one, on average."""
+        difference = rewards[:, 1] - rewards[:, 0]
+        return (difference.sign() * labels['difference'].sign()).mean()
+
+    def target_scales(self, labels: dict[str, torch.Tensor]) -> torch.Tensor | None:
+        return labels['difference'] / 2  # as in the original
+
+
+def find(name: str) -> LabelType | None:
+    """The label type called `name`; None where there is none."""
+    for pattern, label_type in TYPES.items():
+        # With a sign, because the original accepts best_of_-1, which has no samples.
+        match = re.fullmatch(re.escape(pattern).replace('N', '(-?[0-9]{1,4})'), str(name))
+        if match is None:
+            continue
+        numbers = [int(number) for number in match.groups()]
+        if all(number <= MAX_RESPONSES for number in numbers):
+            found = label_type(*numbers)
+            found.name = str(name)
+            return found
+    return None
+
+
+def get(name: str, option: str = '--labels.type') -> LabelType:
+    """The label type called `name`: scalar_rating, scalar_compare, best_of_4, ...
+
+    UserError, which names the option, where there is none.
+    """
+    found = find(name)
+    if found is None:
+        choices = ', '.join(_usage(pattern) for pattern in TYPES)
+        raise UserError(f'{option} {name!r:.80} is none of {choices}')
+    return found
+
+
+def _usage(pattern: str) -> str:
+    if 'N' not in pattern:
+        return pattern
+    return f'{pattern} (as in {pattern.replace("N", "4")}, up to {MAX_RESPONSES})'

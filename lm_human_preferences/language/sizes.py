@@ -1,0 +1,79 @@
+"""The sizes of a model: of a released one by its name, of another by a file in its directory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.model import HParams
+
+_GPT2 = dict(n_vocab=50257, n_ctx=1024)
+# Sizes of the released models by name, as in their hparams.json.
+RELEASED = {
+    '124M': dict(**_GPT2, n_embd=768, n_head=12, n_layer=12),
+    '355M': dict(**_GPT2, n_embd=1024, n_head=16, n_layer=24),
+    '774M': dict(**_GPT2, n_embd=1280, n_head=20, n_layer=36),
+    '1558M': dict(**_GPT2, n_embd=1600, n_head=25, n_layer=48),
+}
+# The same models by their names in Hugging Face's collection, also with its owner before them.
+OTHER_NAMES = {'gpt2': '124M', 'gpt2-medium': '355M', 'gpt2-large': '774M', 'gpt2-xl': '1558M'}
+OWNER = 'openai-community/'
+# The name of each size in config.json of `transformers`, and its value where that omits it.
+HUGGING_FACE_SIZES = dict(
+    n_vocab=('vocab_size', 50257),
+    n_ctx=('n_positions', 1024),
+    n_embd=('n_embd', 768),
+    n_head=('n_head', 12),
+    n_layer=('n_layer', 12),
+)
+TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # two names of the same function
+
+
+def released_name(name: str) -> str | None:
+    """The name in RELEASED of the model `name`; None where it is none of these, or a directory."""
+    released = OTHER_NAMES.get(name.removeprefix(OWNER), name)
+    return released if released in RELEASED and not storage.exists(name) else None
+
+
+def test_hparams() -> HParams:
+    """The tiny model of the original's tests, with random weights."""
+    return HParams(n_vocab=27, n_ctx=8, n_layer=2, n_embd=7, n_head=1)
+
+
+def load_hparams(path: str) -> HParams:
+    """The sizes in the hparams.json at `path`, local or remote."""
+    return _checked(storage.read_json(path), path)
+
+
+def load_config(path: str) -> HParams:
+    """The sizes in a config.json of `transformers`; UserError unless it describes a GPT-2."""
+    config = storage.read_json(path)
+    if not isinstance(config, dict):
+        config = {}
+    model_type = config.get('model_type')
+    activation = config.get('activation_function', 'gelu_new')
+    if model_type != 'gpt2':
+        kind = f'of the type {model_type!s:.80}' if model_type else 'whose type it does not say'
+        raise UserError(
+            f'{path} is of a model {kind}: this program knows only GPT-2; give'
+            f' {", ".join(RELEASED)}, or the directory of a GPT-2 of your own'
+        )
+    if activation not in TANH_GELUS:
+        raise UserError(
+            f'{path} is of a GPT-2 with the activation function {activation!s:.80}: this program'
+            f" computes only GPT-2's own, {TANH_GELUS[0]}"
+        )
+    sizes = {name: config.get(key, default) for name, (key, default) in HUGGING_FACE_SIZES.items()}
+    return _checked(sizes, path)
+
+
+def _checked(sizes: Any, path: str) -> HParams:
+    """The sizes as they were read from the file at `path`; UserError where they are none."""
+    hparams = HParams()
+    try:
+        hparams.override_from_nested_dict(sizes)
+        hparams.validate()
+    except (AttributeError, TypeError, ValueError) as e:
+        raise UserError(f'{path} does not hold the sizes of a model: {e}') from e
+    return hparams

@@ -1,0 +1,89 @@
+"""What the original's checkpoints call the tensors of GPT-2 and of its trainings.
+
+TensorFlow's names and shapes are here and in `checkpointing`'s tf_* files, nowhere else. Own names
+are explained in `checkpointing.variables`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from lm_human_preferences.training.optimizer import BETAS
+
+_MOMENTS = {'/mean': '/adam', '/square': '/adam_1'}  # the slots of tf.train.AdamOptimizer
+_REWARD_NORM = {'reward_gain': 'reward_norm/gain', 'reward_bias': 'reward_norm/bias'}
+_COUNTS = {
+    'ppo/step': 'global_step',
+    'ppo/start_time': 'start_time',
+    'ppo/last_time': 'last_time',
+    'train_reward/step': 'train_step',
+}
+# The scope of each optimizer's own variables
+_OPTIMIZERS = {
+    'ppo/optimizer_steps': 'ppo_opt',
+    'train_reward/optimizer_steps': 'train_reward/minibatch/opt',
+}
+# The original's projections are convolutions of width 1, a dimension that their weights begin with.
+_PROJECTION = re.compile(r'\.(c_attn|c_proj|c_fc)\.weight(/mean|/square)?$')
+
+
+class TensorFlowNames:
+    """The original's names and shapes, a `checkpointing.variables.VariableNames`."""
+
+    def name_of(self, name: str) -> str:
+        """'policy/transformer.h.0.attn.c_attn.weight' -> 'policy/model/h0/attn/c_attn/w'."""
+        if name in _COUNTS:
+            return _COUNTS[name]
+        for own, slot in _MOMENTS.items():
+            if name.endswith(own):
+                return self.name_of(name.removesuffix(own)) + slot
+        scope, slash, parameter = name.rpartition('/')
+        return scope + slash + _parameter_name(parameter)
+
+    def variables(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """`tensors` {own name: tensor} by the original's names, as views in its shapes.
+
+        In place of the count of Adam's updates there are the powers of beta that follow from it.
+        """
+        variables = {}
+        for name, tensor in tensors.items():
+            if name in _OPTIMIZERS:
+                variables.update(_beta_powers(_OPTIMIZERS[name], int(tensor)))
+            else:
+                variables[self.name_of(name)] = _in_shape(name, tensor.detach())
+        if 'train_reward/step' in tensors:
+            # The original's training of a reward model had one as well, and never advanced it.
+            variables['global_step'] = torch.tensor(0)
+        return variables
+
+
+def _parameter_name(name: str) -> str:
+    """'transformer.h.0.ln_1.bias' -> 'model/h0/ln_1/b'."""
+    if name in _REWARD_NORM:
+        return _REWARD_NORM[name]
+    path = re.sub(r'^h\.', 'h', name.removeprefix('transformer.'))
+    module, _, kind = path.replace('.', '/').rpartition('/')
+    if module in ('wte', 'wpe'):
+        return f'model/{module}'
+    if kind == 'weight':
+        kind = 'g' if 'ln_' in module else 'w'
+    elif kind == 'bias':
+        kind = 'b'
+    return f'model/{module}/{kind}'
+
+
+def _in_shape(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor of an own name as a view in the original's shape."""
+    return tensor[None] if _PROJECTION.search(name) else tensor
+
+
+def _beta_powers(scope: str, steps: int) -> dict[str, torch.Tensor]:
+    """The powers of beta that TensorFlow's Adam holds after so many updates."""
+    return {
+        f'{scope}/beta{i}_power': torch.tensor(np.float32(beta ** (steps + 1)))
+        for i, beta in enumerate(BETAS, start=1)
+    }

@@ -1,0 +1,141 @@
+"""Questions made by sampling policies, whoever asks them: `./launch.py ask`, or a training."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from lm_human_preferences import label_types, lm_tasks
+from lm_human_preferences.hparams.task import TaskHParams
+from lm_human_preferences.labels.answers import question_id
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.training.micro_batches import map_micro_batches
+
+IDLE_BATCHES = 20  # without a new question, after which there is none to be expected
+
+Tokens = dict[str, list[int]]  # {field: token ids} of a query and its samples
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Query:
+    """A query (query_length,), and how many texts of the data set had been read for it."""
+
+    tokens: torch.Tensor
+    texts_read: int
+
+
+class Queries:
+    """The queries of a task in their order, beginning at any of them."""
+
+    def __init__(self, sampler: lm_tasks.QuerySampler) -> None:
+        """sampler: with batches of one."""
+        self._sampler = sampler
+        self._unused: list[Query] = []
+        self._texts_read = 0
+
+    def seek(self, texts_read: int) -> None:
+        """Go on after the query for which so many texts had been read."""
+        if texts_read != self._texts_read:
+            self._sampler.seek((texts_read, 0))
+            self._unused = []
+            self._texts_read = texts_read
+
+    def take(self, count: int) -> list[Query]:
+        """The next `count` queries."""
+        while len(self._unused) < count:
+            tokens = self._sampler()['tokens'][0]
+            self._unused.append(Query(tokens, self._sampler.position[0]))
+        taken, self._unused = self._unused[:count], self._unused[count:]
+        self._texts_read = taken[-1].texts_read
+        return taken
+
+    def put_back(self, queries: list[Query], texts_read: int) -> None:
+        """Have `queries`, which were taken last, come next; texts_read: of the one before them."""
+        self._unused = queries + self._unused
+        self._texts_read = texts_read
+
+
+class QuestionSampler:
+    """Has policies answer queries, and leaves out what is not worth asking.
+
+    policies: by name. label_type: of the questions. micro_batch_size: how many responses are
+    sampled at once; None: all. equal, known: how many questions were left out because their samples
+    are all equal, and because they had been asked.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, Policy],
+        task: TaskHParams,
+        label_type: str,
+        micro_batch_size: int | None,
+    ) -> None:
+        self.policies = policies
+        self.task = task
+        self.fields = label_types.get(label_type).samples
+        self.micro_batch_size = micro_batch_size
+        encoder = next(iter(policies.values())).encoder
+        self.postprocess = lm_tasks.postprocess_fn_from_hparams(task, encoder.padding_token)
+        self.equal = self.known = 0
+
+    def share(self, names: Sequence[str]) -> list[str]:
+        """The policy of each sample, where those that are named have equally many, in turn."""
+        each = len(self.fields) // len(names)
+        return [name for name in names for _ in range(each)]
+
+    def new_questions(
+        self, queries: Sequence[Query], names: Sequence[str], seen: set[str]
+    ) -> Iterator[tuple[Query, Tokens]]:
+        """Yield those of the questions about `queries` that are worth asking.
+
+        names: the policy of each sample. seen: ids of questions; those that are yielded join them.
+        """
+        for query, tokens in zip(queries, self._samples(queries, names), strict=True):
+            id = question_id(tokens)
+            if are_equal([tokens[field] for field in self.fields]):
+                self.equal += 1
+            elif id in seen:
+                self.known += 1
+            else:
+                seen.add(id)
+                yield query, tokens
+
+    def _samples(self, queries: Sequence[Query], names: Sequence[str]) -> Iterator[Tokens]:
+        """Yield each query with a response of each of the named policies, as a reward model will
+        see them."""
+        rows = torch.stack([query.tokens for query in queries])
+        columns: list[torch.Tensor] = []  # of a field each: (queries, response_length)
+        for name in dict.fromkeys(names):
+            times = names.count(name)
+            responses = map_micro_batches(
+                lambda part, policy=self.policies[name]: self._respond(policy, part),
+                self.micro_batch_size,
+                rows.repeat_interleave(times, 0),
+            )
+            columns += responses.reshape(len(rows), times, -1).unbind(1)
+        for row, query in enumerate(queries):
+            samples = [column[row].tolist() for column in columns]
+            yield {
+                'query': query.tokens.tolist(),
+                **dict(zip(self.fields, samples, strict=True)),
+            }
+
+    def _respond(self, policy: Policy, queries: torch.Tensor) -> torch.Tensor:
+        responses = policy.respond(queries, self.task.response_length)['responses']
+        return self.postprocess(responses).cpu()
+
+
+def are_equal(samples: Sequence[list[int]]) -> bool:
+    """Whether there is nothing to choose from."""
+    return len(samples) > 1 and all(sample == samples[0] for sample in samples)
+
+
+def labellers_wanted(number: int, repeated: float, labellers: int) -> int:
+    """How many people are to answer question `number`, from 0, of those of its kind in a folder.
+
+    repeated: the share of the questions that is for `labellers` people; the others are for one. A
+    question is for several whenever the share of all so far has come to a whole number.
+    """
+    return labellers if int((number + 1) * repeated) > int(number * repeated) else 1

@@ -1,0 +1,290 @@
+"""The trainer of a reward model: one step after another (paper, section 2.1)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from lm_human_preferences import label_types, lm_tasks, plans
+from lm_human_preferences.checkpointing.checkpoints import COUNT
+from lm_human_preferences.checkpointing.variables import VariableNames
+from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.labels.held_out import Prediction, predict
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import RewardModel
+from lm_human_preferences.training.micro_batches import map_micro_batches
+from lm_human_preferences.training.optimizer import Adam
+from lm_human_preferences.utils.core import ceil_div, exact_div, mean_and_std
+from lm_human_preferences.utils.logging import Logger, announce, log_as_original, log_line
+
+# What RewardModelTrainer.state_dict must have, for checkpoints.matches_schema
+STATE = {'step': COUNT, 'optimizer_steps': COUNT, 'order': [COUNT], 'queries': (COUNT, COUNT)}
+
+
+class RewardModelTrainer:
+    """Trains a reward model on every label once, and normalises its rewards before and after.
+
+    Call `prepare`, then `step` as often as there are steps, then `finish`.
+
+    policy: the initial policy, whose samples set the scale. query_sampler: see
+    lm_tasks.make_query_sampler. labels: {field: tensor (num_train, ...)}, the same on every rank.
+    held_out: labels to measure the reward model by, see labels.held_out; None for none. optimizer:
+    of the reward model, with no update yet; None: a new one. label_notes: lines that tell the user
+    about the labels. label_record: says which they are, see runs.label_record.
+    """
+
+    def __init__(
+        self,
+        *,
+        reward_model: RewardModel,
+        policy: Policy,
+        query_sampler: lm_tasks.QuerySampler,
+        labels: dict[str, torch.Tensor],
+        hparams: HParams,
+        comm: Comm,
+        held_out: dict[str, torch.Tensor] | None = None,
+        optimizer: Adam | None = None,
+        label_notes: Sequence[str] = (),
+        label_record: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.reward_model = reward_model
+        self.policy = policy
+        self.query_sampler = query_sampler
+        self.labels = labels
+        self.held_out = held_out
+        self.label_notes = label_notes
+        self.label_record = label_record
+        self.label_type = label_types.get(hparams.labels.type)
+        self.num_train = len(labels['query'])
+        self.hparams = hparams
+        self.comm = comm
+        self.train_step = 0
+        self.order: np.ndarray | None = None  # of the labels, once it is drawn
+        # How far the rewards of the last batch agreed with its labels before it was learned.
+        self.agreement: float | None = None
+        self.networks = {'reward_model': reward_model, 'ref_policy': policy}
+        learning = plans.REWARD_NETWORKS.learning_parameters(self.networks)
+        self.optimizer = optimizer or Adam(learning, comm=comm)
+        self.logger = Logger(
+            hparams.run.directory,
+            'reward_model',
+            log_interval=hparams.run.log_interval,
+            comm=comm,
+            tag_prefix='train_reward/minibatch/',
+        )
+
+    def prepare(self) -> None:
+        """Normalise and draw the order of the labels, unless the training was resumed."""
+        if self.order is None:
+            idle = ' and '.join(self.hparams.idle_normalization())
+            if idle and self.comm.rank == 0:
+                samples = self.hparams.option_name('normalize_samples')
+                announce(f'WARNING: {idle} without effect: {samples} is 0')
+            if self.hparams.normalize_before:
+                self.normalize(*self.target_mean_std())
+            # Every rank draws, but rank 0's order counts: each label is learned exactly once.
+            self.order = self.comm.all_gather_object(np.random.permutation(self.num_train))[0]
+        batch_size = exact_div(self.hparams.batch_size, self.comm.size)
+        log_as_original(f'{self.comm.rank} training on {self.num_train} in batches of {batch_size}')
+
+    def step(self) -> dict[str, float]:
+        """Learn from the next batch of labels; returns the logged statistics."""
+        assert self.order is not None, 'see prepare'
+        batch = self.order[
+            self.labels_after(self.train_step) : self.labels_after(self.train_step + 1)
+        ]
+        lr = (1 - self.train_step / self.total_steps) * self.hparams.lr
+        return self.train_batch(batch[self.comm.rank :: self.comm.size], lr=lr)
+
+    def labels_after(self, step: int) -> int:
+        """How many labels, in their order, have been learned after so many steps.
+
+        Each step learns from a batch; the last one from what is left, which may be less.
+        """
+        return min(step * self.hparams.batch_size, self.num_train)
+
+    def finish(self) -> None:
+        """Give the rewards of the initial policy's samples mean 0 and deviation 1, if asked for."""
+        if self.hparams.normalize_after:
+            self.normalize(0.0, 1.0)
+
+    def train_batch(self, indices: np.ndarray, lr: float) -> dict[str, float]:
+        """One update on the labels at `indices` (labels of this rank,).
+
+        Returns and logs the statistics before it. They and the gradient are means over the labels
+        of all ranks, which may have different numbers of them, or none.
+        """
+        labels_of_ranks = self.comm.all_gather_object(len(indices))
+        # Gradients and statistics are averaged over ranks: so a rank counts by its labels.
+        weight = len(indices) * self.comm.size / sum(labels_of_ranks)
+        numbers: dict[str, float] = {}
+        if weight == 0:
+            self.optimizer.minimize(None, lr)
+        else:
+            numbers = self._learn(indices, weight, lr)
+        means = self.comm.all_reduce_mean(numbers, weight)
+        self.agreement = means.pop('agreement')  # which the original did not log
+        self.logger.log(means, self.train_step)
+        self.train_step += 1
+        return means
+
+    def _learn(self, indices: np.ndarray, weight: float, lr: float) -> dict[str, float]:
+        """One update on the labels at `indices`; returns this rank's statistics before it.
+
+        weight: of these labels in the mean over ranks.
+        """
+        rows = torch.as_tensor(indices)
+        batch = {field: values[rows] for field, values in self.labels.items()}
+        responses = torch.stack([batch[sample] for sample in self.label_type.samples], dim=1)
+        rewards = self._differentiable_rewards(batch['query'], responses)
+        stats = self.label_type.loss_of(rewards, batch)
+        self.optimizer.minimize(weight * stats['loss'], lr)
+        stats['agreement'] = self.label_type.agreement(rewards.detach().cpu(), batch)
+        return {name: stats[name].item() for name in sorted(stats)}
+
+    def predict_held_out(self) -> Prediction | None:
+        """How well the rewards predict the labels held out, if there are any. All ranks call it."""
+        if self.held_out is None:
+            return None
+        size = self.hparams.micro_batch_size or self.hparams.batch_size
+        get_rewards = self.reward_model.get_rewards
+        return predict(get_rewards, self.held_out, self.label_type, size, self.comm)
+
+    def guessing_loss(self) -> float:
+        """The loss on these labels of a model that does not look at the responses."""
+        return self.label_type.guessing_loss(self.labels)
+
+    def _differentiable_rewards(
+        self, queries: torch.Tensor, responses: torch.Tensor
+    ) -> torch.Tensor:
+        """Rewards (batch, n) of n responses to each query, with gradients.
+
+        Micro-batches save memory by forgetting what the gradient needs: it is computed again then.
+        """
+        get_rewards = self.reward_model.get_rewards_op
+        size = self.hparams.micro_batch_size
+        if size is None:
+            return get_rewards(queries, responses)
+        get_and_forget = functools.partial(checkpoint, get_rewards, use_reentrant=False)
+        return map_micro_batches(get_and_forget, size, queries, responses)
+
+    def normalize(self, target_mean: float, target_std: float) -> None:
+        """Set gain and bias so that the initial policy's samples score target_mean +- target_std.
+
+        UserError where all of them have the same reward, or some a reward that is not finite.
+        """
+        if not self.hparams.normalize_samples:
+            return
+        self.reward_model.reset_reward_scale()
+        mean, std = self.sampled_mean_std(self.hparams.normalize_samples)
+        if self.comm.rank == 0:
+            log_as_original(
+                f'targets: {target_mean} +- {target_std}', f'before normalize: {mean} +- {std}'
+            )
+        if not np.isfinite((mean, std)).all():
+            raise UserError(
+                f'the rewards of {self.hparams.normalize_samples} samples are {mean} +- {std}, so'
+                ' they cannot be normalised: lower the learning rate of the reward model'
+            )
+        if std == 0:
+            raise UserError(
+                f'all {self.hparams.normalize_samples} sampled rewards are {mean}, so they cannot'
+                ' be normalised; check the labels or set --normalize_samples 0'
+            )
+        self.reward_model.set_reward_norm(
+            old_mean=mean, old_std=std, new_mean=target_mean, new_std=target_std
+        )
+        if self.hparams.debug_normalize:
+            mean, std = self.sampled_mean_std(self.hparams.debug_normalize)
+            if self.comm.rank == 0:
+                log_line(f'after normalize: {mean} +- {std}')
+
+    def target_mean_std(self) -> tuple[float, float]:
+        """The scale that rewards get before training: that of the labels, if any, else 0 +- 1."""
+        scales = self.label_type.target_scales(self.labels)
+        if scales is None:
+            return 0.0, 1.0
+        return mean_and_std(scales)
+
+    def sampled_mean_std(self, n_samples: int) -> tuple[float, float]:
+        """Mean and deviation of the rewards of `n_samples` responses of the initial policy.
+
+        They are sampled on all ranks, and rounded up to whole batches.
+        """
+        batch_count = ceil_div(n_samples, self.hparams.rollout_batch_size)
+        batches = [self.sampled_rewards() for _ in range(batch_count)]
+        of_this_rank = torch.cat(batches).cpu().numpy()
+        return mean_and_std(np.concatenate(self.comm.all_gather_object(of_this_rank)))
+
+    def sampled_rewards(self) -> torch.Tensor:
+        """Rewards of rollout_batch_size / ranks responses of the initial policy: (responses,)."""
+        queries = self.query_sampler()['tokens']
+        return map_micro_batches(self._sample_and_score, self.hparams.micro_batch_size, queries)
+
+    def _sample_and_score(self, queries: torch.Tensor) -> torch.Tensor:
+        sampled = self.policy.respond(queries, length=self.hparams.task.response_length)
+        return self.reward_model.get_rewards(queries, sampled['responses'])
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that have been taken, before an interruption too."""
+        return self.train_step
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole training."""
+        return ceil_div(self.num_train, self.hparams.batch_size)
+
+    @property
+    def judged_steps(self) -> int:
+        """How many of the last steps tell how the training went.
+
+        A quarter of the whole batches, or all of fewer than four, and the smaller one after them.
+        """
+        whole, remainder = divmod(self.num_train, self.hparams.batch_size)
+        return (whole // 4 or whole) + (remainder > 0)
+
+    @property
+    def planned_saves(self) -> int:
+        """How many checkpoints the whole training writes, the finished model among them."""
+        return 1 + self.total_steps // self.hparams.run.save_interval
+
+    @property
+    def variable_names(self) -> VariableNames:
+        """What checkpoints call `tensors`."""
+        return self.reward_model.model.variable_names
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint holds: parameters of both networks, Adam's moments and the steps."""
+        return {
+            **plans.REWARD_NETWORKS.parameters(self.networks),
+            **self.optimizer.moments(),
+            'train_reward/optimizer_steps': torch.tensor(self.optimizer.steps),
+            'train_reward/step': torch.tensor(self.train_step),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs besides the tensors, as JSON."""
+        assert self.order is not None
+        return {
+            'step': self.train_step,
+            'optimizer_steps': self.optimizer.steps,
+            'queries': self.query_sampler.position,
+            'order': self.order.tolist(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned; the caller then fills in the tensors."""
+        label_files.check_order(state['order'], self.num_train, self.hparams)
+        self.train_step = state['step']
+        self.order = np.array(state['order'])
+        self.optimizer.start_at(state['optimizer_steps'])
+        self.query_sampler.seek(state['queries'])

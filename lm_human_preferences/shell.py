@@ -1,0 +1,66 @@
+"""Commands for the user to type, in the shell in which this program was started.
+
+Only the standard library is needed to import this module.
+"""
+
+import importlib.util
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[1]  # of the project
+
+
+def typed(command: str) -> str:
+    """`command`, which begins with ./launch.py, ./sample.py or a program such as tensorboard.
+
+    It is returned as it finds this environment's Python: as it is where the environment is active,
+    else behind what this program was started by.
+    """
+    if os.environ.get('PIPENV_ACTIVE'):
+        return f'{_pipenv()} run {command}'
+    folder = os.path.dirname(sys.executable)
+    if _is_active(folder):
+        return command
+    if command.startswith('./'):
+        return f'{os.path.relpath(sys.executable)} {command}'
+    return os.path.join(os.path.relpath(folder), command)
+
+
+def _pipenv() -> str:
+    """The pipenv that started this program: the user's, or .venv/bin/pipenv of tools/setup.sh."""
+    own = os.path.join(sys.prefix, 'bin', 'pipenv')
+    # The script that tools/setup.sh writes sets this variable.
+    if 'PIPENV_IGNORE_VIRTUALENVS' in os.environ and os.path.exists(own):
+        return os.path.relpath(own)
+    return 'pipenv'
+
+
+def _is_active(folder: str) -> bool:
+    """Whether a script that begins with `#!/usr/bin/env python3` runs the Python in `folder`."""
+    python = shutil.which('python3')
+    return python is not None and os.path.realpath(os.path.dirname(python)) == os.path.realpath(
+        folder
+    )
+
+
+def require(module: str) -> None:
+    """Exit with one line and status 2 unless this Python has the package `module`."""
+    if module not in sys.modules and importlib.util.find_spec(module) is None:
+        print(f'error: {missing(module)}', file=sys.stderr)
+        sys.exit(2)
+
+
+def missing(module: str) -> str:
+    """A line for the user about a package that this Python lacks."""
+    environment = os.path.relpath(_ROOT / '.venv')
+    python = os.path.join(environment, 'bin', 'python')
+    told = f'{sys.executable} has no module {module!r}'
+    if not os.path.exists(python) or os.path.realpath(sys.prefix) == os.path.realpath(environment):
+        return f'{told}: `sh tools/setup.sh` installs what this program needs into .venv'
+    return (
+        f'{told}: type `{python} {shlex.join(sys.argv)}`, or `. {environment}/bin/activate` once in'
+        ' this shell'
+    )

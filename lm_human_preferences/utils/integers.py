@@ -1,0 +1,36 @@
+"""Division of integers, without PyTorch, so that options can be checked before it is loaded."""
+
+import math
+from collections.abc import Mapping
+
+from lm_human_preferences.errors import UserError
+
+
+def exact_div(a: int, b: int) -> int:
+    """`a // b`, which must leave no remainder; raises ValueError otherwise."""
+    q = a // b
+    if a != q * b:
+        raise ValueError(f'Inexact division: {a} / {b} = {a / b}')
+    return q
+
+
+def ceil_div(a: int, b: int) -> int:
+    """`a / b` rounded up, for integers."""
+    return (a - 1) // b + 1
+
+
+def check_multiple(total: int, name: str, factors: Mapping[str, int], otherwise: str = '') -> None:
+    """UserError unless the product of `factors` {name: number} divides `total`.
+
+    The message names the nearest totals that would do, and ends with `otherwise`.
+    """
+    factors = {factor: number for factor, number in factors.items() if number != 1}
+    part = math.prod(factors.values())
+    below = total - total % part
+    if below != total:
+        parts = ' x '.join(f'{factor} {number}' for factor, number in factors.items())
+        near = f'{below} or {below + part}' if below > 0 else below + part
+        raise UserError(
+            f'{name} {total} is not a multiple of {parts}{f" = {part}" * (len(factors) > 1)}: take'
+            f' {near}{otherwise}'
+        )

@@ -1,0 +1,282 @@
+"""Which library multiplies, decided from what is known and measured of a processor, and on how many
+threads."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from command_line import invoke
+
+from lm_human_preferences import session
+from lm_human_preferences.checkpointing.checkpointer import Checkpointer
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.hparams.model import HParams as Sizes
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.machine import processors, products
+from lm_human_preferences.machine.products import Rates
+
+X86 = (
+    'processor\t: 0\nvendor_id\t: {}\nmodel name\t: {}\nflags\t\t: fpu sse2 {}\n\nprocessor\t: 1\n'
+)
+ARM = 'processor\t: 0\nFeatures\t: fp asimd {}\nCPU implementer\t: 0x41\nCPU part\t: {}\n'
+AVX512 = 'avx2 avx512f avx512bw avx512vl avx512dq avx512_vnni'
+# /proc/cpuinfo of kinds of machines, what their products reach, and which library that makes.
+# Measured are the EPYC and the Cascade Lake, and the EPYC with oneDNN restricted to AVX2, which
+# PyTorch then leaves out. Of the others the features are real, the rates such as make the point.
+KINDS = {
+    'AMD with bf16': (
+        X86.format('AuthenticAMD', 'AMD EPYC', AVX512 + ' avx512_bf16'),
+        Rates(default=83, onednn=180, bf16=400, error=3.7e-7),
+        'onednn',
+    ),
+    'Intel without bf16': (
+        X86.format('GenuineIntel', 'Intel(R) Xeon(R) CPU @ 2.80GHz', AVX512),
+        Rates(default=118, onednn=57, bf16=30, error=3.7e-7),
+        'default',
+    ),
+    'Intel with AMX': (
+        X86.format('GenuineIntel', 'Intel(R) Xeon(R) 8480C', AVX512 + ' avx512_bf16 amx_bf16'),
+        Rates(default=120, onednn=900, bf16=1500, error=2.3e-3),
+        'default',
+    ),
+    'Intel with bf16, no AMX': (
+        X86.format('GenuineIntel', 'Cooper Lake', AVX512 + ' avx512_bf16'),
+        Rates(default=110, onednn=60, bf16=200, error=3.7e-7),
+        'default',
+    ),
+    'AVX2 only': (
+        X86.format('AuthenticAMD', 'AMD EPYC 7551', 'avx2'),
+        Rates(default=40, onednn=49, bf16=0.5, error=2.5e-7),
+        'default',
+    ),
+    'another with AVX-512': (
+        X86.format('HygonGenuine', 'Hygon C86 7490', AVX512),
+        Rates(default=50, onednn=100, bf16=20, error=3.7e-7),
+        'onednn',
+    ),
+    'another, about as fast': (
+        X86.format('HygonGenuine', 'Hygon C86 7490', AVX512),
+        Rates(default=90, onednn=100, bf16=20, error=3.7e-7),
+        'default',
+    ),
+    'ARM that rounds': (
+        ARM.format('sve bf16', '0xd40'),
+        Rates(default=40, onednn=120, bf16=130, error=1.7e-3),
+        'default',
+    ),
+    'ARM': (
+        ARM.format('', '0xd0c'),
+        Rates(default=30, onednn=30, bf16=3, error=2.5e-7),
+        'default',
+    ),
+}
+
+
+@pytest.mark.parametrize('text, rates, library', KINDS.values(), ids=KINDS)
+def test_the_library_of_kinds_of_processors(text, rates, library):
+    processor = processors.parse_cpuinfo(text)
+    assert products.faster_library(processor, lambda: rates) == library
+
+
+@pytest.mark.parametrize('kind', ['AMD with bf16', 'Intel without bf16', 'AVX2 only'])
+def test_what_is_known_is_not_measured(kind):
+    def measured():
+        raise AssertionError('it was measured')
+
+    text, _, library = KINDS[kind]
+    assert products.faster_library(processors.parse_cpuinfo(text), measured) == library
+
+
+@pytest.mark.parametrize(
+    'text, processor, has_bf16',
+    [
+        (
+            KINDS['AMD with bf16'][0],
+            'AMD EPYC (avx2 avx512f avx512_vnni avx512_bf16)',
+            True,
+        ),
+        (KINDS['Intel without bf16'][0].replace('avx512_vnni', ''), None, False),
+        (ARM.format('sve bf16', '0xd40'), '0x41 0xd40 (asimd sve bf16)', True),
+        (ARM.format('', '0xd0c'), '0x41 0xd0c (asimd)', False),
+        ('', 'unknown processor ()', False),
+    ],
+)
+def test_processors_are_read(text, processor, has_bf16):
+    found = processors.parse_cpuinfo(text)
+    assert processor is None or str(found) == processor
+    assert found.has_bf16 == has_bf16
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A function that pretends a kind of machine, with an empty cache; measuring is counted."""
+    monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'cache'))
+    measured = []
+
+    def pretend(kind):
+        text, rates, _ = KINDS[kind]
+        processor = processors.parse_cpuinfo(text)
+        monkeypatch.setattr(processors, 'this_processor', lambda: processor)
+        monkeypatch.setattr(products, 'measure', lambda: measured.append(kind) or rates)
+        return measured
+
+    return pretend
+
+
+def test_tiny_networks_take_the_default(machine):
+    machine('AMD with bf16')
+    assert products.choose(32) == products.choose(128) == 'default'
+    assert products.choose(768) == 'onednn'
+
+
+def test_a_machine_is_measured_once(machine, tmp_path, monkeypatch):
+    measured = machine('another with AVX-512')
+    assert [products.choose(768) for _ in range(3)] == ['onednn'] * 3
+    assert len(measured) == 1
+    (path,) = (tmp_path / 'cache/rates').glob('*.json')
+    record = json.loads(path.read_text())
+    assert record['processor'].startswith('Hygon') and record['torch'] == torch.__version__
+    # What was measured then counts, whatever would be now.
+    path.write_text(json.dumps({**record, 'onednn': 1}))
+    assert products.choose(768) == 'default'
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: 64)
+    assert products.choose(768) == 'onednn' and len(measured) == 2
+
+
+@pytest.mark.parametrize('text', ['', '{}', '[]', '{"default": "fast"}'])
+def test_damaged_rates_are_measured_again(machine, tmp_path, text):
+    measured = machine('another with AVX-512')
+    products.rates()
+    (path,) = (tmp_path / 'cache/rates').glob('*.json')
+    path.write_text(text)
+    assert products.rates().onednn == 100
+    assert json.loads(path.read_text())['onednn'] == 100 and len(measured) == 2
+
+
+def test_without_a_cache_it_is_measured_each_time(machine, tmp_path):
+    measured = machine('another with AVX-512')
+    (tmp_path / 'cache').write_text('no folder')
+    assert products.rates() == products.rates() and len(measured) == 2
+
+
+def test_measuring_leaves_all_as_it_was():
+    products.select('default')
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    found = products.measure()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.backends.mkldnn.matmul.fp32_precision == 'none'
+    assert all(value > 0 for value in dataclasses.astuple(found))
+
+
+def test_bf16_without_instructions_is_told(machine):
+    machine('Intel without bf16')
+    assert products.note_on_bf16('bf16') == (
+        'note: Intel(R) Xeon(R) CPU @ 2.80GHz has no instructions for bf16: a product takes 3.9'
+        ' times as long as in fp32 here (30 GFLOP/s for 118): take the precision fp32'
+    )
+    assert products.note_on_bf16('fp32') is None
+    machine('AMD with bf16')
+    assert products.note_on_bf16('bf16') is None
+
+
+@pytest.mark.parametrize('ending', [' --mpi 1', ' --dry_run'])
+def test_bf16_without_instructions_is_told_where_a_training_starts(machine, ending):
+    machine('Intel without bf16')
+    once = '--ppo.batch_size 8 --ppo.total_episodes 8 --rewards.train_new_model off'
+    options = f'--save_dir None {once} --rewards.trained_model test --run.precision bf16'
+    lines = invoke(f'train_policy test bf16 {options}{ending}').output.splitlines()
+    notes = [line for line in lines if line.startswith('note: Intel(R) Xeon(R) CPU @ 2.80GHz has')]
+    assert notes == [products.note_on_bf16('bf16')]
+    if ending == ' --mpi 1':
+        assert lines[0] == notes[0]
+
+
+def kept(**products):
+    """A Checkpointer of a run whose last checkpoint says `products`."""
+    checkpointer = Checkpointer(None, LocalComm(), resume=False)
+    checkpointer.products = products
+    return checkpointer
+
+
+def test_a_run_goes_on_with_the_library_it_began_with(machine, capsys):
+    machine('AMD with bf16')
+    new = kept()
+    assert session.agree_on_library(768, new, LocalComm()) == 'onednn'
+    assert new.products == {
+        'library': 'onednn',
+        'processor': 'AMD EPYC (avx2 avx512f avx512_vnni avx512_bf16)',
+    }
+    assert session.agree_on_library(768, kept(**new.products), LocalComm()) == 'onednn'
+    assert capsys.readouterr().out == ''
+    machine('Intel without bf16')
+    elsewhere = kept(**new.products)
+    assert session.agree_on_library(768, elsewhere, LocalComm()) == 'onednn'
+    assert elsewhere.products == new.products
+    assert capsys.readouterr().out.splitlines() == [
+        'note: this run began on AMD EPYC (avx2 avx512f avx512_vnni avx512_bf16) with products by'
+        ' oneDNN, and goes on with them; on Intel(R) Xeon(R) CPU @ 2.80GHz (avx2 avx512f'
+        ' avx512_vnni) their last digits may differ',
+        'note: Intel(R) Xeon(R) CPU @ 2.80GHz (avx2 avx512f avx512_vnni) multiplies at 57 GFLOP/s'
+        f' by oneDNN, with which this run began; {products.name_of("default")} reaches 118 there',
+    ]
+
+
+def test_what_a_checkpoint_of_another_version_says_is_left(machine):
+    machine('AMD with bf16')
+    assert session.agree_on_library(768, kept(library='abacus'), LocalComm()) == 'onednn'
+
+
+class TwoRanks(LocalComm):
+    """One of two ranks; what the other one says is given."""
+
+    size = 2
+
+    def __init__(self, rank, other_says):
+        self.rank = rank
+        self.other_says = list(other_says)
+        self.said = []
+
+    def all_gather_object(self, value):
+        self.said.append(value)
+        other = self.other_says.pop(0)
+        return [value, other] if self.rank == 0 else [other, value]
+
+
+def test_rank_0_decides_and_the_others_say_where_that_is_slow(machine, capsys):
+    machine('AMD with bf16')
+    amd = {'library': 'onednn', 'processor': str(processors.this_processor())}
+    machine('Intel without bf16')
+    rank_1 = TwoRanks(1, [amd, None])
+    assert session.agree_on_library(768, kept(), rank_1) == 'onednn'
+    assert capsys.readouterr().out == ''
+    machine('AMD with bf16')
+    assert session.agree_on_library(768, kept(), TwoRanks(0, rank_1.said)) == 'onednn'
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == rank_1.said[1] and 'multiplies at 57 GFLOP/s by oneDNN' in line
+
+
+class Begun(Exception):
+    """The training would build its networks now."""
+
+
+def begin(initial_model):
+    raise Begun
+
+
+@pytest.mark.parametrize('n_embd, given, taken', [(7, None, [1]), (7, '4', []), (129, None, [])])
+def test_a_training_of_a_tiny_network_takes_one_thread(machine, monkeypatch, n_embd, given, taken):
+    machine('Intel with AMX')
+    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+    if given is not None:
+        monkeypatch.setenv('OMP_NUM_THREADS', given)
+    counts = []
+    monkeypatch.setattr(torch, 'set_num_threads', counts.append)
+    monkeypatch.setattr(TrainedModel, 'hparams', lambda self: Sizes(n_embd=n_embd))
+    hparams = train_reward.HParams()
+    hparams.task.policy.initial_model = 'test'
+    with pytest.raises(Begun):
+        session.start(begin, hparams, kept(), LocalComm(), records={}, model_dir='reward_model')
+    assert counts == taken

@@ -1,0 +1,109 @@
+"""What a run's files hold of its settings: everything, and the original can read what it knows."""
+
+import json
+
+import pytest
+from experiments import resolved
+from golden_data import require
+
+from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.runs import run_settings
+from lm_human_preferences.utils import hyperparams
+
+ONLINE = {'rewards.online': 'on', 'rewards.online.labels': 512, 'run.serve': 'on'}
+
+
+def another(field, value):
+    """A value that the field takes, other than `value`."""
+    if field.metadata.get('one_of'):
+        return next(choice for choice in field.metadata['one_of'] if choice != value)
+    types = hyperparams.members(field.type)
+    if bool in types:
+        return not value
+    if int in types:
+        return (value or 0) + 1
+    return 0.5 if float in types and value != 0.5 else f'{value}1' if str in types else 0.25
+
+
+def changed(hparams, *, but=()):
+    """All options set to another value, and what they are now, by dotted name."""
+    values = {}
+    for name, field in hyperparams.fields(type(hparams)).items():
+        if hyperparams.group_class(field.type) or name in but:
+            continue
+        if hyperparams.is_of_another_command(name, field):
+            continue
+        group = hparams
+        *path, leaf = name.split('.')
+        for part in path:
+            group = getattr(group, part)
+        values[name] = another(field, getattr(group, leaf))
+    hparams.override_from_dict(values)
+    return values
+
+
+def write(directory, records):
+    for name, content in records.items():
+        (directory / name).write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize('command', ['train_reward', 'train_policy'])
+def test_every_option_is_read_back(tmp_path, command):
+    hparams = resolved(command, 'test')
+    if command == 'train_policy':
+        hparams.override_from_dict(ONLINE)
+    # Those of one start of the program: a resumed run does not go on with them.
+    changed(hparams, but=('run.resume', 'run.console'))
+    write(tmp_path, run_settings.records(hparams, experiment='test', ranks=2))
+    read = type(hparams)()
+    run_settings.read_settings(read, str(tmp_path))
+    assert read == hparams
+
+
+def test_the_second_file_holds_defaults_too(tmp_path):
+    hparams = resolved('train_policy', 'test')
+    write(tmp_path, run_settings.records(hparams, experiment='test', ranks=2))
+    more = json.loads((tmp_path / 'train_policy_more_hparams.json').read_text())
+    assert (more['experiment'], more['ranks']) == ('test', 2)
+    found = {'run.precision': 'fp32', 'rewards.online': 'off', 'run.evaluate': False}
+    found |= {'rewards.train_new_model.labels.held_out': 0.0, 'ppo.micro_batch_size': None}
+    assert found.items() <= more['options'].items()
+    # What is about one start leaves no trace: a run that was resumed is as one that was not.
+    assert not {'run.console', 'run.resume'} & more['options'].keys()
+    # A reward model trained in a policy's run has none of the options of the whole command.
+    assert 'rewards.train_new_model.run.on_anomaly' not in more['options']
+    of_reward = json.loads((tmp_path / 'train_reward_more_hparams.json').read_text())['options']
+    assert of_reward['labels.held_out'] == 0.0 and 'run.on_anomaly' not in of_reward
+    assert run_settings.experiment_of(str(tmp_path), 'train_policy') == 'test'
+
+
+def names(nested, prefix=''):
+    found = set()
+    for key, value in nested.items():
+        found |= names(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key}
+    return found
+
+
+def test_the_first_file_holds_what_the_original_knows_and_no_more():
+    """Also where other options are not at their defaults: the original goes on reading it."""
+    hparams = resolved('train_policy', 'test')
+    hparams.override_from_dict({**ONLINE, 'rewards.trained_model': 'x'})
+    changed(hparams)
+    ours = run_settings.records(hparams, experiment=None, ranks=1)['train_policy_hparams.json']
+    theirs = json.loads(require('original_save_dir_test', 'train_policy_hparams.json').read_text())
+    assert names(ours) == names(theirs)
+
+
+def test_a_second_file_that_is_damaged_is_named(tmp_path):
+    hparams = resolved('train_reward', 'test')
+    write(tmp_path, run_settings.records(hparams, experiment='test', ranks=1))
+    path = tmp_path / 'train_reward_more_hparams.json'
+    for text in ('[]', '{"options": {"run.precision": 3}}', '{"options": {"no.such": 1}}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match='does not hold the hyperparameters that it should'):
+            run_settings.read_settings(train_reward.HParams(), str(tmp_path))
+
+
+def test_what_is_no_run_of_a_policy_is_told(tmp_path):
+    with pytest.raises(ValueError, match='is no run of train_policy: it has no train_policy_hpara'):
+        run_settings.load_run_hparams(str(tmp_path))

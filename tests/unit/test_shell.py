@@ -1,0 +1,90 @@
+"""Commands to type next work in the shell in which they are printed; a Python without the packages
+ends in one line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import error_of, invoke
+
+from lm_human_preferences import shell
+from lm_human_preferences.cli import launch as jobs
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = './sample.py sample'
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    """A function that makes .venv in the current folder, with this process as its Python."""
+    folder = tmp_path / '.venv' / 'bin'
+    folder.mkdir(parents=True)
+    for name in ('python3', 'pipenv'):
+        (folder / name).touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'executable', str(folder / 'python3'))
+    monkeypatch.setattr(sys, 'prefix', str(folder.parent))
+    monkeypatch.delenv('PIPENV_IGNORE_VIRTUALENVS', raising=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    'variables, is_on_path, sampling, tensorboard',
+    [
+        ({}, True, SAMPLE, 'tensorboard'),
+        ({}, False, f'.venv/bin/python3 {SAMPLE}', '.venv/bin/tensorboard'),
+        ({'PIPENV_ACTIVE': '1'}, True, f'pipenv run {SAMPLE}', 'pipenv run tensorboard'),
+        (
+            {'PIPENV_ACTIVE': '1', 'PIPENV_IGNORE_VIRTUALENVS': '1'},
+            True,
+            f'.venv/bin/pipenv run {SAMPLE}',
+            '.venv/bin/pipenv run tensorboard',
+        ),
+    ],
+)
+def test_a_command_is_printed_as_this_one_was_started(
+    environment, monkeypatch, variables, is_on_path, sampling, tensorboard
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv('PATH', str(environment) if is_on_path else os.defpath)
+    assert shell.typed(SAMPLE) == sampling
+    assert shell.typed('tensorboard') == tensorboard
+
+
+def test_commands_at_the_end_of_a_training_and_in_errors_are_so_printed(environment, monkeypatch):
+    monkeypatch.setenv('PIPENV_ACTIVE', '1')
+    assert error_of(invoke('evaluate')) == (
+        'SAVE_DIR missing; example: pipenv run ./launch.py evaluate /tmp/save/train_policy/first'
+    )
+
+
+@pytest.mark.parametrize('script', ['launch.py', 'sample.py'])
+def test_a_python_without_click_ends_in_one_line(script):
+    result = subprocess.run(
+        [sys.executable, '-S', script, '--help'], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (result.returncode, result.stdout) == (2, '')
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"error: {sys.executable} has no module 'click'")
+
+
+def test_a_python_without_torch_ends_in_one_line(environment, monkeypatch):
+    def start(*arguments, **settings):
+        raise ModuleNotFoundError("No module named 'torch'", name='torch')
+
+    monkeypatch.setattr(jobs, 'start_job', start)
+    monkeypatch.setattr(shell, '_ROOT', environment.parents[1])
+    monkeypatch.setattr(sys, 'argv', ['./launch.py', 'evaluate', 'a run'])
+    told = f"{sys.executable} has no module 'torch': "
+    assert error_of(invoke('evaluate /tmp')) == (
+        f'{told}`sh tools/setup.sh` installs what this program needs into .venv'
+    )
+    monkeypatch.setattr(sys, 'prefix', '/usr')
+    (environment / 'python').touch(0o755)
+    assert error_of(invoke('evaluate /tmp')) == (
+        f"{told}type `.venv/bin/python ./launch.py evaluate 'a run'`, or `. .venv/bin/activate`"
+        ' once in this shell'
+    )
