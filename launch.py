@@ -31,11 +31,15 @@ import click
 
 from lm_human_preferences import storage
 from lm_human_preferences.cli import launch, user_settings
-from lm_human_preferences.cli.label_commands import label_commands
+from lm_human_preferences.cli.labelling import label_commands
 from lm_human_preferences.cli.program import Command, Program
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import evaluate, train_policy, train_reward
-from lm_human_preferences.hparams import figures as figure_options
+from lm_human_preferences.hparams import (
+    evaluation_options,
+    figure_options,
+    policy_options,
+    reward_options,
+)
 from lm_human_preferences.runs import run_dir, run_files, run_settings
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial, bind, bind_all, bind_nested, combos
@@ -203,7 +207,7 @@ policy_experiments = {
 }
 
 
-TRAININGS = {'train_policy': train_policy.HParams, 'train_reward': train_reward.HParams}
+TRAININGS = {'train_policy': policy_options.HParams, 'train_reward': reward_options.HParams}
 
 
 def resume(settings: dict[str, Any], save_dir: str) -> None:
@@ -215,8 +219,8 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
     unknown = settings.keys() - hyperparams.fields(type(hparams)).keys()
     if unknown:
         raise UserError(f'--{min(unknown)} is no option of {command}')
-    if isinstance(hparams, train_policy.HParams):
-        settings, notes = train_policy.complete(settings, hparams, None)
+    if isinstance(hparams, policy_options.HParams):
+        settings, notes = policy_options.complete(settings, hparams, None)
         for line in notes:
             note(line)
     user_settings.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
@@ -232,8 +236,8 @@ def options_of_resume() -> dict[str, dataclasses.Field]:
     """Those of both trainings, but for what `resume` itself decides."""
     options = {
         'mpi': hyperparams.fields(launch.RankHParams)['mpi'],
-        **user_settings.settable(train_reward.HParams),
-        **user_settings.settable(train_policy.HParams),
+        **user_settings.settable(reward_options.HParams),
+        **user_settings.settable(policy_options.HParams),
     }
     for name in ('run.save_dir', 'run.resume', 'rewards.train_new_model.run.save_dir'):
         del options[name]
@@ -259,7 +263,7 @@ def figures(settings: dict[str, Any]) -> None:
     """Draw figures from runs of mock_sentiment, the experiment whose reward is known."""
     options = launch.validated(figure_options.HParams(**settings)).to_nested_dict()
     binds, _ = user_settings.read_trial(*policy_experiments['mock_sentiment'])
-    hparams = train_policy.HParams()
+    hparams = policy_options.HParams()
     hparams.override_from_dict(binds)
     module = 'online' if options.pop('online') else 'figures'
     job = f'lm_human_preferences.reproduction.{module}:figures'
@@ -272,7 +276,7 @@ cli = Program(
         launch.experiment_command(
             'train_reward',
             'lm_human_preferences.train_reward:train',
-            train_reward.HParams,
+            reward_options.HParams,
             reward_experiments,
             example='./launch.py train_reward mock_sentiment my-reward --mpi 1',
             help='Train a reward model on human labels.',
@@ -280,9 +284,9 @@ cli = Program(
         launch.experiment_command(
             'train_policy',
             'lm_human_preferences.train_policy:train',
-            train_policy.HParams,
+            policy_options.HParams,
             policy_experiments,
-            complete=train_policy.complete,
+            complete=policy_options.complete,
             example='./launch.py train_policy mock_sentiment first --mpi 1',
             help=(
                 'Train a policy by PPO against a reward model. Experiments train that model first,'
@@ -303,7 +307,7 @@ cli = Program(
         ),
         launch.job_command(
             'export',
-            'lm_human_preferences.commands.export:export',
+            'lm_human_preferences.commands.export_model:export',
             arguments=['model_dir', 'output_dir'],
             example='./launch.py export /tmp/save/train_policy/first ./my-policy',
             help=(
@@ -324,7 +328,7 @@ cli = Program(
         launch.job_command(
             'evaluate',
             'lm_human_preferences.evaluation.evaluate:evaluate',
-            evaluate.HParams,
+            evaluation_options.HParams,
             ['save_dir'],
             example='./launch.py evaluate /tmp/save/train_policy/first',
             help=(

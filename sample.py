@@ -16,7 +16,7 @@ shell.require('click')
 
 from lm_human_preferences.cli import launch
 from lm_human_preferences.cli.program import Program
-from lm_human_preferences.hparams.train_reward import PRECISIONS
+from lm_human_preferences.hparams.reward_options import PRECISIONS
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils.hyperparams import TEXTS, option
 

@@ -27,10 +27,10 @@ from workload import QUERY_LENGTH, SIZES, VOCABULARY, library_for
 from lm_human_preferences import plans
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed import comm
-from lm_human_preferences.hparams import train_policy
+from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.training import precision
 
-DEFAULT_INTERVAL = train_policy.HParams().run.save_interval
+DEFAULT_INTERVAL = policy_options.HParams().run.save_interval
 PAPER = 512  # episodes of a step
 
 

@@ -21,7 +21,7 @@ from workload import QUERY_LENGTH, RESPONSE_LENGTH
 from lm_human_preferences import lm_tasks, train_reward
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed import comm
-from lm_human_preferences.hparams.online import ASKED_AT_ONCE, OnlineHParams, Schedule
+from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE, OnlineHParams, Schedule
 from lm_human_preferences.language import encodings
 from lm_human_preferences.online.collection import Collection
 from lm_human_preferences.training.time_left import TimeLeft

@@ -204,7 +204,7 @@ def tell_phases(words):
     phases.timed('imports', importlib.import_module)(f'lm_human_preferences.{words[0]}')
     import launch
     from lm_human_preferences import lm_tasks, rewards, train_policy, train_reward
-    from lm_human_preferences.labels import files as label_files
+    from lm_human_preferences.labels import label_files
     from lm_human_preferences.language import encodings, trained_models
 
     ppo, reward = train_policy.PPOTrainer, train_reward.RewardModelTrainer

@@ -27,8 +27,8 @@ from transformers import GPT2Tokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lm_human_preferences import storage
-from lm_human_preferences.hparams.train_reward import HParams
-from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.labels import label_files
 from lm_human_preferences.language import encodings
 
 SIZES = {'test': (1, 500), 'full': (10, 46_000)}  # times the text, labels

@@ -14,7 +14,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.datasets import jsonl, registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.task import PolicyHParams, TaskHParams
+from lm_human_preferences.hparams.task_options import PolicyHParams, TaskHParams
 from lm_human_preferences.language import datasets, encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.trained_models import TrainedModel

@@ -11,9 +11,9 @@ import os
 from lm_human_preferences import label_types
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.evaluation import measure
-from lm_human_preferences.hparams import train_policy, train_reward
-from lm_human_preferences.hparams.model import HParams as Sizes
-from lm_human_preferences.hparams.online import ASKED_AT_ONCE
+from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.hparams.model_sizes import HParams as Sizes
+from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training.memory import FLOAT, MemoryEstimate
 from lm_human_preferences.training.networks import Networks
@@ -23,7 +23,7 @@ UNKNOWN_LABELS = 5000  # for the time left, where all labels of a file are train
 REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
 
 
-def policy_networks(hparams: train_policy.HParams) -> Networks:
+def policy_networks(hparams: policy_options.HParams) -> Networks:
     """The networks that train a policy. The known reward, 'mock', is none."""
     if hparams.rewards.online is not None:
         return Networks(learning=('policy',), frozen=('ref_policy',), retrained=('reward_model',))
@@ -32,12 +32,12 @@ def policy_networks(hparams: train_policy.HParams) -> Networks:
     return Networks(learning=('policy',), frozen=frozen)
 
 
-def nupdates(hparams: train_policy.HParams) -> int:
+def nupdates(hparams: policy_options.HParams) -> int:
     """How many PPO steps `ppo.total_episodes` takes, rounded up."""
     return ceil_div(hparams.ppo.total_episodes, hparams.ppo.batch_size)
 
 
-def policy_saves(hparams: train_policy.HParams) -> int:
+def policy_saves(hparams: policy_options.HParams) -> int:
     """How many checkpoints the training of a policy writes."""
     return ceil_div(nupdates(hparams), hparams.run.save_interval)
 
@@ -49,7 +49,7 @@ def checkpoint_size(networks: Networks, sizes: Sizes) -> int:
     return copies * FLOAT * sizes.parameters() + checkpoints.SIZE_OF_OTHER_FILES
 
 
-def check_disk_space(hparams: train_policy.HParams, sizes: Sizes) -> None:
+def check_disk_space(hparams: policy_options.HParams, sizes: Sizes) -> None:
     """UserError unless there is room for the policy's checkpoints, and for its new reward model."""
     directory = hparams.run.directory
     if directory is None:
@@ -72,7 +72,7 @@ def check_disk_space(hparams: train_policy.HParams, sizes: Sizes) -> None:
     checkpoints.check_disk_space(*planned)
 
 
-def policy_memory(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
+def policy_memory(hparams: policy_options.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
     """What takes memory in a PPO step of one of `ranks`, for networks of `sizes`."""
     task = hparams.task
     rows = exact_div(hparams.ppo.batch_size, ranks)
@@ -103,7 +103,7 @@ def policy_memory(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -> Me
 
 
 def reward_memory(
-    hparams: train_reward.HParams,
+    hparams: reward_options.HParams,
     sizes: Sizes,
     ranks: int,
 ) -> MemoryEstimate:
@@ -128,7 +128,7 @@ def reward_memory(
     )
 
 
-def retraining_memory(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
+def retraining_memory(hparams: policy_options.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
     """What takes memory where one of `ranks` retrains a reward model while the policy waits.
 
     The policy keeps its gradients and moments meanwhile.
@@ -144,7 +144,7 @@ def retraining_memory(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -
     )
 
 
-def policy_plans(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
+def policy_plans(hparams: policy_options.HParams, sizes: Sizes, ranks: int) -> list[MemoryEstimate]:
     """What takes memory while a policy trains, on one of `ranks`, for networks of `sizes`: its own
     steps, and before them the trainings of a reward model from the labels that come in."""
     estimates = [policy_memory(hparams, sizes, ranks)]
@@ -154,11 +154,11 @@ def policy_plans(hparams: train_policy.HParams, sizes: Sizes, ranks: int) -> lis
 
 
 def memory_plans(
-    hparams: train_policy.HParams | train_reward.HParams, sizes: Sizes, ranks: int
+    hparams: policy_options.HParams | reward_options.HParams, sizes: Sizes, ranks: int
 ) -> list[MemoryEstimate]:
     """What takes memory in each part of a command, on one of `ranks`, for networks of `sizes`: the
     training of the reward model, if there is one, and the policy's."""
-    if isinstance(hparams, train_reward.HParams):
+    if isinstance(hparams, reward_options.HParams):
         return [reward_memory(hparams, sizes, ranks)]
     estimates = policy_plans(hparams, sizes, ranks)
     new_model = hparams.rewards.train_new_model
@@ -167,12 +167,12 @@ def memory_plans(
     return estimates
 
 
-def _responses_of(hparams: train_reward.HParams) -> int:
+def _responses_of(hparams: reward_options.HParams) -> int:
     """How many responses a label is about."""
     return len(label_types.get(hparams.labels.type).samples)
 
 
-def work_left(hparams: train_policy.HParams, n_vocab: int) -> dict[str, float]:
+def work_left(hparams: policy_options.HParams, n_vocab: int) -> dict[str, float]:
     """How much each phase of the command computes: tokens that pass forward through a network.
 
     A backward pass counts as two. See TimeLeft.

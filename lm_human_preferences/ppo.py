@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lm_human_preferences.hparams.train_policy import PpoHParams
+from lm_human_preferences.hparams.policy_options import PpoHParams
 from lm_human_preferences.training.micro_batches import TensorBatch
 from lm_human_preferences.utils.core import whiten
 

@@ -15,8 +15,8 @@ from lm_human_preferences.checkpointing.checkpoints import COUNT
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.train_reward import HParams
-from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.held_out import Prediction, predict
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel

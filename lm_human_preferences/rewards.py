@@ -11,8 +11,8 @@ from lm_human_preferences import lm_tasks, shell, storage
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError, UserError
-from lm_human_preferences.hparams.task import TaskHParams
-from lm_human_preferences.hparams.train_policy import HParams
+from lm_human_preferences.hparams.policy_options import HParams
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.model import Model

@@ -17,7 +17,7 @@ from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
-from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language import weights
 from lm_human_preferences.machine import processors, products, threads
 from lm_human_preferences.machine.products import Library
@@ -34,13 +34,13 @@ from lm_human_preferences.utils.logging import (
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams import train_policy
-    from lm_human_preferences.hparams.model import HParams as Sizes
-    from lm_human_preferences.hparams.task import TaskHParams
+    from lm_human_preferences.hparams import policy_options
+    from lm_human_preferences.hparams.model_sizes import HParams as Sizes
+    from lm_human_preferences.hparams.task_options import TaskHParams
     from lm_human_preferences.language.encodings import Encoder
     from lm_human_preferences.language.trained_models import TrainedModel
 
-    Training = train_policy.HParams | train_reward.HParams
+    Training = policy_options.HParams | reward_options.HParams
 
 
 class Trainer(loop.Trainer, Protocol):
@@ -67,7 +67,7 @@ def check_settings(hparams: Training, ranks: int) -> None:
     """UserError for settings that do not suit each other, this machine, or so many `ranks`."""
     hparams.check_ranks(ranks)
     precision.check(hparams.run.precision, default_device())
-    if isinstance(hparams, train_reward.HParams):
+    if isinstance(hparams, reward_options.HParams):
         return
     new_model = hparams.rewards.train_new_model
     if new_model is not None:
@@ -109,7 +109,7 @@ def check(
 
 def _files(hparams: Training) -> list[str]:
     """Paths or URLs of what a training reads before its first step, without those of its task."""
-    if isinstance(hparams, train_reward.HParams):
+    if isinstance(hparams, reward_options.HParams):
         return [hparams.labels.source]
     rewards = hparams.rewards
     if rewards.online is not None:
@@ -128,7 +128,7 @@ def check_queries(hparams: Training, encoder: Encoder) -> list[str]:
     UserError if none makes a query, or if a policy could not be evaluated on any.
     """
     notes = lm_tasks.query_notes(hparams.task, encoder, 'train')
-    if not isinstance(hparams, train_reward.HParams) and hparams.run.evaluate:
+    if not isinstance(hparams, reward_options.HParams) and hparams.run.evaluate:
         evaluate.check_queries(hparams)
     return notes
 

@@ -12,7 +12,7 @@ from lm_human_preferences.checkpointing.checkpoints import COUNT
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.evaluation import evaluate
-from lm_human_preferences.hparams.train_policy import (
+from lm_human_preferences.hparams.policy_options import (
     AdaptiveKLParams,
     HParams,
     PpoHParams,

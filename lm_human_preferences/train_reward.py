@@ -10,10 +10,9 @@ from lm_human_preferences import lm_tasks, plans, session, storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer, variables_of
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.hparams.train_policy import HParams as PolicyHParams
-from lm_human_preferences.hparams.train_reward import HParams, LabelHParams, RunHParams
-from lm_human_preferences.labels import files as label_files
-from lm_human_preferences.labels import simulated
+from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
+from lm_human_preferences.hparams.reward_options import HParams, LabelHParams, RunHParams
+from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.folder_labels import open_folder, recorded_answers, to_record
 from lm_human_preferences.labels.held_out import split
 from lm_human_preferences.language.trained_models import TrainedModel

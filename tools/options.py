@@ -18,7 +18,7 @@ import sample  # noqa: E402
 from lm_human_preferences.cli import option_help  # noqa: E402
 from lm_human_preferences.cli.program import Command  # noqa: E402
 from lm_human_preferences.datasets import registry  # noqa: E402
-from lm_human_preferences.hparams import labelling  # noqa: E402
+from lm_human_preferences.hparams import labelling_options  # noqa: E402
 from lm_human_preferences.utils import hyperparams  # noqa: E402
 
 PAGE = ROOT / 'docs/options.md'
@@ -95,8 +95,8 @@ def tables() -> dict[str, option_help.Fields]:
         'Sampling': option_help.shown(_commands(sample.cli)['sample'].fields),
         'Evaluation': commands['evaluate'].fields,
         'Figures': commands['figures'].fields,
-        'Asking': hyperparams.fields(labelling.AskHParams),
-        'Importing labels': hyperparams.fields(labelling.ImportHParams),
+        'Asking': hyperparams.fields(labelling_options.AskHParams),
+        'Importing labels': hyperparams.fields(labelling_options.ImportHParams),
         'Labelling': commands['label'].fields,
         'Report on labels': commands['labels'].fields,
         'Scoring texts': commands['score'].fields,

@@ -5,7 +5,7 @@
     option_help.py     what --help says of an option
     launch.py          the commands of experiments; jobs on one rank or several
     user_settings.py   the user's settings over those of an experiment
-    label_commands.py  the commands about labels
+    labelling.py       the commands about labels
 
 Loads no torch. Hands a job over by name; only the two scripts use it.
 """

@@ -25,9 +25,9 @@ from lm_human_preferences.utils.hyperparams import option
 from lm_human_preferences.utils.streams import note
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams import train_policy, train_reward
+    from lm_human_preferences.hparams import policy_options, reward_options
 
-    Training = train_policy.HParams | train_reward.HParams
+    Training = policy_options.HParams | reward_options.HParams
 
 Settings = TypeVar('Settings', bound=hyperparams.HParams)
 Complete = Callable[[dict[str, Any], Any, str], tuple[dict[str, Any], list[str]]]

@@ -12,8 +12,8 @@ from lm_human_preferences import label_types, lm_tasks, storage
 from lm_human_preferences.commands.sample_policy import load_run_hparams, warnings_only
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import OptionError, UserError
-from lm_human_preferences.hparams.task import TaskHParams
-from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.folder import (
     ANSWERS,
     EVERYBODY,

@@ -18,7 +18,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.distributed import launcher
 from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.train_reward import ENGINES
+from lm_human_preferences.hparams.reward_options import ENGINES
 from lm_human_preferences.machine import processors
 from lm_human_preferences.training import memory
 

@@ -18,11 +18,10 @@ from lm_human_preferences import (
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.distributed.engines import expected_engine
-from lm_human_preferences.hparams.model import HParams as Sizes
-from lm_human_preferences.hparams.online import OnlineHParams
-from lm_human_preferences.hparams.task import TaskHParams
-from lm_human_preferences.labels import files as label_files
-from lm_human_preferences.labels import held_out, simulated
+from lm_human_preferences.hparams.model_sizes import HParams as Sizes
+from lm_human_preferences.hparams.online_options import OnlineHParams
+from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.language import datasets, encodings, trained_models
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.sizes import RELEASED, released_name

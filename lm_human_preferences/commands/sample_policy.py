@@ -15,9 +15,9 @@ from lm_human_preferences.commands.sample_file import SampleFile
 from lm_human_preferences.datasets.jsonl import numbered_texts
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model import HParams as Sizes
-from lm_human_preferences.hparams.task import TaskHParams
-from lm_human_preferences.hparams.train_policy import HParams
+from lm_human_preferences.hparams.model_sizes import HParams as Sizes
+from lm_human_preferences.hparams.policy_options import HParams
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.machine import products, threads

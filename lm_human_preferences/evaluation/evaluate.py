@@ -14,8 +14,8 @@ from typing import Any
 from lm_human_preferences import lm_tasks, shell, storage
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.evaluation import kl_history, measure, picture, report
-from lm_human_preferences.hparams import train_policy
-from lm_human_preferences.hparams.evaluate import HParams
+from lm_human_preferences.hparams import policy_options
+from lm_human_preferences.hparams.evaluation_options import HParams
 from lm_human_preferences.machine import products, threads
 from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.storage import outputs
@@ -103,7 +103,7 @@ def _write(results: dict[str, Any], output_dir: str, names: tuple[str, str]) -> 
         storage.write_bytes(os.path.join(output_dir, results_name), contents)
 
 
-def check_queries(hparams: train_policy.HParams) -> None:
+def check_queries(hparams: policy_options.HParams) -> None:
     """UserError if a policy that is trained on a user's own file could not be evaluated.
 
     hparams: train_policy's.

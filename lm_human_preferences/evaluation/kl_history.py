@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_human_preferences.hparams import train_policy
+from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.utils.core import ceil_div
 
 TAG = 'objective/kl_coef'
@@ -32,7 +32,7 @@ def logged_kl_coefs(save_dir: str) -> list[float]:
     return [coefficients[step] for step in sorted(coefficients)]
 
 
-def final_kl_coef(save_dir: str, hparams: train_policy.HParams) -> float | None:
+def final_kl_coef(save_dir: str, hparams: policy_options.HParams) -> float | None:
     """The KL coefficient in force at the last step of the run in `save_dir`.
 
     It is the one that was logged: a run that was resumed may have ended with another one than it
@@ -46,7 +46,7 @@ def final_kl_coef(save_dir: str, hparams: train_policy.HParams) -> float | None:
     return given if is_unchanged else logged[-1]
 
 
-def kl_control(save_dir: str, hparams: train_policy.HParams) -> dict[str, Any] | None:
+def kl_control(save_dir: str, hparams: policy_options.HParams) -> dict[str, Any] | None:
     """How the KL coefficient was steered in the last tenth of a run; None if it was fixed.
 
     Returns the target of the KL in nats, the steps of the run and of its last tenth, and the

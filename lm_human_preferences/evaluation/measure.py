@@ -14,9 +14,9 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import optimum
 from lm_human_preferences.evaluation.comparison import compare, summarize
-from lm_human_preferences.hparams import train_policy
-from lm_human_preferences.hparams.evaluate import HParams
-from lm_human_preferences.hparams.task import TaskHParams
+from lm_human_preferences.hparams import policy_options
+from lm_human_preferences.hparams.evaluation_options import HParams
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.policy import Policy
@@ -46,7 +46,7 @@ class Responses(NamedTuple):
 
 
 def load_models(
-    save_dir: str, hparams: train_policy.HParams
+    save_dir: str, hparams: policy_options.HParams
 ) -> tuple[Policy, Policy, RewardModels]:
     """(policy, reference, {name: reward model}) of a run with `hparams`.
 
@@ -77,7 +77,7 @@ def load_models(
 
 
 def _reward_models(
-    save_dir: str, hparams: train_policy.HParams, encoding: Encoding
+    save_dir: str, hparams: policy_options.HParams, encoding: Encoding
 ) -> dict[str, str]:
     """{name: what rewards.load_reward_model takes} of the rewards that judge a run's responses.
 
@@ -92,7 +92,7 @@ def _reward_models(
 
 
 def queries_of(
-    hparams: train_policy.HParams, encoder: Encoder, count: int | None, seed: int = 1
+    hparams: policy_options.HParams, encoder: Encoder, count: int | None, seed: int = 1
 ) -> torch.Tensor:
     """`count` queries of the test part, each once: (queries, query_length).
 

@@ -13,9 +13,9 @@ import torch
 from lm_human_preferences import rewards, storage
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import OptionError, UserError
-from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import LabelType
-from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import GOLD, TRAIN, VALIDATION, LabelFolder
 from lm_human_preferences.labels.held_out import Labels, is_held_out, predict

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import LabelFolder, are_line_counts, is_folder
 from lm_human_preferences.language.encodings import Encoding

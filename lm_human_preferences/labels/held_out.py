@@ -15,7 +15,7 @@ import torch
 from lm_human_preferences import label_types
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.agreement import (
     correlation_interval,

@@ -13,7 +13,7 @@ import torch
 
 from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.training import memory

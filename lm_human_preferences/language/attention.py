@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from lm_human_preferences.hparams.model import CACHE_HEADROOM
+from lm_human_preferences.hparams.model_sizes import CACHE_HEADROOM
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import cumulative_max
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences.checkpointing.variables import VariableNames
-from lm_human_preferences.hparams.model import HParams
+from lm_human_preferences.hparams.model_sizes import HParams
 from lm_human_preferences.language.attention import (
     KVCache,
     Unpadding,

@@ -6,7 +6,7 @@ from typing import Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model import HParams
+from lm_human_preferences.hparams.model_sizes import HParams
 
 _GPT2 = dict(n_vocab=50257, n_ctx=1024)
 # Sizes of the released models by name, as in their hparams.json.

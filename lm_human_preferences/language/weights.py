@@ -18,7 +18,7 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model import HParams
+from lm_human_preferences.hparams.model_sizes import HParams
 
 TRANSFORMER = 'transformer.'  # what own names of a network without its heads begin with
 EMBEDDING = f'{TRANSFORMER}wte.weight'  # that every network has

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lm_human_preferences import label_types, shell, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.online import PEOPLE
-from lm_human_preferences.labels import files as label_files
-from lm_human_preferences.labels import simulated_labeller
+from lm_human_preferences.hparams.online_options import PEOPLE
+from lm_human_preferences.labels import label_files, simulated_labeller
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller, check_name
-from lm_human_preferences.online import answers as online_answers
+from lm_human_preferences.online import collected_answers as online_answers
 from lm_human_preferences.online import progress
 from lm_human_preferences.online.decisions import Batch, Decisions
 from lm_human_preferences.online.questions import QuestionSource
@@ -37,7 +36,7 @@ from lm_human_preferences.utils.logging import announce, log_line
 
 if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
-    from lm_human_preferences.hparams.online import ServeHParams
+    from lm_human_preferences.hparams.online_options import ServeHParams
     from lm_human_preferences.policy import Policy
     from lm_human_preferences.training.kl_control import KLController
     from lm_human_preferences.training.networks import Network

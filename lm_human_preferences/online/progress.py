@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Sequence
 
 from lm_human_preferences import shell
-from lm_human_preferences.hparams.online import Schedule
+from lm_human_preferences.hparams.online_options import Schedule
 from lm_human_preferences.labels.held_out import Prediction
-from lm_human_preferences.online.answers import Wins
+from lm_human_preferences.online.collected_answers import Wins
 from lm_human_preferences.online.decisions import Batch
 
 TAG = 'online/'  # of the names in TensorBoard

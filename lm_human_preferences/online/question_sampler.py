@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from lm_human_preferences import label_types, lm_tasks
-from lm_human_preferences.hparams.task import TaskHParams
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.answers import question_id
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.training.micro_batches import map_micro_batches

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.online import ASKED_AT_ONCE
-from lm_human_preferences.hparams.train_policy import HParams
+from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
+from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, Question, QuestionWriter
-from lm_human_preferences.online.answers import INITIAL, POLICY
+from lm_human_preferences.online.collected_answers import INITIAL, POLICY
 from lm_human_preferences.online.question_sampler import (
     IDLE_BATCHES,
     Queries,

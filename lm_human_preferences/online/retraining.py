@@ -8,7 +8,7 @@ import torch
 
 from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels.held_out import Prediction, predict, split
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.reward_trainer import RewardModelTrainer
@@ -46,7 +46,7 @@ class Retrainer:
         *,
         reward_model: RewardModel,
         ref_policy: Policy,
-        hparams: train_reward.HParams,
+        hparams: reward_options.HParams,
         comm: Comm,
         seed: int,
     ) -> None:

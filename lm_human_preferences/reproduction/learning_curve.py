@@ -11,7 +11,7 @@ from lm_human_preferences import lm_tasks, train_reward
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation.reward_on_labels import RECORD, record_of
-from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import progress
 

@@ -25,9 +25,9 @@ from lm_human_preferences.runs.run_files import POLICY, REWARD
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams import train_policy, train_reward
+    from lm_human_preferences.hparams import policy_options, reward_options
 
-    Training = train_policy.HParams | train_reward.HParams
+    Training = policy_options.HParams | reward_options.HParams
 
 
 def check_directory(directory: str | None, option: str = '--save_dir') -> None:

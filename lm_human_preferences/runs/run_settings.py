@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.errors import OptionError, UserError
-from lm_human_preferences.hparams import train_policy
-from lm_human_preferences.hparams.online import PEOPLE
+from lm_human_preferences.hparams import policy_options
+from lm_human_preferences.hparams.online_options import PEOPLE
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils import hyperparams
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams import train_reward
+    from lm_human_preferences.hparams import reward_options
 
-    Training = train_policy.HParams | train_reward.HParams
+    Training = policy_options.HParams | reward_options.HParams
 
 NEW_MODEL = 'rewards.train_new_model'
 # The outcome of these is in the checkpoint: another value would have no effect on a resumed run.
@@ -39,6 +39,8 @@ def records(
 ) -> dict[str, dict[str, Any]]:
     """The JSON files that say how a run with `hparams` was made, {name: content}.
 
+    They are to be written in this order, so that a run that is killed meanwhile can be resumed.
+
     What was said of one start of the program, as that it resumes, leaves no trace. experiment: None
     where that is not known. commands: whose files these are; None: all that the run writes.
     """
@@ -55,12 +57,13 @@ def records(
     for command in settings if commands is None else commands:
         nested, additions = settings[command]
         files = run_files.COMMANDS[command]
-        found[files.settings] = nested
         found[files.more_settings] = {
             'experiment': experiment,
             'ranks': ranks,
             'options': additions,
         }
+        # Last: where this file is, there is a run, whose other settings must be known by then.
+        found[files.settings] = nested
     return found
 
 
@@ -77,9 +80,9 @@ def read_settings(hparams: Training, directory: str) -> None:
         hparams.check_values()
 
 
-def load_run_hparams(save_dir: str) -> train_policy.HParams:
+def load_run_hparams(save_dir: str) -> policy_options.HParams:
     """The hyperparameters of the run of train_policy in `save_dir`, local or remote."""
-    hparams = train_policy.HParams()
+    hparams = policy_options.HParams()
     try:
         read_settings(hparams, save_dir)
     except storage.NotFound as e:

@@ -24,7 +24,7 @@ from lm_human_preferences.utils.hyperparams import HParams
 from lm_human_preferences.utils.logging import announce, console_is, log_in_summary
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams import train_policy, train_reward
+    from lm_human_preferences.hparams import policy_options, reward_options
 
 WIDEST = 100  # columns of a paragraph, where the terminal has more
 NEW_MODEL = 'rewards.train_new_model'
@@ -101,7 +101,7 @@ def dump(hparams: HParams, name: str = 'hparams') -> None:
 
 def show_start(
     command: str,
-    hparams: train_policy.HParams | train_reward.HParams,
+    hparams: policy_options.HParams | reward_options.HParams,
     comm: Comm,
 ) -> None:
     """Print what starts, where, and with which settings.
@@ -239,7 +239,7 @@ def announce_next(*lines: str, **commands: str) -> None:
     announce('', *lines, *next_lines)
 
 
-def announce_policy(hparams: train_policy.HParams) -> None:
+def announce_policy(hparams: policy_options.HParams) -> None:
     """Print where the policy is, and what to do with it."""
     save_dir = hparams.run.save_dir
     if save_dir is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.train_policy import HParams
+from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.core import weighted_mean
 from lm_human_preferences.utils.logging import log_line

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams import train_policy
+    from lm_human_preferences.hparams import policy_options
     from lm_human_preferences.training.trainers import PolicyTrainer, RewardTrainer
 
 
@@ -179,7 +179,7 @@ class PolicyTable(Hook):
     """
 
     def __init__(
-        self, hparams: train_policy.HParams, comm: Comm, clock: TimeLeft, *, steps: int
+        self, hparams: policy_options.HParams, comm: Comm, clock: TimeLeft, *, steps: int
     ) -> None:
         self.hparams = hparams
         self.comm = comm

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, RewardHParams
+from lm_human_preferences.hparams.policy_options import AdaptiveKLParams, RewardHParams
 
 
 class FixedKLController:

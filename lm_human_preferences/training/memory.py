@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model import CACHE_HEADROOM
+from lm_human_preferences.hparams.model_sizes import CACHE_HEADROOM
 
 if TYPE_CHECKING:
     import torch
 
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams.model import HParams as Sizes
+    from lm_human_preferences.hparams.model_sizes import HParams as Sizes
 
 FLOAT, HALF, DOUBLE = 4, 2, 8  # bytes
 # Of a token of an episode: its id, log-probabilities, value, reward, advantage, return and so on.

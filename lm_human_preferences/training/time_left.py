@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lm_human_preferences.hparams.train_policy import HParams
+    from lm_human_preferences.hparams.policy_options import HParams
 
 
 class TimeLeft:

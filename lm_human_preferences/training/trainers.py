@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams import train_policy, train_reward
+    from lm_human_preferences.hparams import policy_options, reward_options
 
 
 class Episodes(Protocol):
@@ -32,7 +32,7 @@ class PolicyTrainer(Trainer, Protocol):
     reward model.
     """
 
-    hparams: train_policy.HParams
+    hparams: policy_options.HParams
     comm: Comm
     step_seconds: float
     reward_version: int
@@ -74,7 +74,7 @@ class RewardTrainer(Trainer, Protocol):
     judged_steps: the last ones, by which its outcome is judged.
     """
 
-    hparams: train_reward.HParams
+    hparams: reward_options.HParams
     comm: Comm
     agreement: float | None
 

@@ -21,7 +21,7 @@ import sample
 from lm_human_preferences import storage
 from lm_human_preferences.cli import launch as jobs
 from lm_human_preferences.cli import program, user_settings
-from lm_human_preferences.hparams import train_policy, train_reward
+from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils.combos import bind, combos
 
@@ -115,7 +115,7 @@ def test_a_value_that_is_forgotten_starts_nothing(option, started):
 def test_leaf_switches_its_group_on(started):
     invoke('train_policy cnndm nm --rewards.adaptive_kl.target 6')
     rewards = hparams_of(started).rewards
-    assert rewards.adaptive_kl == train_policy.AdaptiveKLParams(target=6.0)
+    assert rewards.adaptive_kl == policy_options.AdaptiveKLParams(target=6.0)
     assert rewards.kl_coef == 0.01 and rewards.train_new_model is not None
 
 
@@ -428,7 +428,7 @@ def program_of(trials):
     return program.Program(
         commands=[
             jobs.experiment_command(
-                'train', 'module:train', train_reward.HParams, {'sweep': trials}, help='Train.'
+                'train', 'module:train', reward_options.HParams, {'sweep': trials}, help='Train.'
             )
         ]
     )

@@ -27,8 +27,8 @@ from lm_human_preferences.evaluation import (
     plots,
     report,
 )
-from lm_human_preferences.hparams.evaluate import HParams as EvaluateHParams
-from lm_human_preferences.hparams.train_policy import AdaptiveKLParams, HParams
+from lm_human_preferences.hparams.evaluation_options import HParams as EvaluateHParams
+from lm_human_preferences.hparams.policy_options import AdaptiveKLParams, HParams
 from lm_human_preferences.language import encodings
 from lm_human_preferences.rewards import make_score_fn
 from lm_human_preferences.runs import run_files

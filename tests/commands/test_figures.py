@@ -21,7 +21,7 @@ from launched import Launch, eventually
 from lm_human_preferences import storage, train_policy
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import measure
-from lm_human_preferences.hparams.train_policy import AdaptiveKLParams
+from lm_human_preferences.hparams.policy_options import AdaptiveKLParams
 from lm_human_preferences.reproduction import figure_plots, figures, jobs, plan, worker_pool
 
 ANCHORS = Path(__file__).parents[3] / 'shared' / 'anchors.json'

@@ -17,7 +17,7 @@ from command_line import error_of, invoke
 from label_folders import HEADER, TASK, make_folder
 
 import launch
-from lm_human_preferences.commands import label as label_command
+from lm_human_preferences.commands import answer_questions as label_command
 from lm_human_preferences.labels.answers import shown_order
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
@@ -369,7 +369,8 @@ def test_it_loads_no_torch(tmp_path):
     make_folder(tmp_path / 'f', 1)
     code = (
         'import sys, launch\n'
-        'import lm_human_preferences.commands.labels, lm_human_preferences.labels.page.server\n'
+        'import lm_human_preferences.commands.report_labels\n'
+        'import lm_human_preferences.labels.page.server\n'
         'try:\n'
         f'    launch.cli.main(["label", {str(tmp_path / "f")!r}, "--labeller", "a"])\n'
         'finally:\n'

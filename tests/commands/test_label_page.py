@@ -27,9 +27,9 @@ from label_page import answers_of, served, web_options, write_texts, written
 from launched import eventually
 from page_client import Client, id_of_token
 
-from lm_human_preferences.commands import label_page
+from lm_human_preferences.commands import serve_page
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.labelling import LabelHParams, WebHParams
+from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
 from lm_human_preferences.labels.answers import asking_rank, question_id, shown_order
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
@@ -815,13 +815,13 @@ def test_ctrl_c_ends_with_what_there_is_and_what_comes_next(path):
 def test_a_warning_where_there_is_no_tls(path, monkeypatch, capsys):
     monkeypatch.setattr(server.LabelServer, 'wait', interrupt)
     options = LabelHParams(labeller='anna', web=WebHParams(port=0, host='0.0.0.0'))
-    label_page.serve(str(path), options)
+    serve_page.serve(str(path), options)
     printed = capsys.readouterr()
     assert printed.err.startswith('warning: there is no TLS') and 'ssh -L' in printed.err
     assert 'give --web.certificate and --web.key, or leave --web.host out' in printed.err
     assert f'http://{socket.gethostname()}:' in printed.out
     options.web.host = 'localhost'
-    label_page.serve(str(path), options)
+    serve_page.serve(str(path), options)
     assert capsys.readouterr().err == ''
 
 

@@ -19,7 +19,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.datasets import get_dataset
@@ -168,7 +168,7 @@ def test_base_model_is_made_once_and_always_the_same():
 
 
 def labels_of(kind, seed=0):
-    hparams = train_reward.HParams()
+    hparams = reward_options.HParams()
     hparams.override_from_nested_dict(resolved('train_reward', 'mock_sentiment').to_nested_dict())
     hparams.labels.type, hparams.labels.num_train = kind, 64
     torch.manual_seed(seed)

@@ -58,7 +58,7 @@ def answer(window, folder):
 def test_a_script_in_a_browser_gives_the_run_of_the_simulated_labeller(
     tmp_path, window, monkeypatch
 ):
-    monkeypatch.setattr('lm_human_preferences.hparams.online.ASKED_AT_ONCE', 1)
+    monkeypatch.setattr('lm_human_preferences.hparams.online_options.ASKED_AT_ONCE', 1)
     monkeypatch.setattr(collection, 'POLL_SECONDS', 0.05)
     train(tmp_path / 'simulated', **SETTINGS)
     links = []

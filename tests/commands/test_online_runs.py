@@ -39,15 +39,15 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.labels.answers import shown_order
-from lm_human_preferences.labels.files import of_answers
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.held_out import split
+from lm_human_preferences.labels.label_files import of_answers
 from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
 from lm_human_preferences.labels.page.key import folder_key
 from lm_human_preferences.labels.simulated_labeller import simulate, small_tokens
 from lm_human_preferences.online import collection
-from lm_human_preferences.online.answers import collected
-from lm_human_preferences.reproduction import online
+from lm_human_preferences.online.collected_answers import collected
+from lm_human_preferences.reproduction import online_figures
 from lm_human_preferences.train_reward import RewardModelTrainer
 from lm_human_preferences.training import memory, precision
 from lm_human_preferences.training.time_left import TimeLeft
@@ -236,7 +236,7 @@ ALIKE = {**ONE_BY_ONE, 'rewards__online__repeated': 0.0, 'rewards__online__label
 def one_by_one():
     """Questions are asked as they are needed, not in batches."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('lm_human_preferences.hparams.online.ASKED_AT_ONCE', 1)
+        patch.setattr('lm_human_preferences.hparams.online_options.ASKED_AT_ONCE', 1)
         yield
 
 
@@ -578,14 +578,14 @@ def test_figures_of_labels_while_the_policy_trains(tmp_path, monkeypatch):
 
     Responses of two tokens, 2,500 in all, are measured in a fraction of the time.
     """
-    tiny = online.Scale(
+    tiny = online_figures.Scale(
         labels=64, initial=16, episodes=512, retrainings=(0, 1), errors=(0.3,), seeds=1
     )
-    monkeypatch.setattr(online, 'QUICK', tiny)
+    monkeypatch.setattr(online_figures, 'QUICK', tiny)
     short = resolved('train_policy', 'mock_sentiment')
     for task in (short.task, short.rewards.train_new_model.task):
         task.response_length = 2
-    online.figures(short, str(tmp_path), quick=True, processes=1)
+    online_figures.figures(short, str(tmp_path), quick=True, processes=1)
     rows = list(csv.DictReader((tmp_path / 'online.csv').open()))
     assert [(row['retrainings'], row['models']) for row in rows] == [('0', '1'), ('1', '2')]
     for row in rows:
@@ -597,10 +597,10 @@ def test_figures_of_labels_while_the_policy_trains(tmp_path, monkeypatch):
 
 
 def test_online_figures_differ_in_what_they_say():
-    plan = online.runs_of(online.FULL)
+    plan = online_figures.runs_of(online_figures.FULL)
     assert len(plan) == len(set(plan)) == 3 * 2 * 5
     for run in plan:
-        hparams = run.hparams(resolved('train_policy', 'mock_sentiment'), online.FULL)
+        hparams = run.hparams(resolved('train_policy', 'mock_sentiment'), online_figures.FULL)
         options = hparams.rewards.online
         assert (options.retrainings, options.error) == (run.retrainings, run.error)
         assert options.initial == (256 if run.retrainings else 1024)

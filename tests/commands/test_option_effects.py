@@ -13,15 +13,15 @@ from label_folders import make_folder
 
 from lm_human_preferences.cli.user_settings import settable
 from lm_human_preferences.distributed import worker
-from lm_human_preferences.hparams import train_policy, train_reward
+from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.simulated_labeller import simulate, small_tokens
 from lm_human_preferences.utils import hyperparams
 
 OPTIONS = {
-    'train_reward': settable(train_reward.HParams),
-    'train_policy': settable(train_policy.HParams),
+    'train_reward': settable(reward_options.HParams),
+    'train_policy': settable(policy_options.HParams),
 }
 FEW = '--batch_size 8 --normalize_samples 8 --rollout_batch_size 8 --debug_normalize 8'
 LABELS = f'{FEW} --labels.num_train 16'

@@ -26,8 +26,8 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
 from lm_human_preferences.commands.sample_policy import load_run_hparams
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import train_policy
-from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.hparams import policy_options
+from lm_human_preferences.labels import label_files
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.datasets import get_dataset
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -71,7 +71,7 @@ def read_texts(folder):
 
 
 def write_settings(folder):
-    hparams = train_policy.HParams()
+    hparams = policy_options.HParams()
     hparams.override_from_dict(
         {
             'task.query_length': 3,

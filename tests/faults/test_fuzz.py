@@ -37,8 +37,8 @@ from lm_human_preferences.datasets import tldr
 from lm_human_preferences.datasets.jsonl import read_jsonl
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import train_policy, train_reward
-from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.labels import label_files
 from lm_human_preferences.language import encodings, trained_models, weights
 from lm_human_preferences.language.datasets import get_dataset
 from lm_human_preferences.rewards import TrainedRewardModel
@@ -402,7 +402,7 @@ def restored(path, data):
 
 def launch_hparams():
     (trial,) = launch.policy_experiments['test']
-    hparams = train_policy.HParams()
+    hparams = policy_options.HParams()
     hparams.override_from_dict({name: value for name, value, _ in trial if name})
     return hparams
 
@@ -495,7 +495,7 @@ def test_files_of_other_kinds(tmp_path, make, words):
 def test_numbers_of_thousands_of_digits(tmp_path):
     path = tmp_path / 'x.jsonl'
     path.write_text('9' * 5000)
-    for read in (storage.read_json, read_jsonl, train_policy.HParams().override_from_json_file):
+    for read in (storage.read_json, read_jsonl, policy_options.HParams().override_from_json_file):
         assert 'Exceeds the limit' in told(read, str(path))
 
 
@@ -567,7 +567,7 @@ def test_a_long_text_among_the_labels_does_not_fill_the_memory(tmp_path):
         for i, label in enumerate(LABELS * 500)
     ]
     (tmp_path / 'labels.json').write_text(json.dumps(labels))
-    hparams = train_reward.HParams()
+    hparams = reward_options.HParams()
     hparams.override_from_dict(
         {
             'labels.source': str(tmp_path / 'labels.json'),

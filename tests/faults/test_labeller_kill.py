@@ -56,7 +56,7 @@ with Labeller(LabelFolder(sys.argv[1]), 'anna', folder_key(sys.argv[1]).order) a
 
 def ask_as_needed(monkeypatch):
     """Ask a question when its answer is needed, and look often for that."""
-    monkeypatch.setattr('lm_human_preferences.hparams.online.ASKED_AT_ONCE', 1)
+    monkeypatch.setattr('lm_human_preferences.hparams.online_options.ASKED_AT_ONCE', 1)
     monkeypatch.setattr(collection, 'POLL_SECONDS', 0.02)
 
 

@@ -23,7 +23,7 @@ from lm_human_preferences import storage, train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpointer, checkpoints
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.train_reward import RunHParams
+from lm_human_preferences.hparams.reward_options import RunHParams
 from lm_human_preferences.runs import run_dir, run_lock
 from lm_human_preferences.utils.logging import Logger
 

@@ -10,7 +10,7 @@ from events import CLOCK, events_of
 from interrupted import TRAIN_BATCH, assert_same, result_anywhere, run
 from label_folders import make_folder
 
-from lm_human_preferences.hparams import train_policy
+from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.folder_labels import training_labels
 from lm_human_preferences.labels.labeller import Labeller
@@ -175,7 +175,7 @@ def test_a_run_of_an_earlier_version_goes_on(begun, tmp_path):
 def test_every_option_is_looked_at():
     options = {
         key
-        for key, field in hyperparams.fields(train_policy.HParams).items()
+        for key, field in hyperparams.fields(policy_options.HParams).items()
         # Labels while the policy trains: tests/commands/test_online_runs.py
         if not key.startswith((f'{NEW}.', 'rewards.online.', 'run.serve'))
         and (not hyperparams.group_class(field.type) or field.default is None)

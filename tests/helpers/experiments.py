@@ -3,13 +3,13 @@
 from golden_data import json_if_there
 
 import launch
-from lm_human_preferences.hparams import train_policy, train_reward
+from lm_human_preferences.hparams import policy_options, reward_options
 
 RECORDED = json_if_there(
     'experiments.json', default={'experiments': {}, 'names': {}, 'dry_run': {}, 'cli': []}
 )
 EXPERIMENTS = {'train_reward': launch.reward_experiments, 'train_policy': launch.policy_experiments}
-CLASSES = {'train_reward': train_reward.HParams, 'train_policy': train_policy.HParams}
+CLASSES = {'train_reward': reward_options.HParams, 'train_policy': policy_options.HParams}
 # What the original's experiments meant by the field rewards.whiten, which it has not.
 WHITEN = 'ppo.whiten_rewards'
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from label_folders import HEADER, TASK, fix_key
 from page_client import Client, insist
 
-from lm_human_preferences.hparams.labelling import LabelHParams, WebHParams
+from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.page.server import LabelServer
 

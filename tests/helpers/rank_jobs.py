@@ -6,7 +6,7 @@ import warnings
 
 from lm_human_preferences.cli import launch, program
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.utils import hyperparams, logging
 
 
@@ -85,7 +85,7 @@ RANK_TIMEOUTS = {'wait_for_life': 10, 'meet': 3}  # in seconds
 def command(name):
     arguments = {}
     if name in RANK_TIMEOUTS:
-        run = train_reward.RunHParams(rank_timeout=RANK_TIMEOUTS[name], allreduce='torch')
+        run = reward_options.RunHParams(rank_timeout=RANK_TIMEOUTS[name], allreduce='torch')
         arguments = {'hparams': types.SimpleNamespace(run=run)}
     return program.Command(
         name,

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language import encodings, model
 from lm_human_preferences.language.sizes import HUGGING_FACE_SIZES
 from lm_human_preferences.language.tf_names import TensorFlowNames
@@ -31,7 +31,7 @@ MERGES = '#version: 0.2\nt h\nĠ th\nth e\nĠ the\n'.encode()
 
 def label_hparams(path, **changes):
     """Hyperparameters of a reward training on LABELS."""
-    hparams = train_reward.HParams()
+    hparams = reward_options.HParams()
     hparams.override_from_dict(
         {
             'labels.source': str(path),

@@ -10,7 +10,7 @@ import pytest
 from golden_data import ROOT, found, json_if_there
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import train_policy, train_reward
+from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import fields, group_class, members, option
 
@@ -34,8 +34,8 @@ def _classes():
     }
     exec(RECORDED['synthetic_classes'].replace('class ', '@dataclass\nclass '), scope)
     return {
-        'train_policy.HParams': train_policy.HParams,
-        'train_reward.HParams': train_reward.HParams,
+        'train_policy.HParams': policy_options.HParams,
+        'train_reward.HParams': reward_options.HParams,
         'Synthetic': scope.get('Synthetic'),
     }
 
@@ -153,7 +153,7 @@ def test_recorded(case):
 )
 def test_saved_by_the_original(path):
     """Original-defects 13: what a run saved validates, with both ways to a reward model in it."""
-    hparams = (train_policy if 'policy' in path else train_reward).HParams()
+    hparams = (policy_options if 'policy' in path else reward_options).HParams()
     hparams.override_from_json_file(str(ROOT / path))
     hparams.validate()
     text = (ROOT / path).read_text(encoding='utf-8')
@@ -166,20 +166,20 @@ def test_dump_as_recorded(path):
     printed = ROOT / f'{directory}_inputs' / 'stdout.txt'
     if not printed.exists():
         pytest.skip(f'{printed} is not in the golden set')
-    hparams, out = (train_policy if 'policy' in path else train_reward).HParams(), io.StringIO()
+    hparams, out = (policy_options if 'policy' in path else reward_options).HParams(), io.StringIO()
     hparams.override_from_json_file(str(ROOT / path))
     hyperparams.dump(hparams, out=out)
     assert out.getvalue() in printed.read_text(encoding='utf-8')
 
 
 def policy_hparams(**overrides):
-    hparams = train_policy.HParams()
+    hparams = policy_options.HParams()
     hparams.override_from_dict({**TASK, 'rewards.trained_model': 'x', **overrides})
     return hparams
 
 
 def reward_hparams(**overrides):
-    hparams = train_reward.HParams()
+    hparams = reward_options.HParams()
     hparams.override_from_dict({**TASK, **LABELS, **overrides})
     return hparams
 
@@ -190,20 +190,20 @@ def test_on_keeps_the_groups_around_it():
     hparams.override_from_dict({'rewards.train_new_model': 'on'})
     hparams.override_from_str('rewards.adaptive_kl=on,rewards.adaptive_kl.target=6')
     assert (hparams.rewards.kl_coef, hparams.rewards.trained_model) == (0.7, 'x')
-    assert hparams.rewards.train_new_model == train_reward.HParams()
-    assert hparams.rewards.adaptive_kl == train_policy.AdaptiveKLParams(target=6.0)
+    assert hparams.rewards.train_new_model == reward_options.HParams()
+    assert hparams.rewards.adaptive_kl == policy_options.AdaptiveKLParams(target=6.0)
 
 
 def test_on_makes_the_groups_around_it():
-    hparams = train_policy.HParams()
+    hparams = policy_options.HParams()
     hparams.override_from_dict({'rewards.train_new_model.task.policy': 'on'})
-    assert hparams.rewards.train_new_model == train_reward.HParams()
+    assert hparams.rewards.train_new_model == reward_options.HParams()
 
 
 def test_on_of_a_group_sets_its_defaults():
     hparams = policy_hparams(**{'ppo.lr': 3.0})
     hparams.override_from_dict({'ppo': 'on'})
-    assert hparams.ppo == train_policy.PpoHParams()
+    assert hparams.ppo == policy_options.PpoHParams()
 
 
 @pytest.mark.parametrize(
@@ -253,13 +253,13 @@ def test_unknown_name(method, argument):
     """Original-defects 12: one error for one mistake, which is both errors that the original raised
     for it."""
     with pytest.raises(AttributeError, match='HParams has no field .*nosuch') as caught:
-        getattr(train_policy.HParams(), method)(argument)
+        getattr(policy_options.HParams(), method)(argument)
     assert isinstance(caught.value, KeyError)
 
 
 def test_fields_where_there_are_none():
     with pytest.raises(AttributeError, match=r"'lr' of PpoHParams holds no fields: \['a'\]"):
-        train_policy.HParams().override_from_nested_dict({'ppo': {'lr': {'a': 1}}})
+        policy_options.HParams().override_from_nested_dict({'ppo': {'lr': {'a': 1}}})
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_fields_where_there_are_none():
             '{"nosuch": 1}',
             (
                 ' does not hold the hyperparameters that it should: '
-                "lm_human_preferences.hparams.train_policy.HParams has no field 'nosuch'"
+                "lm_human_preferences.hparams.policy_options.HParams has no field 'nosuch'"
             ),
         ),
         (
@@ -293,13 +293,13 @@ def test_bad_json_file(tmp_path, text, message):
     path = tmp_path / 'hparams.json'
     path.write_text(text)
     with pytest.raises(UserError) as caught:
-        train_policy.HParams().override_from_json_file(str(path))
+        policy_options.HParams().override_from_json_file(str(path))
     assert str(caught.value) == f'{path}{message}'
 
 
 def test_missing_json_file(tmp_path):
     with pytest.raises(UserError, match='nowhere.json'):
-        train_policy.HParams().override_from_json_file(str(tmp_path / 'nowhere.json'))
+        policy_options.HParams().override_from_json_file(str(tmp_path / 'nowhere.json'))
 
 
 def test_finished_run_validates():
@@ -393,7 +393,7 @@ def test_prefix_of_nested_messages():
 
 
 def test_a_group_is_named_after_its_place_however_it_came_there():
-    alone = train_reward.HParams()
+    alone = reward_options.HParams()
     assert alone.labels.option_name('type') == '--labels.type'
     hparams = policy_hparams(**{'rewards.train_new_model': 'on'})
     new_model = hparams.rewards.train_new_model
@@ -417,7 +417,7 @@ def test_a_group_is_named_after_its_place_however_it_came_there():
 def test_what_follows_from_settings_is_returned_and_nothing_printed(
     settings, experiment, expected, capsys
 ):
-    _, notes = train_policy.complete(settings, train_policy.HParams(), experiment)
+    _, notes = policy_options.complete(settings, policy_options.HParams(), experiment)
     assert len(notes) == len(expected)
     for line, text in zip(notes, expected, strict=True):
         assert line.startswith('note: ') and text in line
@@ -499,11 +499,11 @@ def test_dump_goes_where_standard_output_goes(capsys):
 
 
 def test_repr_as_the_original():
-    run = train_reward.RunHParams(seed=1)
+    run = reward_options.RunHParams(seed=1)
     assert repr(run) == 'RunHParams(seed=1, log_interval=10, save_interval=50, save_dir=None)'
 
 
-@pytest.mark.parametrize('cls', [train_policy.HParams, train_reward.HParams])
+@pytest.mark.parametrize('cls', [policy_options.HParams, reward_options.HParams])
 def test_every_leaf_has_a_line_of_help(cls):
     for key, known in fields(cls).items():
         if not group_class(known.type) or known.default is None:
@@ -560,7 +560,7 @@ def test_former_names_with_another_separator():
 def test_former_names_in_a_settings_file(tmp_path):
     path = tmp_path / 'train_policy_hparams.json'
     path.write_text('{"run": {"andon": "stop"}}')
-    hparams = train_policy.HParams()
+    hparams = policy_options.HParams()
     with pytest.raises(UserError, match=r'--task\.query_length'):  # andon itself is accepted
         hparams.override_from_json_file(str(path))
     assert hparams.run.on_anomaly == 'stop'

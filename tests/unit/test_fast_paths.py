@@ -15,7 +15,7 @@ from trainers import loss_of, ppo_trainer, rollouts_of
 from lm_human_preferences import ppo, train_policy, train_reward
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.train_reward import PRECISIONS
+from lm_human_preferences.hparams.reward_options import PRECISIONS
 from lm_human_preferences.language import attention, model
 from lm_human_preferences.machine import products
 from lm_human_preferences.training import precision

@@ -10,7 +10,7 @@ from lm_human_preferences import label_types
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import train_policy
+from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.training import health, optimizer
 
 HEALTHY = {
@@ -24,7 +24,7 @@ NAN, INF = float('nan'), float('inf')
 
 
 def hparams(**overrides):
-    found = train_policy.HParams()
+    found = policy_options.HParams()
     found.override_from_dict(
         {
             'task.response_length': 24,

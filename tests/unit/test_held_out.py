@@ -13,7 +13,7 @@ from ranks import give_each_thread_its_own_numpy_random, on_ranks
 from lm_human_preferences import label_types, train_reward
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.labels.agreement import clustered_interval
 from lm_human_preferences.labels.held_out import is_held_out, predict, split

@@ -9,8 +9,8 @@ from command_line import invoke
 from label_folders import make_folder
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.train_reward import HParams
-from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language import encodings
 

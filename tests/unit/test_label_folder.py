@@ -23,7 +23,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import answers, json_lines
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
-from lm_human_preferences.online import answers as online_answers
+from lm_human_preferences.online import collected_answers as online_answers
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ from lm_human_preferences import lm_tasks, rewards
 from lm_human_preferences.commands.dry_run import DryRun
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import train_policy
+from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.language import datasets, encodings
 
 POEMS = """
@@ -59,7 +59,7 @@ def test_it_is_offered_and_read(add_poems):
 @pytest.mark.parametrize('stand_in', [True, False])
 def test_labels_that_stand_in_are_those_of_the_reward_model(add_poems, stand_in):
     add_poems(labels_stand_in=stand_in)
-    hparams = train_policy.HParams()
+    hparams = policy_options.HParams()
     hparams.override_from_dict(
         {
             'task.query_dataset': 'poems',
@@ -72,7 +72,7 @@ def test_labels_that_stand_in_are_those_of_the_reward_model(add_poems, stand_in)
 
 def test_a_dry_run_does_not_fetch_what_is_downloaded(add_poems):
     add_poems(downloaded=True)
-    hparams = train_policy.HParams()
+    hparams = policy_options.HParams()
     hparams.override_from_dict({'task.query_dataset': 'poems'})
     dry_run = DryRun(hparams, 1)
     dry_run._check_dataset(hparams.task, encodings.Test)

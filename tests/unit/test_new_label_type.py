@@ -23,10 +23,10 @@ import launch
 from lm_human_preferences import label_types, lm_tasks, train_reward
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.labels.files import load_labels
 from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.label_files import load_labels
+from lm_human_preferences.labels.label_report import report
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.report import report
 from lm_human_preferences.labels.simulated import simulated_labels
 from lm_human_preferences.labels.simulated_labeller import simulated_answer
 from lm_human_preferences.language import encodings

@@ -13,9 +13,8 @@ from lm_human_preferences import plans, train_policy
 from lm_human_preferences.distributed import messages
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.online import Schedule, ServeHParams
-from lm_human_preferences.labels import files as label_files
-from lm_human_preferences.labels import simulated
+from lm_human_preferences.hparams.online_options import Schedule, ServeHParams
+from lm_human_preferences.labels import label_files, simulated
 from lm_human_preferences.labels.agreement import wilson_interval
 from lm_human_preferences.labels.folder import (
     EVERYBODY,
@@ -28,7 +27,7 @@ from lm_human_preferences.labels.held_out import Prediction
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language import encodings, trained_models
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.online import answers as given
+from lm_human_preferences.online import collected_answers as given
 from lm_human_preferences.online import collection
 from lm_human_preferences.online.decisions import Batch, Decisions
 from lm_human_preferences.online.progress import Report

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lm_human_preferences.hparams.online import Schedule
+from lm_human_preferences.hparams.online_options import Schedule
 
 # 100 steps: l(n) = 256 + 768 (1 - (1 - n)^2)
 PAPER = Schedule(initial=256, labels=1024, retrainings=19, steps=100)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm_human_preferences.evaluation import optimum
-from lm_human_preferences.hparams.task import TaskHParams
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import TrainedRewardModel, make_score_fn

@@ -11,8 +11,8 @@ from command_line import invoke
 from lm_human_preferences import session
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.hparams import train_reward
-from lm_human_preferences.hparams.model import HParams as Sizes
+from lm_human_preferences.hparams import reward_options
+from lm_human_preferences.hparams.model_sizes import HParams as Sizes
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import processors, products
 from lm_human_preferences.machine.products import Rates
@@ -275,7 +275,7 @@ def test_a_training_of_a_tiny_network_takes_one_thread(machine, monkeypatch, n_e
     counts = []
     monkeypatch.setattr(torch, 'set_num_threads', counts.append)
     monkeypatch.setattr(TrainedModel, 'hparams', lambda self: Sizes(n_embd=n_embd))
-    hparams = train_reward.HParams()
+    hparams = reward_options.HParams()
     hparams.task.policy.initial_model = 'test'
     with pytest.raises(Begun):
         session.start(begin, hparams, kept(), LocalComm(), records={}, model_dir='reward_model')

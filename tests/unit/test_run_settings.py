@@ -6,7 +6,7 @@ import pytest
 from experiments import resolved
 from golden_data import require
 
-from lm_human_preferences.hparams import train_reward
+from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.runs import run_settings
 from lm_human_preferences.utils import hyperparams
 
@@ -60,6 +60,16 @@ def test_every_option_is_read_back(tmp_path, command):
     assert read == hparams
 
 
+@pytest.mark.parametrize('written', [0, 1, 2])
+def test_a_run_that_was_killed_while_it_wrote_its_settings_goes_on(tmp_path, written):
+    hparams = resolved('train_policy', 'test')
+    hparams.override_from_dict({**ONLINE, 'run.save_dir': str(tmp_path)})
+    records = list(run_settings.records(hparams, experiment='test', ranks=1).items())
+    assert len(records) == 2
+    write(tmp_path, dict(records[:written]))
+    run_settings.check_settings(hparams, set())
+
+
 def test_the_second_file_holds_defaults_too(tmp_path):
     hparams = resolved('train_policy', 'test')
     write(tmp_path, run_settings.records(hparams, experiment='test', ranks=2))
@@ -101,7 +111,7 @@ def test_a_second_file_that_is_damaged_is_named(tmp_path):
     for text in ('[]', '{"options": {"run.precision": 3}}', '{"options": {"no.such": 1}}'):
         path.write_text(text)
         with pytest.raises(ValueError, match='does not hold the hyperparameters that it should'):
-            run_settings.read_settings(train_reward.HParams(), str(tmp_path))
+            run_settings.read_settings(reward_options.HParams(), str(tmp_path))
 
 
 def test_what_is_no_run_of_a_policy_is_told(tmp_path):

@@ -17,11 +17,11 @@ from lm_human_preferences import label_types
 from lm_human_preferences.commands.texts import score
 from lm_human_preferences.datasets.reviews import WORDS
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.train_reward import HParams
-from lm_human_preferences.labels import files as label_files
+from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.folder import LABELLER
 from lm_human_preferences.labels.texts import records, tokenise
-from lm_human_preferences.labels.texts.export import TextExport
+from lm_human_preferences.labels.texts.export_labels import TextExport
 from lm_human_preferences.labels.texts.records import TextLabel
 from lm_human_preferences.language import encodings
 

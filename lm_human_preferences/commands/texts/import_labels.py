@@ -10,7 +10,7 @@ import click
 from lm_human_preferences import label_types, lm_tasks, storage
 from lm_human_preferences.commands.ask import check_folder, task_record
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels.folder import QuestionWriter
 from lm_human_preferences.labels.labeller import check_name
 from lm_human_preferences.labels.texts import into_folder, records, tokenise

@@ -16,7 +16,7 @@ import uvicorn
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.labelling import WebHParams
+from lm_human_preferences.hparams.labelling_options import WebHParams
 from lm_human_preferences.labels.folder import TASK, LabelFolder
 from lm_human_preferences.labels.labeller import check_name
 from lm_human_preferences.labels.page.access import Access

@@ -9,7 +9,7 @@ from typing import Any
 
 from lm_human_preferences import label_types
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.texts import records
 from lm_human_preferences.labels.texts.records import TextLabel

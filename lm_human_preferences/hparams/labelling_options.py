@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lm_human_preferences.hparams.train_reward import TOO_LONG
+from lm_human_preferences.hparams.reward_options import TOO_LONG
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 

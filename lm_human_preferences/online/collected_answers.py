@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from lm_human_preferences.labels.agreement import clustered_interval
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder
-from lm_human_preferences.labels.report import preferred
+from lm_human_preferences.labels.label_report import preferred
 
 INITIAL, POLICY = 'initial', 'policy'  # whose samples a question has
 ACTIVE_SECONDS = 600  # after an answer, in which its labeller counts as active

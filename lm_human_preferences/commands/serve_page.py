@@ -9,7 +9,7 @@ import click
 
 from lm_human_preferences import shell
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.labelling import LabelHParams
+from lm_human_preferences.hparams.labelling_options import LabelHParams
 from lm_human_preferences.labels.page.server import LabelServer, missing_tls
 from lm_human_preferences.utils.streams import note
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lm_human_preferences.hparams.labelling import WebHParams
+from lm_human_preferences.hparams.labelling_options import WebHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 from lm_human_preferences.utils.integers import ceil_div

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, Timeouts
-from lm_human_preferences.hparams.task import TaskHParams
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 from lm_human_preferences.utils.integers import check_multiple

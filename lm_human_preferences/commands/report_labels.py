@@ -13,8 +13,8 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.folder_labels import parse_names, training_labels
-from lm_human_preferences.labels.report import report
-from lm_human_preferences.labels.texts.export import (
+from lm_human_preferences.labels.label_report import report
+from lm_human_preferences.labels.texts.export_labels import (
     PREFERENCES,
     TEXT,
     TOKENS,

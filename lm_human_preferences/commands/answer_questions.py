@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 
-from lm_human_preferences.commands import label_page
+from lm_human_preferences.commands import serve_page
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.labelling import LabelHParams, WebHParams
+from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
 from lm_human_preferences.labels import simulated_labeller
 from lm_human_preferences.labels.answers import REASONS, Answer
 from lm_human_preferences.labels.folder import LabelFolder, Question
@@ -53,7 +53,7 @@ def label(
     """
     if web is not None:
         options = LabelHParams(labeller=labeller, web=WebHParams(**web))
-        label_page.serve(folder, options)
+        serve_page.serve(folder, options)
         return
     opened = LabelFolder(folder)
     judge = _judge(opened) if simulate is not None else None

@@ -11,7 +11,7 @@ import torch
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.train_reward import HParams
+from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels import folder_labels, simulated
 from lm_human_preferences.labels.answers import Answer

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import train_reward
-from lm_human_preferences.hparams.online import PEOPLE, OnlineHParams, ServeHParams
-from lm_human_preferences.hparams.task import TaskHParams
+from lm_human_preferences.hparams import reward_options
+from lm_human_preferences.hparams.online_options import PEOPLE, OnlineHParams, ServeHParams
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 from lm_human_preferences.utils.integers import ceil_div, check_multiple
@@ -59,7 +59,7 @@ class RewardHParams(hyperparams.HParams):
         ' the known reward of reviews',
     )
 
-    train_new_model: train_reward.HParams | None = option(None, 'train a reward model first')
+    train_new_model: reward_options.HParams | None = option(None, 'train a reward model first')
 
     online: OnlineHParams | None = option(
         None,
@@ -125,7 +125,7 @@ class PpoHParams(hyperparams.HParams):
 
 
 @dataclass
-class RunHParams(train_reward.RunHParams):
+class RunHParams(reward_options.RunHParams):
     dropped: ClassVar[frozenset[str]] = frozenset()
 
     evaluate: bool = option(

@@ -11,14 +11,14 @@ from lm_human_preferences.cli import launch, user_settings
 from lm_human_preferences.cli.arguments import did_you_mean
 from lm_human_preferences.cli.program import Command
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams import labelling, train_reward
+from lm_human_preferences.hparams import labelling_options, reward_options
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 
 Experiments = Mapping[str, Sequence[Trial]]
 LABEL_FIELDS = {
     key: field
-    for key, field in user_settings.settable(train_reward.HParams).items()
+    for key, field in user_settings.settable(reward_options.HParams).items()
     if key in ('labels.type', 'labels.too_long') or key.startswith('task.')
 }
 
@@ -33,7 +33,7 @@ def _commands_of_experiments(reward_experiments: Experiments) -> list[Command]:
         experiment_command(
             'ask',
             'ask:ask',
-            labelling.AskHParams,
+            labelling_options.AskHParams,
             reward_experiments,
             ['folder'],
             example='./launch.py ask mock_sentiment ./my-labels --count 200',
@@ -45,7 +45,7 @@ def _commands_of_experiments(reward_experiments: Experiments) -> list[Command]:
         experiment_command(
             'import_labels',
             'texts.import_labels:import_labels',
-            labelling.ImportHParams,
+            labelling_options.ImportHParams,
             reward_experiments,
             ['file', 'output'],
             example='./launch.py import_labels mock_sentiment pairs.jsonl ./my-labels',
@@ -62,8 +62,8 @@ def _commands_of_folders() -> list[Command]:
     return [
         launch.job_command(
             'label',
-            'lm_human_preferences.commands.label:label',
-            labelling.LabelHParams,
+            'lm_human_preferences.commands.answer_questions:label',
+            labelling_options.LabelHParams,
             ['folder'],
             example='./launch.py label ./my-labels --labeller anna',
             help=(
@@ -73,8 +73,8 @@ def _commands_of_folders() -> list[Command]:
         ),
         launch.job_command(
             'labels',
-            'lm_human_preferences.commands.labels:report_labels',
-            labelling.ReportHParams,
+            'lm_human_preferences.commands.report_labels:report_labels',
+            labelling_options.ReportHParams,
             ['folder'],
             example='./launch.py labels ./my-labels --export my-labels.json',
             help=(
@@ -85,7 +85,7 @@ def _commands_of_folders() -> list[Command]:
         launch.job_command(
             'score',
             'lm_human_preferences.commands.texts.score:score',
-            labelling.ScoreHParams,
+            labelling_options.ScoreHParams,
             ['run', 'file'],
             example='./launch.py score /tmp/save/train_reward/my-reward texts.jsonl',
             help=(
@@ -121,7 +121,7 @@ def experiment_command(
         own = hyperparams.fields(hparam_class).keys()
         options = hparam_class(**{key: settings.pop(key) for key in own & settings.keys()})
         binds, _ = user_settings.read_trial(*reward_experiments[exp])
-        hparams = train_reward.HParams()
+        hparams = reward_options.HParams()
         hparams.override_from_dict(binds)
         user_settings.override(hparams, settings)
         launch.start_job(
