@@ -64,10 +64,20 @@ def own_files(hparams: Training) -> list[str]:
     return files
 
 
+def has_begun(hparams: Training) -> bool:
+    """Whether a run is in the directory of one with `hparams`.
+
+    One that was killed before it had written its settings has left nothing to go on with: a part of
+    a file, or the second file of settings, which is written before the first.
+    """
+    before = tuple(files.more_settings for files in run_files.COMMANDS.values())
+    return any(not path.endswith(('.part', *before)) for path in own_files(hparams))
+
+
 def refuse_existing(hparams: Training) -> None:
     """UserError if a run has written the files that one with `hparams` would write."""
     directory = hparams.run.save_dir
-    if own_files(hparams):
+    if has_begun(hparams):
         if launch_methods.current().was_restarted:
             raise UserError(
                 f'{directory} holds what this run had saved before torchrun or Slurm started it'
@@ -180,27 +190,25 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
         yield
         return
     is_new = not os.path.isdir(directory)
-    lock_file, killed = run_lock.acquire(directory)
-    with lock_file, _sigterm_interrupts():
+    with _sigterm_interrupts():
         try:
-            if killed:
-                print(f'note: {killed}, was writing {directory} and is gone', file=sys.stderr)
-            process = run_lock.describe_process(comm.size)
-            lock_file.truncate(0)
-            lock_file.write(process)
-            lock_file.flush()
-            if not hparams.run.resume:
-                refuse_existing(hparams)
-            for path in own_files(hparams):
-                if path.endswith('.part'):
-                    os.remove(path)
-            with _uploaded(hparams, process):
-                yield
+            lock_file, killed = run_lock.acquire(directory)
+            with lock_file:
+                if killed:
+                    print(f'note: {killed}, was writing {directory} and is gone', file=sys.stderr)
+                process = run_lock.describe_process(comm.size)
+                lock_file.truncate(0)
+                lock_file.write(process)
+                lock_file.flush()
+                if not hparams.run.resume:
+                    refuse_existing(hparams)
+                for path in own_files(hparams):
+                    if path.endswith('.part'):
+                        os.remove(path)
+                with _uploaded(hparams, process):
+                    yield
         finally:
-            os.remove(lock_file.name)
-            if is_new:
-                with contextlib.suppress(OSError):  # it is not empty
-                    os.rmdir(directory)
+            run_lock.release(directory, and_directory=is_new)
 
 
 @contextlib.contextmanager
@@ -259,7 +267,7 @@ def resume_hint(hparams: Training) -> str:
             f'Step {names.step_of(saved[0])} of the reward model is saved; to go on from'
             f' there: {command}'
         )
-    if own_files(hparams):
+    if has_begun(hparams):
         return f'No step is saved yet; to start again with the same settings: {command}'
     return 'Nothing is saved yet; the same command starts again.'
 

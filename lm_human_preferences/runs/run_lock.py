@@ -35,8 +35,20 @@ def acquire(directory: str) -> tuple[TextIO, str]:
     try:
         os.makedirs(directory, exist_ok=True)
         lock = open(path, 'a+', encoding='utf-8', errors='replace', opener=storage.open_nofollow)
-        lock.seek(0)
-        holder = lock.read(_MAX_LENGTH)
+    except OSError as e:
+        raise UserError(f'--save_dir: {path} cannot be written: {e.strerror}') from e
+    try:
+        return lock, _lock(lock, path)
+    except BaseException:  # Ctrl-C too: nobody else could close the file
+        lock.close()
+        raise
+
+
+def _lock(lock: TextIO, path: str) -> str:
+    """Lock the open file at `path`; see acquire for what it returns and raises."""
+    lock.seek(0)
+    holder = lock.read(_MAX_LENGTH)
+    try:
         storage.lock_file(lock)
         if not os.path.exists(path) or not os.path.samestat(os.stat(path), os.fstat(lock.fileno())):
             raise BlockingIOError  # another process has deleted it, and perhaps made it anew
@@ -52,7 +64,7 @@ def acquire(directory: str) -> tuple[TextIO, str]:
         raise UserError(
             f'{path}: {holder} is writing this run; if it has ended there, delete this file'
         )
-    return lock, holder
+    return holder
 
 
 def check_free(directory: str) -> None:
@@ -62,8 +74,11 @@ def check_free(directory: str) -> None:
         lock.close()
 
 
-def release(directory: str | None) -> None:
-    """Remove the lock of a run whose ranks were killed, and the directory if it is empty then."""
+def release(directory: str | None, *, and_directory: bool = True) -> None:
+    """Remove the lock of a run whose processes have ended, unless another job has it by now.
+
+    and_directory: whether to remove the directory too, if it is empty then.
+    """
     path = os.path.join(directory or '', LOCK)
     if directory is None or not os.path.exists(path):
         return
@@ -73,7 +88,8 @@ def release(directory: str | None) -> None:
         lock, _ = acquire(directory)
         with lock:
             os.remove(path)
-        os.rmdir(directory)
+        if and_directory:
+            os.rmdir(directory)
 
 
 def size_of_holder(directory: str) -> int | None:

@@ -434,6 +434,31 @@ def test_lock_that_was_deleted_before_it_was_taken(tmp_path, monkeypatch, is_mad
         run_lock.acquire(str(tmp_path))
 
 
+def test_ctrl_c_while_the_lock_is_taken_leaves_none(tmp_path, monkeypatch):
+    take = storage.lock_file
+
+    def interrupted(file):
+        monkeypatch.setattr(storage, 'lock_file', take)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(storage, 'lock_file', interrupted)
+    with pytest.raises(KeyboardInterrupt), run_dir.lock_run_dir(hparams_in(tmp_path), comm_of()):
+        pass
+    assert not (tmp_path / 'lock').exists()
+
+
+def test_what_was_killed_before_it_had_its_settings_is_no_run(tmp_path):
+    hparams = hparams_in(tmp_path)
+    command = hparams.writes()[-1]
+    (tmp_path / f'{command}_more_hparams.json').write_text('{}')
+    (tmp_path / f'{command}_hparams.json.7.part').write_text('{')
+    run_dir.refuse_existing(hparams)
+    assert run_dir.resume_hint(hparams).startswith('Nothing is saved yet')
+    (tmp_path / f'{command}_hparams.json').write_text('{}')
+    with pytest.raises(UserError, match='holds a run already'):
+        run_dir.refuse_existing(hparams)
+
+
 def test_lock_of_another_host(tmp_path):
     (tmp_path / 'lock').write_text('process 7 on elsewhere, since 2019-09-19 10:00:00, 8 rank(s)')
     with pytest.raises(UserError) as e, run_dir.lock_run_dir(hparams_in(tmp_path), comm_of()):
