@@ -12,7 +12,7 @@ from lm_human_preferences import label_types
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.evaluation import measure
 from lm_human_preferences.hparams import policy_options, reward_options
-from lm_human_preferences.hparams.model_sizes import HParams as Sizes
+from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training.memory import FLOAT, MemoryEstimate

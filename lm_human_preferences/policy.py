@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from lm_human_preferences.language.attention import KVCache
+from lm_human_preferences.language.network import Cache
 from lm_human_preferences.language.sample import sample_sequence
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.training import precision
-from lm_human_preferences.utils.core import MIN_TEMPERATURE, default_device, logprobs_and_entropies
+from lm_human_preferences.utils.core import default_device
 
 
 class Policy:
@@ -49,7 +49,7 @@ class Policy:
     def _step(
         self,
         tokens: torch.Tensor,
-        past: KVCache | None,
+        past: Cache | None,
         past_tokens: torch.Tensor,
     ) -> dict[str, Any]:
         """A step of `sample_sequence`, after `past_tokens (batch, m)`, whose cache is `past`.
@@ -59,7 +59,7 @@ class Policy:
         """
         all_tokens = torch.cat([past_tokens, tokens], dim=1)
         _, mask = self.model.mask_padding(all_tokens, self.padding_token)
-        cache = KVCache() if past is None else past
+        cache = self.model.new_cache() if past is None else past
         length = tokens.shape[1]
         last = torch.tensor([length - 1], device=tokens.device)
         h = self.model.hidden(tokens * mask[:, -length:], mask, cache, last)[:, 0]
@@ -109,12 +109,7 @@ class Policy:
         # What predicts a token is at the position before it.
         columns = torch.arange(contexts.shape[1] - 1, tokens.shape[1] - 1, device=tokens.device)
         h = self.model.hidden(tokens[:, :-1], mask[:, :-1], output_positions=columns)
-        logprobs, entropies = logprobs_and_entropies(
-            h / max(self.temperature, MIN_TEMPERATURE),
-            self.model.transformer.wte.weight,
-            responses,
-            gradient_type=precision.autocast_dtype(h.dtype),
-        )
+        logprobs, entropies = self.model.logprobs_and_entropies(h, responses, self.temperature)
         values = self.model.heads['value'](h)
         return dict(logprobs=logprobs, entropies=entropies, values=values)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.checkpointing.checkpointer import Checkpointer
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.hparams import policy_options
-    from lm_human_preferences.hparams.model_sizes import HParams as Sizes
+    from lm_human_preferences.hparams.model_sizes import Sizes
     from lm_human_preferences.hparams.task_options import TaskHParams
     from lm_human_preferences.language.encodings import Encoder
     from lm_human_preferences.language.trained_models import TrainedModel

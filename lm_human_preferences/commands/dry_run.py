@@ -18,13 +18,13 @@ from lm_human_preferences import (
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.distributed.engines import expected_engine
-from lm_human_preferences.hparams.model_sizes import HParams as Sizes
+from lm_human_preferences.hparams.model_sizes import HParams, Sizes
 from lm_human_preferences.hparams.online_options import OnlineHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.language import datasets, encodings, trained_models
 from lm_human_preferences.language.encodings import Encoding
-from lm_human_preferences.language.sizes import RELEASED, released_name
+from lm_human_preferences.language.gpt2.sizes import RELEASED, released_name
 from lm_human_preferences.machine import products
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.synthetic import known_reward, language_model
@@ -88,10 +88,10 @@ class DryRun:
         """Sizes and encoding of the initial model; None where they would have to be fetched."""
         name = self.hparams.task.policy.initial_model
         if name == language_model.NAME:
-            return Sizes(**language_model.SIZES), encodings.Reviews
+            return HParams(**language_model.SIZES), encodings.Reviews
         released = released_name(name)
         if released is not None:
-            return Sizes(**RELEASED[released]), encodings.Main
+            return HParams(**RELEASED[released]), encodings.Main
         if storage.is_remote(name):
             self.unchecked.append(f'--task.policy.initial_model {name}')
             return None

@@ -8,7 +8,7 @@ from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import trained_models
-from lm_human_preferences.language.sizes import HUGGING_FACE_SIZES
+from lm_human_preferences.language.gpt2.sizes import HUGGING_FACE_SIZES
 
 # The file of OpenAI's release: what Hugging Face calls it.
 TOKENIZER_FILES = {

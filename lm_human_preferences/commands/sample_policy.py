@@ -15,7 +15,7 @@ from lm_human_preferences.commands.sample_file import SampleFile
 from lm_human_preferences.datasets.jsonl import numbered_texts
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model_sizes import HParams as Sizes
+from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, model
-from lm_human_preferences.language.sizes import (
+from lm_human_preferences.language.gpt2.sizes import (
     RELEASED,
     load_config,
     load_hparams,

@@ -15,7 +15,9 @@ from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.language import attention, encodings, model, parameters, tf_names
+from lm_human_preferences.language import attention, encodings, model
+from lm_human_preferences.language import network as network_module
+from lm_human_preferences.language.gpt2 import parameters, tf_names
 from lm_human_preferences.machine import products
 from lm_human_preferences.training import optimizer, precision
 from lm_human_preferences.utils import core
@@ -51,6 +53,7 @@ def _digest() -> str:
     modules = (
         reviews,
         model,
+        network_module,
         attention,
         parameters,
         tf_names,

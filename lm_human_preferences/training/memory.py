@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from lm_human_preferences.distributed.comm import Comm
-    from lm_human_preferences.hparams.model_sizes import HParams as Sizes
+    from lm_human_preferences.hparams.model_sizes import Sizes
 
 FLOAT, HALF, DOUBLE = 4, 2, 8  # bytes
 # Of a token of an episode: its id, log-probabilities, value, reward, advantage, return and so on.
@@ -30,13 +30,13 @@ OUT_OF_MEMORY = re.compile(
 class MemoryEstimate:
     """What one rank works on, for an estimate of its memory in bytes; padding counts as tokens do.
 
-    sizes: HParams of the network. networks: how many of that size there are. learning: how many of
+    sizes: of the network. networks: how many of that size there are. learning: how many of
     them learn. retrained: how many of the others learn at another time, see plans.Networks. rows,
     tokens: of a backward pass, and sampled_rows, sampled_tokens: of sampling, before micro-batches
     make rows fewer. predicted: tokens of a row whose logits have a gradient.
     option: the name of micro_batch_size. batch_options: the names of the options that set rows and
-    sampled_rows. gradient_checkpointing: see language.model.Model. reduced: layers compute in bf16.
-    fused: attention keeps no probabilities, as on GPUs.
+    sampled_rows. gradient_checkpointing: see language.network.Network. reduced: layers compute in
+    bf16. fused: attention keeps no probabilities, as on GPUs.
     """
 
     sizes: Sizes
@@ -88,13 +88,14 @@ class MemoryEstimate:
     def block_bytes(self, rows: int, tokens: int) -> int:
         """What a block keeps for the gradient.
 
-        16 values for each value of its input, 2 of them always in float32, and, unless attention
-        is fused, the probabilities of each head.
+        Two values for each value of its input are always in float32. Unless attention is fused,
+        there are also the probabilities of each head.
         """
-        width = self.sizes.n_embd
+        in_float32 = 2 * self.sizes.n_embd
+        others = self.sizes.kept_by_block - in_float32
         probabilities = 0 if self.fused else self.sizes.n_head * tokens
         number = HALF if self.reduced else FLOAT
-        of_a_token = 2 * FLOAT * width + (14 * width + probabilities) * number
+        of_a_token = FLOAT * in_float32 + (others + probabilities) * number
         return rows * tokens * of_a_token
 
     def learning_bytes(self, rows: int) -> float:
@@ -120,14 +121,14 @@ class MemoryEstimate:
         Keys and values, a block at work on the queries, logits of one step and what a token is
         drawn from. In bf16 on CPUs, also a copy of the embeddings.
         """
-        width = self.sizes.n_embd
-        numbers = 2 * self.sizes.n_layer * rows * (self.sampled_tokens + CACHE_HEADROOM) * width
+        tokens = rows * (self.sampled_tokens + CACHE_HEADROOM)
+        numbers = 2 * self.sizes.n_layer * tokens * self.sizes.key_value_width
         cache = numbers * (HALF if self.reduced else FLOAT)
         block = self.block_bytes(rows, self.sampled_tokens)
         drawing = rows * self.sizes.n_vocab * (FLOAT + 3 * DOUBLE)
         copy = 0
         if self.reduced and not self.fused:
-            copy = FLOAT * self.sizes.n_vocab * width
+            copy = FLOAT * self.sizes.n_vocab * self.sizes.n_embd
         return cache + block + drawing + copy
 
 

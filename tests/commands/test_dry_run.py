@@ -10,7 +10,7 @@ from experiments import resolved
 from lm_human_preferences import session, storage
 from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import sizes
+from lm_human_preferences.language.gpt2 import sizes
 from lm_human_preferences.runs import run_lock
 from lm_human_preferences.training import memory
 

@@ -258,13 +258,13 @@ def test_micro_batches_of_policy_training(micro_batch_size, whiten_rewards):
 @pytest.fixture
 def rows(monkeypatch):
     """How many rows each pass through a model had."""
-    seen, outputs = [], Model._outputs
+    seen, outputs = [], Model.outputs
 
     def counted(self, tokens, *args):
         seen.append(len(tokens))
         return outputs(self, tokens, *args)
 
-    monkeypatch.setattr(Model, '_outputs', counted)
+    monkeypatch.setattr(Model, 'outputs', counted)
     return seen
 
 

@@ -1,0 +1,214 @@
+"""What this project asks of a language model's network, and what all networks do alike."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterable
+from typing import Any, Protocol, Self
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lm_human_preferences.checkpointing.variables import VariableNames
+from lm_human_preferences.hparams.model_sizes import Sizes
+from lm_human_preferences.language.attention import attention_mask, last_present, positions_for
+from lm_human_preferences.training import precision
+from lm_human_preferences.utils.core import MIN_TEMPERATURE, index_each, logprobs_and_entropies
+
+HEADS = 'heads.'  # what the names of the scalar heads' parameters begin with
+
+
+class Cache(Protocol):
+    """Keys and values of the tokens so far, in a form that only their network knows."""
+
+    length: int
+
+
+class ScalarHead(nn.Module):
+    """One number for each position: `h (..., n_embd)` -> `(...)`."""
+
+    def __init__(self, n_embd: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.empty(n_embd))
+        self.b = nn.Parameter(torch.empty(()))
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        """`h (..., n_embd)` -> `(...)`, in the type of its own parameters."""
+        return (h.to(self.w.dtype) * self.w).sum(-1) + self.b
+
+
+class Network(nn.Module, ABC):
+    """A language model whose outputs at padding repeat those of the last real token before it.
+
+    hparams: its sizes. Parameters are uninitialised until `initialize` or until all of them are
+    loaded.
+
+    gradient_checkpointing: whether a backward pass recomputes each block from its inputs, so that
+    only these are kept.
+
+    variable_names: what checkpoints call the parameters, and what a training keeps of them.
+    """
+
+    variable_names: VariableNames
+    heads: nn.ModuleDict
+
+    def __init__(self, hparams: Sizes) -> None:
+        super().__init__()
+        self.hparams = hparams
+        self.gradient_checkpointing = False
+
+    def add_heads(self, names: Iterable[str]) -> None:
+        """Add scalar heads, after all other parameters.
+
+        names: of heads, 'value' (starts at zero) or 'reward' (starts random).
+        """
+        self.heads = nn.ModuleDict({name: ScalarHead(self.hparams.n_embd) for name in names})
+
+    @abstractmethod
+    def outputs(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        allowed: torch.Tensor,
+        real: torch.Tensor,
+        output_positions: torch.Tensor | None,
+        cache: Any = None,
+    ) -> torch.Tensor:
+        """What the network computes: outputs of the last layer at `tokens (batch, length)`.
+
+        positions: (batch, length). allowed: which keys a token attends to, see attention_mask.
+        real: bool (batch, length), where anything needs to be computed at all. output_positions:
+        columns (batch, n), where only some outputs are wanted, else None. cache: of `new_cache`, or
+        None; it is extended.
+        """
+
+    @abstractmethod
+    def new_cache(self) -> Cache:
+        """A cache of keys and values that holds none yet."""
+
+    @abstractmethod
+    def output_layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight (n_vocab, n_embd) and bias (n_vocab,) that make logits of the outputs.
+
+        None stands for a bias of zeros.
+        """
+
+    @torch.no_grad()
+    def initialize(self, names: Container[str] | None = None) -> Self:
+        """Set the original's starting values of scalar heads.
+
+        names: of the parameters to set; None: all.
+        """
+        for name, parameter in self.heads.named_parameters(HEADS.rstrip('.')):
+            if names is None or name in names:
+                parameter.zero_()
+                if name == f'{HEADS}reward.w':
+                    parameter.normal_(std=(self.hparams.n_embd + 1) ** -0.5)
+        return self
+
+    def hidden(
+        self,
+        tokens: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        cache: Any = None,
+        output_positions: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Outputs of the last layer: `tokens (batch, length)` -> (batch, length, n_embd).
+
+        mask: bool (batch, past + length), False at padding, or None where all tokens are real.
+        cache: of the tokens before (extended in place), or None.
+        output_positions: int64 (n,), columns of `tokens`: the result is (batch, n, n_embd), and the
+        last layer computes nothing else.
+        """
+        batch, length = tokens.shape
+        past = cache.length if cache is not None else 0
+        if mask is None:
+            mask = torch.ones(batch, past + length, dtype=torch.bool, device=tokens.device)
+        positions = positions_for(mask)[:, past:]
+        self._check_positions(positions)
+        allowed = attention_mask(mask, length)
+        real = mask[:, past:]
+        columns = last_present(real)
+        if output_positions is not None:
+            columns = columns[:, output_positions]
+            return self.outputs(tokens, positions, allowed, real, columns, cache)
+        # Padding is computed too: before the first token there is no real one to repeat.
+        everywhere = torch.ones_like(real)
+        h = self.outputs(tokens, positions, allowed, everywhere, None, cache)
+        return index_each(h, columns)
+
+    def last_hidden(
+        self, prompt: torch.Tensor, completions: torch.Tensor, padding_token: int
+    ) -> torch.Tensor:
+        """Outputs at the last real token of `prompt (batch, prompt_length)` with each completion.
+
+        completions: (batch, n, length), each of which follows the prompt on its own; an empty one
+        is read at the end of the prompt. Returns (batch, n, n_embd). The prompt is computed once:
+        all completions stand behind it in one row, in which none attends to another.
+        """
+        n, length = completions.shape[1:]
+        start = prompt.shape[1]
+        device = prompt.device
+        prompts = prompt.unsqueeze(1).expand(-1, n, -1)
+        tokens, mask = self.mask_padding(torch.cat([prompts, completions], dim=2), padding_token)
+        positions = positions_for(mask)
+        self._check_positions(positions)
+        # Column of the last real token: with its own copy of the prompt, then in the shared row.
+        ends = (mask * torch.arange(start + length, device=device)).amax(-1)
+        ends += (ends >= start) * torch.arange(0, n * length, length, device=device)
+
+        def one_row(values: torch.Tensor) -> torch.Tensor:
+            """(batch, n, start + length) -> (batch, start + n * length): the prompt only once."""
+            return torch.cat([values[:, 0, :start], values[:, :, start:].flatten(1)], dim=1)
+
+        completion = torch.arange(n, device=device).repeat_interleave(length)
+        same_completion = completion == completion[:, None]
+        segment_mask = F.pad(same_completion, (start, 0, start, 0), value=True)
+        real = one_row(mask)
+        allowed = attention_mask(real, len(segment_mask), segment_mask)
+        return self.outputs(one_row(tokens), one_row(positions), allowed, real, ends)
+
+    def logits(self, h: torch.Tensor) -> torch.Tensor:
+        """Language-model logits of `h (..., n_embd)` -> `(..., n_vocab)`."""
+        weight, bias = self.output_layer()
+        logits = precision.logits(h, weight)
+        return logits if bias is None else logits + bias
+
+    def logprobs_and_entropies(
+        self, h: torch.Tensor, labels: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, ...]:
+        """Log-probabilities and entropies of `labels (...)`, each (...), after `h (..., n_embd)`.
+
+        temperature: what logits are divided by.
+        """
+        weight, bias = self.output_layer()
+        temperature = max(temperature, MIN_TEMPERATURE)
+        h = h / temperature
+        if bias is not None:
+            # A column of ones makes the bias a part of the product.
+            h = torch.cat([h, torch.full_like(h[..., :1], 1 / temperature)], dim=-1)
+            weight = torch.cat([weight, bias.unsqueeze(1)], dim=1)
+        return logprobs_and_entropies(
+            h, weight, labels, gradient_type=precision.autocast_dtype(h.dtype)
+        )
+
+    def mask_padding(
+        self, tokens: torch.Tensor, padding_token: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(tokens with 0 for padding, bool mask of the real ones).
+
+        Raises ValueError for a row of padding only.
+        """
+        mask = tokens != padding_token
+        empty = (~mask.any(-1)).nonzero()
+        if len(empty):
+            raise ValueError(f'row {int(empty[0][0])} has no token, only padding')
+        return tokens * mask, mask
+
+    def _check_positions(self, positions: torch.Tensor) -> None:
+        if positions.numel() and positions.max() >= self.hparams.n_ctx:
+            raise ValueError(
+                f"{positions.max() + 1} tokens are more than the model's context of"
+                f' {self.hparams.n_ctx}'
+            )
