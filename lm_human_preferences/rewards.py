@@ -168,12 +168,14 @@ class TrainedRewardModel(_Scorer):
             if directory
             else trained_models.test_hparams()
         )
-        if hparams.n_vocab != encoding.n_vocab:
+        if not encoding.fits(hparams.n_vocab):
             raise OptionError(
                 '--rewards.trained_model',
                 f'{train_dir} knows {hparams.n_vocab} tokens, '
                 f'but encoding {encoding.name!r} of the policy has {encoding.n_vocab}',
             )
+        if directory:
+            _check_encoding(directory, encoding)
         if directory:
             weights = CheckpointWeights(directory, Model.variable_names)
             check_size(hparams, weights)
@@ -192,6 +194,19 @@ class TrainedRewardModel(_Scorer):
             raise UserError(f'{weights.path} is no reward model: it lacks {variables[missing[0]]}')
         for variable in sorted(variables.values()):
             log_as_original(f'setting {variable}')
+
+
+def _check_encoding(directory: str, encoding: Encoding) -> None:
+    """OptionError if the reward model in `directory` says that it is of another encoding."""
+    path = storage.join(directory, 'encoding')
+    if not storage.exists(path):
+        return
+    name = storage.read_json(path)
+    if name != encoding.name:
+        raise OptionError(
+            '--rewards.trained_model',
+            f'{directory} is of encoding {name!r:.80}, but the policy of {encoding.name!r}',
+        )
 
 
 FrozenRewardModel = KnownReward | TrainedRewardModel

@@ -273,7 +273,7 @@ def _one_encoding(policies: dict[str, Policy]) -> Encoding:
     encodings = {name: policy.trained_model.encoding for name, policy in policies.items()}
     first, *others = encodings.items()
     for name, encoding in others:
-        if encoding != first[1]:
+        if encoding.name != first[1].name:
             raise UserError(
                 f'{first[0]} and {name} have different encodings, {first[1].name!r} and'
                 f' {encoding.name!r}: they cannot be compared'

@@ -1,6 +1,7 @@
 """Text to token ids and back.
 
-The encoding `main` is GPT-2's byte pair encoding, `test` has letters, `reviews` whole words.
+The encoding `main` is GPT-2's byte pair encoding, `test` has letters, `reviews` whole words. Those
+of other models are in tokenisers.py.
 """
 
 import dataclasses
@@ -141,6 +142,14 @@ class Encoding:
         base_path = os.environ.get('LMHP_GPT2_ENCODINGS') or self.base_path
         assert base_path is not None
         return storage.join(base_path, name)
+
+    def fits(self, rows: int) -> bool:
+        """Whether a network whose embedding has so many rows can be one of this encoding."""
+        return rows == self.n_vocab
+
+    def write_files(self, directory: str) -> None:
+        """Write the file `encoding`, by which a model that is saved in `directory` is read."""
+        storage.write_json(storage.join(directory, 'encoding'), self.name)
 
 
 @functools.lru_cache

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import encodings, model
+from lm_human_preferences.language import encodings, model, tokenisers
 from lm_human_preferences.language.gpt2.sizes import (
     RELEASED,
     load_config,
@@ -56,17 +56,19 @@ class TrainedModel:
     def encoding(self) -> encodings.Encoding:
         """The encoding that the directory's file `encoding` names.
 
-        Without that file it is `main`, as in GPT-2's releases. UserError for an unknown name.
+        Without that file it is that of `tokenisers.of_directory` for a directory of transformers,
+        else `main`, as in GPT-2's releases. UserError for an unknown name.
         """
         if self.is_random:
             return encodings.Test
         assert self.savedir is not None
         path = storage.join(self.savedir, 'encoding')
         if not storage.exists(path):
-            return encodings.Main
+            is_theirs = self._is_hugging_face()
+            return tokenisers.of_directory(self.savedir) if is_theirs else encodings.Main
         name = storage.read_json(path)
         try:
-            return encodings.by_name(name)
+            return tokenisers.find(name, self.savedir)
         except UserError as e:
             raise UserError(f'{path}: {e}') from e
 
@@ -118,9 +120,9 @@ class TrainedModel:
         return scoped(self._scope_in(weights), _REWARD_HEAD) in weights
 
     def write_files(self, directory: str) -> None:
-        """Write the files hparams.json and encoding, which a saved model needs to be read."""
+        """Write the sizes and the files of the encoding, which a saved model needs to be read."""
         storage.write_json(storage.join(directory, 'hparams.json'), self.hparams().to_nested_dict())
-        storage.write_json(storage.join(directory, 'encoding'), self.encoding.name)
+        self.encoding.write_files(directory)
 
     def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> model.Model:
         """A `Model` with these weights on the CPU.
@@ -128,7 +130,7 @@ class TrainedModel:
         Heads that the checkpoint lacks start as the original's do, and a line says so.
         """
         hparams = self.hparams()
-        if hparams.n_vocab != self.encoding.n_vocab:
+        if not self.encoding.fits(hparams.n_vocab):
             raise UserError(
                 f'{self.savedir}: its sizes have n_vocab {hparams.n_vocab}, '
                 f'encoding {self.encoding.name!r} has {self.encoding.n_vocab}'

@@ -17,6 +17,11 @@ LABELS = 'labels'  # that are collected while a policy trains
 LEARNED = 'reward_model/labels.json'  # says which labels it learned from
 _ANSWERS = r'answers/([A-Za-z0-9_-]{1,32})\.jsonl'
 _LABEL_FILES = rf'(task\.json|(questions|used)\.jsonl|{_ANSWERS})'
+# Beside the weights of a network: its sizes, and its encoding with the files of a tokeniser.
+_MODEL_FILES = (
+    r'hparams\.json|encoding|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json'
+    r'|chat_template\.jinja|generation_config\.json'
+)
 _EVENTS = r'events\.out\.tfevents\..*'
 
 
@@ -49,7 +54,7 @@ class CommandFiles:
     def pattern(self) -> str:
         """A regular expression for all of its files."""
         files = [re.escape(self.settings), re.escape(self.more_settings)]
-        files.append(f'{self.network}/(hparams\\.json|encoding)')
+        files.append(f'{self.network}/({_MODEL_FILES})')
         files.append(f'{self.events}/{_EVENTS}')
         for directory in dict.fromkeys((self.finished, self.unfinished)):  # each once
             files.append(f'{directory}/{names.ANY_FILE}')

@@ -98,6 +98,16 @@ def test_a_model_of_another_vocabulary_is_refused(tmp_path):
         TrainedRewardModel(str(tmp_path), encodings.Test)
 
 
+def test_a_model_of_another_encoding_is_refused(tmp_path):
+    """Even where it has as many tokens."""
+    hparams = load_json('train_model', 'hparams.json')
+    (tmp_path / 'hparams.json').write_text(json.dumps(hparams))
+    (tmp_path / 'encoding').write_text('"tokenizer-0123456789ab"')
+    message = f"^--rewards.trained_model {tmp_path} is of encoding 'tokenizer-0123456789ab', but"
+    with pytest.raises(UserError, match=message):
+        TrainedRewardModel(str(tmp_path), encodings.Test)
+
+
 def test_a_directory_without_a_reward_model_is_refused(tmp_path):
     with pytest.raises(
         UserError, match=r'neither it nor its reward_model/ has an hparams.json; train one with'

@@ -1,0 +1,271 @@
+"""The tokeniser in a directory of transformers as an encoding: tokenizer.json.
+
+It is read by the library `tokenizers`; no code from the directory is run. A text is encoded as a
+part of a longer one: no special token is put before or after it, nor the space that some tokenisers
+begin a text with. So `decode(encode(text))` is `text`, and prefix, query and suffix can be encoded
+one by one. Special tokens are never made of what a text spells.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, SupportsInt
+
+import tokenizers
+
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.language import encodings
+from lm_human_preferences.language.encodings import Encoding
+
+TOKENISER = 'tokenizer.json'
+SETTINGS = 'tokenizer_config.json'
+TEMPLATE = 'chat_template.jinja'
+# What belongs to a tokeniser: copied beside a model that is saved with it, where it exists.
+FILES = (TOKENISER, SETTINGS, 'special_tokens_map.json', TEMPLATE, 'generation_config.json')
+PREFIX = 'tokenizer-'  # of the names of these encodings; 12 digits of a digest follow
+# SHA-256 of GPT-2's vocabulary: its encoder.json, sorted, without white space.
+GPT2_VOCABULARY = 'e35d8b86ebd35ebd260d040aa455e09759f7e675f4dbb7f3d727516f27eca190'
+
+
+class TokeniserEncoder:
+    """Text to token ids of a tokenizer.json and back, see the head of this module.
+
+    rules: what the file holds. n_vocab: the padding token is the first id that is no token.
+    """
+
+    def __init__(self, rules: Mapping[str, Any], n_vocab: int, eot_token: int | None) -> None:
+        self.eot_token = eot_token
+        self.padding_token = n_vocab
+        self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(_without_prefix_space(rules)))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True  # as the texts that they look like
+
+    def encode(self, text: str) -> list[int]:
+        """List of token ids of `text`; UserError for what the tokeniser has no token for."""
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as e:  # the library raises no other
+            raise UserError(f'the tokeniser of the model cannot encode {text!r:.80}: {e}') from e
+
+    def decode(self, tokens: Iterable[SupportsInt]) -> str:
+        """Text of token ids (list, numpy array or tensor), without padding.
+
+        Special tokens are spelled out. Raises KeyError for an id that is neither token nor padding.
+        """
+        ids = [int(token) for token in tokens]
+        for token in ids:
+            if not 0 <= token <= self.padding_token:
+                raise KeyError(token)
+        ids = [token for token in ids if token != self.padding_token]
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class TokeniserEncoding(Encoding):
+    """The encoding of the tokeniser in `directory` (path or URL)."""
+
+    directory: str = ''
+
+    def get_encoder(self) -> TokeniserEncoder:
+        """The encoder, made once. UserError where its file is missing or damaged."""
+        path = storage.join(self.directory, TOKENISER)
+        return _encoder(path, storage.md5(storage.cached_path(path)), self.n_vocab, self.eot_token)
+
+    def fits(self, rows: int) -> bool:
+        """See Encoding: an embedding may have more rows, which belong to no token."""
+        return rows >= self.n_vocab
+
+    def write_files(self, directory: str) -> None:
+        """Write the file `encoding`, and copies of the tokeniser's own files.
+
+        A model that is saved with them can be read without the directory that it is from.
+        """
+        for name in FILES:
+            source = storage.join(self.directory, name)
+            if storage.exists(source):
+                with open(storage.cached_path(source), 'rb') as file:
+                    storage.write_bytes(os.path.join(directory, name), file.read())
+        super().write_files(directory)
+
+
+def find(name: Any, directory: str) -> Encoding:
+    """The encoding called `name`, as the file `encoding` or a folder of labels in `directory` says.
+
+    UserError for an unknown name, and where the tokeniser in there is another one.
+    """
+    if not isinstance(name, str) or not name.startswith(PREFIX):
+        return encodings.by_name(name)
+    encoding = read(directory)
+    if encoding.name != name:
+        raise UserError(
+            f'{storage.join(directory, TOKENISER)} is {encoding.name}, not {name:.80}: put the'
+            ' file back that was there'
+        )
+    return encoding
+
+
+def of_directory(directory: str) -> Encoding:
+    """The encoding of a directory of transformers: its tokeniser, or `main` for GPT-2's own.
+
+    Without a tokenizer.json it is `main`, as in GPT-2's releases; UserError where config.json
+    describes another model than GPT-2.
+    """
+    config = _read_object(directory, 'config.json')
+    model_type = config.get('model_type', 'gpt2')
+    if not storage.exists(storage.join(directory, TOKENISER)):
+        if model_type == 'gpt2':
+            return encodings.Main
+        raise UserError(
+            f'{directory} has no {TOKENISER}: make one with'
+            ' transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)'
+        )
+    is_of_gpt2 = model_type == 'gpt2' and config.get('vocab_size', 50257) == 50257
+    if is_of_gpt2 and _summary_of(directory).has_gpt2_vocabulary:
+        return encodings.Main
+    return read(directory)
+
+
+def read(directory: str) -> TokeniserEncoding:
+    """The encoding of the tokenizer.json in `directory`, whatever else is there."""
+    summary = _summary_of(directory)
+    return TokeniserEncoding(
+        f'{PREFIX}{summary.digest[:12]}',
+        n_vocab=summary.n_vocab,
+        eot_token=_eot_token(directory, summary),
+        directory=directory,
+    )
+
+
+class _Summary(NamedTuple):
+    """What is kept of a tokenizer.json. digest: of all that decides how text is encoded."""
+
+    digest: str
+    n_vocab: int
+    has_gpt2_vocabulary: bool
+    token_of: dict[str, int]
+
+
+def _summary_of(directory: str) -> _Summary:
+    path = storage.join(directory, TOKENISER)
+    return _summary(path, storage.md5(storage.cached_path(path)))
+
+
+@functools.lru_cache(maxsize=8)
+def _summary(path: str, md5: str) -> _Summary:
+    """md5: of the file, which may change."""
+    rules = _read_rules(path)
+    try:
+        token_of = _tokens_of(rules)
+        n_vocab = max(token_of.values()) + 1
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        raise UserError(f'{path} is no tokeniser: {e!r:.80}') from e
+    n_gpt2 = encodings.Main.n_vocab
+    first = {text: token for text, token in token_of.items() if token < n_gpt2}
+    is_gpt2 = len(first) == n_gpt2 and _digest(first) == GPT2_VOCABULARY
+    return _Summary(_digest(_that_encode(rules)), n_vocab, is_gpt2, token_of)
+
+
+@functools.lru_cache(maxsize=8)
+def _encoder(path: str, md5: str, n_vocab: int, eot_token: int | None) -> TokeniserEncoder:
+    """md5: of the file, which may change."""
+    rules = _read_rules(path)
+    try:
+        return TokeniserEncoder(rules, n_vocab, eot_token)
+    except Exception as e:  # the library raises no other
+        raise UserError(f'{path} is no tokeniser: {e}') from e
+
+
+def _read_rules(path: str) -> dict[str, Any]:
+    rules = storage.read_json(path)
+    if not isinstance(rules, dict):
+        raise UserError(f'{path} is no tokeniser: it is not a JSON object')
+    return rules
+
+
+def _tokens_of(rules: Mapping[str, Any]) -> dict[str, int]:
+    """{token as the file spells it: its id}, added tokens included."""
+    vocab = rules['model']['vocab']
+    if isinstance(vocab, list):  # of a unigram model: [token, score] in the order of the ids
+        token_of = {token: number for number, (token, _) in enumerate(vocab)}
+    else:
+        token_of = {token: int(number) for token, number in vocab.items()}
+    added = {token['content']: int(token['id']) for token in rules.get('added_tokens') or []}
+    return {**token_of, **added}
+
+
+def _that_encode(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a tokenizer.json that decide how a text is encoded and decoded.
+
+    Pairs that merge are written in two ways, 'a b' and ['a', 'b'].
+    """
+    names = ('added_tokens', 'normalizer', 'pre_tokenizer', 'decoder', 'model')
+    parts = {name: rules.get(name) for name in names}
+    model = parts['model']
+    assert isinstance(model, dict)  # it has a vocabulary
+    merges = model.get('merges') or []
+    spelled = [pair if isinstance(pair, str) else ' '.join(pair) for pair in merges]
+    return {**parts, 'model': {**model, 'merges': spelled}}
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(',', ':'))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_prefix_space(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """The rules of a tokeniser that puts no space before a text, and takes none away.
+
+    Those that come from SentencePiece do so, as the first word of a text then has the token that it
+    has in the middle. Here most texts are from the middle of one.
+    """
+    parts = ('normalizer', 'pre_tokenizer', 'decoder')
+    return {**rules, **{name: _bare(rules.get(name)) for name in parts}}
+
+
+def _bare(rule: Any) -> Any:
+    """One rule, or a sequence of them, without what concerns the space before a text."""
+    if not isinstance(rule, dict):
+        return rule
+    kind = rule.get('type')
+    if kind == 'Sequence':
+        return {
+            name: [bare for bare in map(_bare, value) if bare is not None]
+            if isinstance(value, list)
+            else value
+            for name, value in rule.items()
+        }
+    if kind == 'Prepend' or (kind == 'Strip' and rule.get('content') == ' '):
+        return None
+    if kind == 'Metaspace':
+        return {**rule, 'prepend_scheme': 'never', 'add_prefix_space': False}
+    if kind == 'ByteLevel':
+        return {**rule, 'add_prefix_space': False}
+    return rule
+
+
+def _eot_token(directory: str, summary: _Summary) -> int | None:
+    """The token that ends a text, as the first file says that names one; None where none does."""
+    token = _read_object(directory, SETTINGS).get('eos_token')
+    spelled = token.get('content') if isinstance(token, dict) else token
+    if isinstance(spelled, str) and spelled in summary.token_of:
+        return summary.token_of[spelled]
+    for name in ('config.json', 'generation_config.json'):
+        tokens = _read_object(directory, name).get('eos_token_id')
+        first = tokens[0] if isinstance(tokens, list) and tokens else tokens
+        if type(first) is int and 0 <= first < summary.n_vocab:
+            return first
+    return None
+
+
+def _read_object(directory: str, name: str) -> dict[str, Any]:
+    """The object in a JSON file of the directory; an empty one where there is none."""
+    path = storage.join(directory, name)
+    value = storage.read_json(path) if storage.exists(path) else {}
+    return value if isinstance(value, dict) else {}
