@@ -23,7 +23,6 @@ from lm_human_preferences.labels.answers import REASONS, Answer
 from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
 from lm_human_preferences.labels.page.key import folder_key
-from lm_human_preferences.language import encodings
 from lm_human_preferences.utils.terminal import printable
 
 WIDEST = 80  # columns that a question takes
@@ -81,7 +80,7 @@ def _judge(folder: LabelFolder) -> simulated_labeller.Judge:
     # It loads torch, which people need not wait for.
     from lm_human_preferences.synthetic.known_judge import known_judge
 
-    return known_judge(encodings.by_name(folder.task['encoding']))
+    return known_judge(folder.encoding())
 
 
 @contextlib.contextmanager
@@ -138,7 +137,7 @@ class Session:
         self.folder: LabelFolder = labeller.folder
         self.label_type = self.folder.label_type
         self.control = self.label_type.control
-        self.encoder = encodings.by_name(self.folder.task['encoding']).get_encoder()
+        self.encoder = self.folder.encoding().get_encoder()
         self.columns = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
         self.given = 0
         self.pressed: list[int] = []  # so far, of an answer that takes several keys

@@ -86,7 +86,7 @@ def ask(
     threads.limit_for(max(size.n_embd for size in sizes))
     for note in lm_tasks.query_notes(task, encoding.get_encoder(), PARTS[_kind(names)]):
         click.echo(note)
-    with _writer(folder, {**record, 'encoding': encoding.name}) as writer:
+    with _writer(folder, record, encoding) as writer:
         asker = Asker(reward_hparams, policies, writer, batch_size)
         set_seed(seed + len(writer.folder.questions))
         asker.ask(count, repeated, labellers)
@@ -116,7 +116,7 @@ def _ask_given(
         raise UserError(f'{option} {e}') from e
     fields = label_types.get(hparams.labels.type).samples
     new = [(label, tokens) for label, tokens in given if not are_equal([tokens[f] for f in fields])]
-    with _writer(folder, {**record, 'encoding': encoding.name}) as writer:
+    with _writer(folder, record, encoding) as writer:
         there = _count(writer, TRAIN)
         if gold is None:
             added = into_folder.add_questions(
@@ -141,8 +141,8 @@ def _count(writer: QuestionWriter, kind: str) -> int:
     return sum(question.kind == kind for question in writer.folder.questions.values())
 
 
-def _writer(folder: str, record: dict[str, Any]) -> QuestionWriter:
-    writer = QuestionWriter(folder, record)
+def _writer(folder: str, record: dict[str, Any], encoding: Encoding) -> QuestionWriter:
+    writer = QuestionWriter(folder, {**record, 'encoding': encoding.name}, encoding)
     if writer.dropped:
         click.echo(f'note: an unfinished question of {writer.dropped} bytes was dropped', err=True)
     return writer

@@ -21,7 +21,6 @@ from lm_human_preferences.labels.texts.export_labels import (
     TextExport,
     as_file,
 )
-from lm_human_preferences.language import encodings
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils.terminal import printable
 
@@ -103,7 +102,7 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
     if form == TOKENS:
         text, count = as_file(labels, path)
     else:
-        encoder = encodings.by_name(folder.task['encoding']).get_encoder()
+        encoder = folder.encoding().get_encoder()
         texts = TextExport(folder.label_type, encoder)
         written = texts.labels(labels) if form == TEXT else texts.preferences(labels)
         text, count = as_file(written, path)

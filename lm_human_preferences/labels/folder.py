@@ -26,6 +26,8 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels import json_lines
 from lm_human_preferences.labels.answers import Answer, AnswerLog, question_id
+from lm_human_preferences.language import tokenisers
+from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.utils.terminal import printable
 
 TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
@@ -109,6 +111,10 @@ class LabelFolder:
         self._last_time = 0.0  # of an answer
         self._reader = json_lines.Reader(os.path.join(path, QUESTIONS))
         self.refresh()
+
+    def encoding(self) -> Encoding:
+        """The encoding of its token ids; UserError for an unknown one."""
+        return tokenisers.find(self.task['encoding'], self.path)
 
     def refresh(self) -> set[str]:
         """Read what was added to any of the files.
@@ -318,9 +324,10 @@ class QuestionWriter:
     """The only writer of a folder's questions; creates the folder if it does not exist.
 
     task: what task.json has to hold; the UserError for another task names the first difference.
+    encoding: the one that it names, whose files a new folder needs too.
     """
 
-    def __init__(self, path: str, task: dict[str, Any]) -> None:
+    def __init__(self, path: str, task: dict[str, Any], encoding: Encoding | None = None) -> None:
         file = os.path.join(path, QUESTIONS)
         try:
             os.makedirs(os.path.join(path, ANSWERS), exist_ok=True)
@@ -334,6 +341,8 @@ class QuestionWriter:
             if is_folder(path):
                 check_same_task(path, read_task(path), task)
             else:
+                if encoding is not None:
+                    encoding.copy_files(path)
                 text = json.dumps({'format': FORMAT, **task}, indent=2)
                 storage.write_bytes(os.path.join(path, TASK), f'{text}\n'.encode())
             self.folder = LabelFolder(path)

@@ -17,7 +17,6 @@ from lm_human_preferences.labels import folder_labels, simulated
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.texts import records, tokenise
-from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.utils.core import Schema
 
@@ -70,7 +69,7 @@ def of_answers(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, torc
 
     UserError where the folder is damaged.
     """
-    encoding = encodings.by_name(folder.task['encoding'])
+    encoding = folder.encoding()
     lengths = {name: folder.task['task'][name] for name in ('query_length', 'response_length')}
     objects = list(folder_labels.as_objects(folder, answers))
     schemas = folder.label_type.schemas(**lengths)

@@ -147,8 +147,12 @@ class Encoding:
         """Whether a network whose embedding has so many rows can be one of this encoding."""
         return rows == self.n_vocab
 
+    def copy_files(self, directory: str) -> None:
+        """Copy the files that `tokenisers.find` needs beside this name; none of these encodings."""
+
     def write_files(self, directory: str) -> None:
         """Write the file `encoding`, by which a model that is saved in `directory` is read."""
+        self.copy_files(directory)
         storage.write_json(storage.join(directory, 'encoding'), self.name)
 
 

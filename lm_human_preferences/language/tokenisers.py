@@ -82,17 +82,16 @@ class TokeniserEncoding(Encoding):
         """See Encoding: an embedding may have more rows, which belong to no token."""
         return rows >= self.n_vocab
 
-    def write_files(self, directory: str) -> None:
-        """Write the file `encoding`, and copies of the tokeniser's own files.
+    def copy_files(self, directory: str) -> None:
+        """Copy the tokeniser's own files.
 
-        A model that is saved with them can be read without the directory that it is from.
+        What is saved with them can be read without the directory that they are from.
         """
         for name in FILES:
             source = storage.join(self.directory, name)
             if storage.exists(source):
                 with open(storage.cached_path(source), 'rb') as file:
                     storage.write_bytes(os.path.join(directory, name), file.read())
-        super().write_files(directory)
 
 
 def find(name: Any, directory: str) -> Encoding:

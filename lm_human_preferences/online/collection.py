@@ -174,7 +174,8 @@ class Collection(Hook):
         """What reads and writes the folder of labels, which is created if it does not exist."""
         trainer, hparams = self.trainer, self.trainer.hparams
         directory = hparams.run.directory or stack.enter_context(tempfile.TemporaryDirectory())
-        writer = stack.enter_context(QuestionWriter(os.path.join(directory, LABELS), self._task()))
+        folder, encoding = os.path.join(directory, LABELS), trainer.policy.trained_model.encoding
+        writer = stack.enter_context(QuestionWriter(folder, self._task(encoding.name), encoding))
         decisions = stack.enter_context(contextlib.closing(Decisions(writer.folder.path)))
         assert self.checkpointer.seed is not None
         source = QuestionSource(
@@ -195,7 +196,7 @@ class Collection(Hook):
             stack.enter_context(serve(writer.folder.path, hparams.run.serve))
         return Desk(self, writer.folder, source, decisions, simulated)
 
-    def _task(self) -> dict[str, Any]:
+    def _task(self, encoding: str) -> dict[str, Any]:
         """What the folder's task.json has to hold."""
         label_type, instructions = self.new_model.labels.type, self.online.instructions
         text = label_types.get(label_type).instructions
@@ -205,7 +206,7 @@ class Collection(Hook):
             'label_type': label_type,
             'task': self.trainer.hparams.task.to_nested_dict(),
             'instructions': text,
-            'encoding': self.trainer.policy.trained_model.encoding.name,
+            'encoding': encoding,
         }
 
     def before_step(self, step: int) -> None:

@@ -16,12 +16,13 @@ EVALUATION = r'evaluation(-[a-z0-9_.-]+)?\.(json|png)'
 LABELS = 'labels'  # that are collected while a policy trains
 LEARNED = 'reward_model/labels.json'  # says which labels it learned from
 _ANSWERS = r'answers/([A-Za-z0-9_-]{1,32})\.jsonl'
-_LABEL_FILES = rf'(task\.json|(questions|used)\.jsonl|{_ANSWERS})'
-# Beside the weights of a network: its sizes, and its encoding with the files of a tokeniser.
-_MODEL_FILES = (
-    r'hparams\.json|encoding|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json'
-    r'|chat_template\.jinja|generation_config\.json'
+_TOKENISER = (
+    r'tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|chat_template\.jinja'
+    r'|generation_config\.json'
 )
+_LABEL_FILES = rf'(task\.json|(questions|used)\.jsonl|{_ANSWERS}|{_TOKENISER})'
+# Beside the weights of a network: its sizes, and its encoding with the files of a tokeniser.
+_MODEL_FILES = rf'hparams\.json|encoding|{_TOKENISER}'
 _EVENTS = r'events\.out\.tfevents\..*'
 
 

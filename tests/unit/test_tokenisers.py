@@ -141,7 +141,8 @@ def test_the_files_of_a_tokeniser_belong_to_a_run():
     """So they are uploaded with it, and deleted."""
     pattern = run_files.written_by(['train_reward', 'train_policy'])
     for name in tokenisers.FILES:
-        assert pattern.fullmatch(f'policy/{name}') and pattern.fullmatch(f'reward_model/{name}')
+        for folder in ('policy', 'reward_model', 'labels'):
+            assert pattern.fullmatch(f'{folder}/{name}')
 
 
 def test_which_directories_have_the_encoding_of_gpt2(tmp_path, monkeypatch):

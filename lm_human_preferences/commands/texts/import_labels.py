@@ -14,6 +14,7 @@ from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels.folder import QuestionWriter
 from lm_human_preferences.labels.labeller import check_name
 from lm_human_preferences.labels.texts import into_folder, records, tokenise
+from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.storage import outputs
 
 
@@ -39,7 +40,8 @@ def import_labels(reward_hparams: HParams, file: str, output: str, labeller: str
     if is_file:
         _write_file(output, labels, label_types.get(reward_hparams.labels.type).field)
     else:
-        _write_folder(output, labels, task_record(reward_hparams, output, encoding.name), labeller)
+        task = task_record(reward_hparams, output, encoding.name)
+        _write_folder(output, labels, task, encoding, labeller)
     for note in notes:
         click.echo(note)
 
@@ -54,10 +56,14 @@ def _write_file(path: str, labels: into_folder.Questions, answer: str) -> None:
 
 
 def _write_folder(
-    path: str, labels: into_folder.Questions, task: dict[str, Any], labeller: str
+    path: str,
+    labels: into_folder.Questions,
+    task: dict[str, Any],
+    encoding: Encoding,
+    labeller: str,
 ) -> None:
     samples = len(labels[0][0].samples)
-    with QuestionWriter(path, task) as writer:
+    with QuestionWriter(path, task, encoding) as writer:
         added = into_folder.add_questions(labels, writer, ['imported'] * samples)
         answers = into_folder.add_answers(labels, writer.folder, labeller)
         total = len(writer.folder.questions)

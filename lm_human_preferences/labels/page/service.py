@@ -17,7 +17,6 @@ from lm_human_preferences.labels.labeller import AlreadyAnswered, AlreadyUsed, L
 from lm_human_preferences.labels.page.access import QuestionTokens
 from lm_human_preferences.labels.page.assignments import LEASE_SECONDS, Assignments
 from lm_human_preferences.labels.page.key import FolderKey
-from lm_human_preferences.language import encodings
 
 REFRESH_SECONDS = 0.5  # after which it is worth looking for what others have written
 MOST_QUESTIONS = 3  # that are given at a time: one to show, two for which nobody has to wait
@@ -48,7 +47,7 @@ class LabellingService:
         note: Callable[[str], None] = print,
     ) -> None:
         self.folder, self.note = folder, note
-        self.encoder = encodings.by_name(folder.task['encoding']).get_encoder()
+        self.encoder = folder.encoding().get_encoder()
         self.labellers: dict[str, Labeller] = {}
         self.tokens = QuestionTokens(key)
         try:
