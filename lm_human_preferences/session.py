@@ -19,7 +19,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language import weights
-from lm_human_preferences.machine import processors, products, threads
+from lm_human_preferences.machine import processors, products
 from lm_human_preferences.machine.products import Library
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training import console, loop, memory, precision
@@ -156,9 +156,8 @@ def start(
     """
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     width = initial_model.hparams().n_embd
-    threads.limit_for(width)
     library = agree_on_library(width, checkpointer, comm)
-    precision.configure(hparams.run.precision, default_device(), library)
+    precision.configure_for(width, hparams.run.precision, library)
     checkpointer.set_seed(hparams.run.seed)
     console.dump(initial_model.hparams(), name='model_hparams')
     trainer = build(initial_model)

@@ -20,13 +20,13 @@ from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
-from lm_human_preferences.machine import products, threads
+from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
-from lm_human_preferences.utils.core import default_device, set_seed
+from lm_human_preferences.utils.core import set_seed
 
 SHOWN = 60  # characters of a prompt in an error message
 
@@ -69,7 +69,8 @@ def sample_policy(
         task, encoder = hparams.task, trained_model.encoding.get_encoder()
         if is_original:
             _show_settings(hparams, trained_model.hparams())
-        _prepare_to_compute(trained_model.hparams(), precision)
+        precisions.configure_for(trained_model.hparams().n_embd, precision)
+        _show_precision(precision)
         lm_tasks.check_lengths(task, encoder, trained_model.hparams().n_ctx)
         scopes = _checked_scopes(trained_model)
         given = given_queries(prompt, queries, task, encoder)
@@ -99,10 +100,8 @@ def _show_settings(hparams: HParams, sizes: Sizes) -> None:
     hyperparams.dump(sizes, name='model_hparams')
 
 
-def _prepare_to_compute(sizes: Sizes, precision: str) -> None:
-    """Choose threads, number format and library for a network of these sizes; notes on bf16."""
-    threads.limit_for(sizes.n_embd)
-    precisions.configure(precision, default_device(), products.choose(sizes.n_embd))
+def _show_precision(precision: str) -> None:
+    """Print the note on one in which this processor is slow."""
     note = products.note_on_bf16(precision)
     if note:
         print(note)

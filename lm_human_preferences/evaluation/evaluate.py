@@ -16,11 +16,10 @@ from lm_human_preferences.datasets import registry
 from lm_human_preferences.evaluation import kl_history, measure, picture, report
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.evaluation_options import HParams
-from lm_human_preferences.machine import products, threads
 from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import precision
-from lm_human_preferences.utils.core import default_device, set_seed
+from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import announce, log_line
 
 NAME = 'evaluation'  # of the files, with default settings
@@ -43,10 +42,8 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     if not ends_training:  # a training prints its table even if nothing more can be written
         outputs.check_output_dir(output_dir, *names)
     models = measure.load_models(directory, hparams)
-    width = models[0].model.hparams.n_embd
-    threads.limit_for(width)
     # Whatever the run was trained in.
-    precision.configure('fp32', default_device(), products.choose(width))
+    precision.configure_for(models[0].model.hparams.n_embd, 'fp32')
     set_seed(options.seed)  # before the queries: some data sets are made up
     encoder = models[0].encoder
     log_line(*lm_tasks.query_notes(hparams.task, encoder, 'test'))

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.machine import products
+from lm_human_preferences.machine import products, threads
 from lm_human_preferences.machine.products import Library
+from lm_human_preferences.utils.core import default_device
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
@@ -33,6 +34,16 @@ class Kernels:
 
 
 _kernels = Kernels()
+
+
+def configure_for(n_embd: int, precision: str, library: Library | None = None) -> None:
+    """Set this process up for a network of this width: threads, precision, library of products.
+
+    precision, library: see `configure`; None is the library that is fastest on this machine.
+    UserError if the device cannot compute in this precision.
+    """
+    threads.limit_for(n_embd)
+    configure(precision, default_device(), library or products.choose(n_embd))
 
 
 def configure(precision: str, device: torch.device, library: Library) -> Kernels:

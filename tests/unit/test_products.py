@@ -16,6 +16,8 @@ from lm_human_preferences.hparams.model_sizes import HParams as Sizes
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import processors, products
 from lm_human_preferences.machine.products import Rates
+from lm_human_preferences.training import precision
+from lm_human_preferences.utils.core import default_device
 
 X86 = (
     'processor\t: 0\nvendor_id\t: {}\nmodel name\t: {}\nflags\t\t: fpu sse2 {}\n\nprocessor\t: 1\n'
@@ -258,6 +260,28 @@ def test_rank_0_decides_and_the_others_say_where_that_is_slow(machine, capsys):
     assert line == rank_1.said[1] and 'multiplies at 57 GFLOP/s by oneDNN' in line
 
 
+@pytest.mark.parametrize('n_embd, given, taken', [(7, None, [1]), (7, '4', []), (129, None, [])])
+def test_a_tiny_network_takes_one_thread(monkeypatch, n_embd, given, taken):
+    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+    if given is not None:
+        monkeypatch.setenv('OMP_NUM_THREADS', given)
+    counts = []
+    monkeypatch.setattr(torch, 'set_num_threads', counts.append)
+    precision.configure_for(n_embd, 'fp32', 'default')
+    assert counts == taken
+
+
+@pytest.mark.parametrize('given, taken', [(None, 'onednn'), ('default', 'default')])
+def test_a_network_takes_the_library_of_this_machine_or_the_one_that_is_given(
+    machine, monkeypatch, given, taken
+):
+    machine('AMD with bf16')
+    calls = []
+    monkeypatch.setattr(precision, 'configure', lambda *call: calls.append(call))
+    precision.configure_for(768, 'bf16', given)
+    assert calls == [('bf16', default_device(), taken)]
+
+
 class Begun(Exception):
     """The training would build its networks now."""
 
@@ -266,17 +290,14 @@ def begin(initial_model):
     raise Begun
 
 
-@pytest.mark.parametrize('n_embd, given, taken', [(7, None, [1]), (7, '4', []), (129, None, [])])
-def test_a_training_of_a_tiny_network_takes_one_thread(machine, monkeypatch, n_embd, given, taken):
-    machine('Intel with AMX')
-    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
-    if given is not None:
-        monkeypatch.setenv('OMP_NUM_THREADS', given)
-    counts = []
-    monkeypatch.setattr(torch, 'set_num_threads', counts.append)
-    monkeypatch.setattr(TrainedModel, 'hparams', lambda self: Sizes(n_embd=n_embd))
+def test_a_training_computes_as_suits_its_network(machine, monkeypatch):
+    machine('AMD with bf16')
+    monkeypatch.setattr(TrainedModel, 'hparams', lambda self: Sizes(n_embd=768))
+    calls = []
+    monkeypatch.setattr(precision, 'configure_for', lambda *call: calls.append(call))
     hparams = reward_options.HParams()
     hparams.task.policy.initial_model = 'test'
+    hparams.run.precision = 'bf16'
     with pytest.raises(Begun):
         session.start(begin, hparams, kept(), LocalComm(), records={}, model_dir='reward_model')
-    assert counts == taken
+    assert calls == [(768, 'bf16', 'onednn')]
