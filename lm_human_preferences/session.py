@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -66,13 +67,34 @@ def connect(hparams: Training, comm: Comm | None) -> Comm:
 def check_settings(hparams: Training, ranks: int) -> None:
     """UserError for settings that do not suit each other, this machine, or so many `ranks`."""
     hparams.check_ranks(ranks)
-    precision.check(hparams.run.precision, default_device())
+    for name in _precisions(hparams):
+        precision.check(name, default_device())
     if isinstance(hparams, reward_options.HParams):
         return
     new_model = hparams.rewards.train_new_model
     if new_model is not None:
-        precision.check(new_model.run.precision, default_device())
         _check_same_task(hparams.task, new_model.task)
+
+
+def _precisions(hparams: Training) -> list[str]:
+    """That of a training, and that of the reward model which is trained with a policy."""
+    found = [hparams.run.precision]
+    if not isinstance(hparams, reward_options.HParams) and hparams.rewards.train_new_model:
+        found.append(hparams.rewards.train_new_model.run.precision)
+    return found
+
+
+def precision_notes(hparams: Training) -> list[str]:
+    """Lines for the user where this processor is slow in what a command computes in."""
+    notes = [products.note_on_bf16(name) for name in _precisions(hparams)]
+    return list(dict.fromkeys(note for note in notes if note))
+
+
+def show_precision_notes(hparams: Training, comm: Comm) -> None:
+    """Print, once for the whole command, the notes of all ranks' processors."""
+    of_ranks = comm.all_gather_object(precision_notes(hparams))
+    if comm.rank == 0:
+        announce(*dict.fromkeys(itertools.chain.from_iterable(of_ranks)))
 
 
 def _check_same_task(task: TaskHParams, reward_task: TaskHParams) -> None:
@@ -96,9 +118,6 @@ def check(
     the training, given these sizes.
     """
     lm_tasks.check_offline(hparams.task, _files(hparams))
-    notes = comm.all_gather_object(products.note_on_bf16(hparams.run.precision))
-    if comm.rank == 0:
-        announce(*dict.fromkeys(note for note in notes if note))
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     sizes = initial_model.hparams()
     lm_tasks.check_task(hparams.task, initial_model.encoding, sizes.n_ctx)

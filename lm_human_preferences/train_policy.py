@@ -352,6 +352,7 @@ def _train_both(
     hparams: HParams, checkpointer: Checkpointer, comm: Comm, experiment: str | None
 ) -> None:
     """Train the reward model, if a new one is asked for, and the policy."""
+    session.show_precision_notes(hparams, comm)
     # Also what only the policy needs: before hours go into its reward model.
     sizes = session.check(
         hparams, comm, lambda sizes: plans.policy_plans(hparams, sizes, comm.size)

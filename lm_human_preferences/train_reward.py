@@ -83,6 +83,7 @@ def train_in_run(
     run: settings of the command, of which this may be the first half. records: JSON files of the
     run by name, written before the first step. clock: of the command, with a phase 'reward model'.
     """
+    is_whole_run = run is hparams.run
     console.dump(hparams)
     files = _Files.of(hparams.run.directory)
     if run.resume and _is_finished(files.finished, comm):
@@ -102,6 +103,8 @@ def train_in_run(
             stop_timeout=run.stop_timeout,
         ) as checkpointer,
     ):
+        if is_whole_run:
+            session.show_precision_notes(hparams, comm)
         session.check(hparams, comm, lambda sizes: [plans.reward_memory(hparams, sizes, comm.size)])
         before = label_record.read(files.labels, comm) if run.resume else None
         answers = recorded_answers(before or checkpointer.state.get('trainer', {}))
@@ -114,7 +117,7 @@ def train_in_run(
             model_dir=run_files.REWARD.network,
         )
         if comm.rank == 0:
-            _show_start(trainer, is_whole_run=run is hparams.run)
+            _show_start(trainer, is_whole_run=is_whole_run)
         _record_labels(trainer, before, files.labels, is_begun=checkpointer.prefix is not None)
         trainer.prepare()
         training_loop(trainer, reward_hooks(trainer, checkpointer, run.on_anomaly, clock))

@@ -25,7 +25,6 @@ from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.language import datasets, encodings, trained_models
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.gpt2.sizes import RELEASED, released_name
-from lm_human_preferences.machine import products
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.synthetic import known_reward, language_model
 from lm_human_preferences.training import memory
@@ -189,9 +188,7 @@ class DryRun:
             )
             warnings = [memory.warning(estimate, free) for estimate in estimates]
             lines += [warning for warning in warnings if warning]
-        note = products.note_on_bf16(run.precision)
-        if note:
-            lines.append(note)
+        lines += session.precision_notes(self.hparams)
         if self.unchecked:
             unchecked = ', '.join(self.unchecked)
             lines.append(f'not checked, because it is not on this machine: {unchecked}')

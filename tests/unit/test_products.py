@@ -184,12 +184,24 @@ def test_bf16_without_instructions_is_told(machine):
     assert products.note_on_bf16('bf16') is None
 
 
+POLICY = 'train_policy test bf16 --ppo.batch_size 8 --ppo.total_episodes 8'
+REWARD_MODEL_OF_IT = f'{POLICY} --rewards.train_new_model.labels.num_train 32'
+
+
+@pytest.mark.parametrize(
+    'command',
+    [
+        f'{POLICY} --rewards.train_new_model off --rewards.trained_model test --run.precision bf16',
+        f'{REWARD_MODEL_OF_IT} --run.precision bf16',
+        f'{REWARD_MODEL_OF_IT} --rewards.train_new_model.run.precision bf16',
+        'train_reward test bf16 --labels.num_train 32 --run.precision bf16',
+    ],
+    ids=['policy', 'policy and its reward model', 'reward model of a policy', 'reward model'],
+)
 @pytest.mark.parametrize('ending', [' --mpi 1', ' --dry_run'])
-def test_bf16_without_instructions_is_told_where_a_training_starts(machine, ending):
+def test_bf16_without_instructions_is_told_once_where_a_command_starts(machine, command, ending):
     machine('Intel without bf16')
-    once = '--ppo.batch_size 8 --ppo.total_episodes 8 --rewards.train_new_model off'
-    options = f'--save_dir None {once} --rewards.trained_model test --run.precision bf16'
-    lines = invoke(f'train_policy test bf16 {options}{ending}').output.splitlines()
+    lines = invoke(f'{command} --save_dir None{ending}').output.splitlines()
     notes = [line for line in lines if line.startswith('note: Intel(R) Xeon(R) CPU @ 2.80GHz has')]
     assert notes == [products.note_on_bf16('bf16')]
     if ending == ' --mpi 1':
@@ -258,6 +270,18 @@ def test_rank_0_decides_and_the_others_say_where_that_is_slow(machine, capsys):
     assert session.agree_on_library(768, kept(), TwoRanks(0, rank_1.said)) == 'onednn'
     (line,) = capsys.readouterr().out.splitlines()
     assert line == rank_1.said[1] and 'multiplies at 57 GFLOP/s by oneDNN' in line
+
+
+def test_rank_0_says_where_bf16_is_slow_on_any_host(machine, capsys):
+    machine('Intel without bf16')
+    hparams = reward_options.HParams()
+    hparams.run.precision = 'bf16'
+    rank_1 = TwoRanks(1, [[]])
+    session.show_precision_notes(hparams, rank_1)
+    assert capsys.readouterr().out == ''
+    machine('AMD with bf16')
+    session.show_precision_notes(hparams, TwoRanks(0, rank_1.said))
+    assert 'has no instructions for bf16' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('n_embd, given, taken', [(7, None, [1]), (7, '4', []), (129, None, [])])
