@@ -249,24 +249,6 @@ class Torchrun(LaunchMethod):
             json.dump(content, file)
 
 
-METHODS = (
-    OwnLauncher,
-    MpichMpiexec,
-    OpenMpiMpiexec,
-    SrunPmi2,
-    SrunPmix,
-    SrunWithoutMpi,
-    Torchrun,
-)
-# All that say which rank this process is and how it was launched.
-VARIABLES = tuple(
-    dict.fromkeys(
-        [name for method in METHODS for name in (*method.size_variables, *method.rank_variables)]
-        + [*_TORCH_VARIABLES, 'TORCHELASTIC_RUN_ID', 'SLURM_MPI_TYPE']
-    )
-)
-
-
 def current() -> LaunchMethod:
     """What the environment says: several launchers may have had a part in it."""
     if _first_number('LMHP_RANKS') is not None:

@@ -16,7 +16,17 @@ import termios
 
 import pytest
 from command_line import invoke
-from launched import CONSOLE, MPIEXEC, REPOSITORY, SMALL, Launch, job, needs_mpi, start_job
+from launched import (
+    CONSOLE,
+    MPIEXEC,
+    REPOSITORY,
+    SMALL,
+    Launch,
+    forget_launcher,
+    job,
+    needs_mpi,
+    start_job,
+)
 
 import sample
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -220,8 +230,7 @@ def test_a_rank_that_ended_without_a_word(supervised, capsys):
 
 @pytest.fixture
 def no_mpi(monkeypatch):
-    for name in launch_methods.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+    forget_launcher(monkeypatch)
 
 
 OPEN_MPI = {'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_RANK': '3'}

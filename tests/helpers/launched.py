@@ -46,6 +46,9 @@ def torchrun(ranks):
 TORCHRUN = torchrun(2)
 # By which launchers tell a process which rank it is.
 RANK_VARIABLES = ('PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'RANK', 'SLURM_PROCID')
+# All that launchers tell it, by name or by how the names begin.
+LAUNCH_VARIABLES = ('LMHP_RANKS', 'MPI_LOCALRANKID', 'RANK', 'LOCAL_RANK', 'WORLD_SIZE')
+LAUNCH_PREFIXES = ('OMPI_', 'PMI_', 'PMIX_', 'SLURM_', 'MASTER_', 'TORCHELASTIC_')
 needs_mpi = pytest.mark.skipif(
     not MPIEXEC.exists(), reason='this environment has no mpiexec of its own'
 )
@@ -63,6 +66,13 @@ def with_console(words) -> list[str]:
     through here."""
     words = list(map(str, words))
     return [*words, *CONSOLE] if TRAININGS & set(words[:2]) else words
+
+
+def forget_launcher(monkeypatch):
+    """Let the process of the tests look like one that no launcher has started."""
+    for name in list(os.environ):
+        if name in LAUNCH_VARIABLES or name.startswith(LAUNCH_PREFIXES):
+            monkeypatch.delenv(name)
 
 
 def eventually(found, seconds=PATIENCE):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import mpi4py
 import pytest
+from launched import forget_launcher
 
 from lm_human_preferences.distributed import engines, launch_methods, launcher
 from lm_human_preferences.distributed.libraries import horovod_build, mpi_library, shared_objects
@@ -35,15 +36,8 @@ TORCHRUN = {
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
     """Function that makes this process look like one that was started with these variables."""
-    names = {
-        *launch_methods.VARIABLES,
-        *mpi_library.CHOICES,
-        *OPEN_MPI,
-        *PMI2,
-        *PMIX,
-        'OPAL_PREFIX',
-    }
-    for name in names:
+    forget_launcher(monkeypatch)
+    for name in (*mpi_library.CHOICES, 'OPAL_PREFIX'):
         monkeypatch.delenv(name, raising=False)
     mpi_library.load_library.cache_clear()
 

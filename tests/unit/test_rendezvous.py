@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from launched import eventually
+from launched import eventually, forget_launcher
 
 from lm_human_preferences.distributed import launch_methods, lifeline, messages, network
 from lm_human_preferences.errors import UserError
@@ -16,15 +16,7 @@ from lm_human_preferences.errors import UserError
 
 @pytest.fixture
 def no_launcher(monkeypatch):
-    for name in (
-        *launch_methods.VARIABLES,
-        'SLURM_JOB_ID',
-        'SLURM_STEP_ID',
-        'SLURM_STEP_NUM_NODES',
-    ):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv('SLURM_RESTART_COUNT', raising=False)
-    monkeypatch.delenv('TORCHELASTIC_RESTART_COUNT', raising=False)
+    forget_launcher(monkeypatch)
 
 
 SLURM = {
