@@ -169,7 +169,8 @@ def _record_labels(
 ) -> None:
     """Write to `path` which labels are learned; see label_record.check about those of `before`."""
     assert trainer.label_record is not None
-    note = label_record.check(trainer.label_record, before, is_begun=is_begun)
+    option = trainer.hparams.labels.option_name('source')
+    note = label_record.check(trainer.label_record, before, option=option, is_begun=is_begun)
     if trainer.comm.rank == 0 and note:
         log_line(note)
     if trainer.comm.rank == 0 and path is not None:

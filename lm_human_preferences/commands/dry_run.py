@@ -135,7 +135,7 @@ class DryRun:
             self._check_known_reward(encoding)
             simulated.check_num_train(hparams)
         elif not storage.is_here(source) and storage.is_remote(source):
-            self.unchecked.append(f'--labels.source {source}')
+            self.unchecked.append(hparams.labels.setting('source'))
         elif encoding is not None and _has_encoder(encoding):
             labels, _ = label_files.load_labels(hparams, encoding)
             held_out.split(labels, hparams)
@@ -148,7 +148,7 @@ class DryRun:
         source = self.new_model.labels.source
         stands_in = registry.info(self.hparams.task.query_dataset).labels_stand_in
         if stands_in and storage.is_remote(source) and not storage.is_here(source):
-            self.unchecked.append(f'--rewards.train_new_model.labels.source {source}')
+            self.unchecked.append(self.new_model.labels.setting('source'))
 
     def _check_known_reward(self, encoding: Encoding | None) -> None:
         if encoding is not None:

@@ -33,4 +33,4 @@ class HParams(hyperparams.HParams):
         """Also ValueError for a KL coefficient that is not above 0."""
         super().validate()
         if self.kl_coef is not None and self.kl_coef <= 0:
-            raise ValueError(f'{self.option_name("kl_coef")} {self.kl_coef} must be above 0')
+            raise ValueError(f'{self.setting("kl_coef")} must be above 0')

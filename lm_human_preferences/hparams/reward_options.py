@@ -73,23 +73,20 @@ class LabelHParams(hyperparams.HParams):
         label_type = label_types.get(self.type, self.option_name('type'))
         if label_type.control.choices < 2:
             raise ValueError(
-                f'{self.option_name("type")} {self.type} compares nothing: the N of'
+                f'{self.setting("type")} compares nothing: the N of'
                 f' {type(label_type).name} must be at least 2'
             )
-        source = f'{self.option_name("source")} {self.source}'
+        source = self.setting('source')
         if self.without is not None and not os.path.isdir(self.source):
             raise ValueError(
-                f'{self.option_name("without")} {self.without}: {source} is not a folder of labels,'
+                f'{self.setting("without")}: {source} is not a folder of labels,'
                 ' and only a folder records who gave each label'
             )
         if self.too_long != 'refuse' and self._has_no_texts():
-            raise ValueError(
-                f'{self.option_name("too_long")} {self.too_long}: {source} holds no texts, but'
-                ' token ids'
-            )
+            raise ValueError(f'{self.setting("too_long")}: {source} holds no texts, but token ids')
         if self.error and self.source != 'mock':
             raise ValueError(
-                f"{self.option_name('error')} {self.error}: {source} is not 'mock', whose labels"
+                f"{self.setting('error')}: {source} is not 'mock', whose labels"
                 ' alone are made with errors'
             )
 

@@ -87,15 +87,15 @@ def labels_of(folder: LabelFolder, hparams: HParams, encoding: Encoding) -> list
     UserError where the labels are of another task, and where there are fewer lines of answers than
     the folder is to have.
     """
-    source = folder.path
+    source = f'{hparams.labels.option_name("source")} {folder.path}'
     there_are = folder.lines_read()
     for name, count in (folder.lines or {}).items():
         if there_are.get(name, 0) < count:
             raise UserError(
-                f'--labels.source {source} has fewer answers of {name} than when the run was begun:'
+                f'{source} has fewer answers of {name} than when the run was begun:'
                 ' restore them, or begin again with --overwrite'
             )
-    where = f'--labels.source {source} is a folder of another task: its'
+    where = f'{source} is a folder of another task: its'
     if folder.label_type.name != hparams.labels.type:
         raise UserError(f'{where} labels are {folder.label_type.name}, not {hparams.labels.type}')
     if folder.task['encoding'] != encoding.name:

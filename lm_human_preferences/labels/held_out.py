@@ -57,8 +57,8 @@ def split(labels: Labels, hparams: HParams) -> tuple[Labels, Labels | None, list
     mask = is_held_out(labels, label_types.get(hparams.labels.type), share)
     if mask.all():
         raise UserError(
-            f'--labels.held_out {share} leaves none of {len(mask)} labels to train on: collect more'
-            ' of them, or hold fewer out'
+            f'{hparams.labels.setting("held_out")} leaves none of {len(mask)} labels to train on:'
+            ' collect more of them, or hold fewer out'
         )
     train = {field: values[~mask] for field, values in labels.items()}
     held_out = {field: values[mask] for field, values in labels.items()}

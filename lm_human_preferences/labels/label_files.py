@@ -36,7 +36,7 @@ def load_labels(
     """
     if hparams.labels.source == 'test':
         return simulated.generate_labels(hparams, encoding), []
-    source = f'--labels.source {hparams.labels.source}'
+    source = hparams.labels.setting('source')
     objects, text_notes = _objects(hparams, encoding, folder)
     if not isinstance(objects, list):
         raise UserError(
@@ -57,7 +57,8 @@ def check_order(order: list[int], num_train: int, hparams: HParams) -> None:
     fix = 'name them as before'
     is_accepted = len(order) % hparams.batch_size == 0  # by --labels.num_train
     if len(order) < num_train and hparams.labels.held_out == 0 and is_accepted:
-        fix += f' (--labels.num_train {len(order)}, if more were added at the end)'
+        option = hparams.labels.option_name('num_train')
+        fix += f' ({option} {len(order)}, if more were added at the end)'
     raise UserError(
         f'the run was begun with {len(order)} labels, not {num_train}: {fix}, or begin again with'
         ' --overwrite'
@@ -104,13 +105,13 @@ def _objects(
 
     Labels that were token ids before have not been checked.
     """
-    path = hparams.labels.source
+    path, option = hparams.labels.source, hparams.labels.option_name('source')
     if folder_labels.is_folder(path):
         return folder_labels.labels_of(folder or LabelFolder(path), hparams, encoding), []
     try:
         records.check_kind_of_file(path)
     except UserError as e:
-        raise UserError(f'--labels.source {e}') from e
+        raise UserError(f'{option} {e}') from e
     found = records.read(path) if path.endswith('.jsonl') else None
     objects = storage.read_json(path) if found is None else [record for _, record in found]
     if not isinstance(objects, list) or not objects or not records.is_text(objects[0]):
@@ -120,7 +121,7 @@ def _objects(
     try:
         return tokenise.labels_of(found, hparams, encoding)
     except UserError as e:
-        raise UserError(f'--labels.source {e}') from e
+        raise UserError(f'{option} {e}') from e
 
 
 def _num_train(source: str, count: int, hparams: HParams) -> int:
@@ -131,7 +132,8 @@ def _num_train(source: str, count: int, hparams: HParams) -> int:
     if count == 0:
         raise UserError(f'{source} has no labels')
     if count < num_train:
-        raise UserError(f'{source} has {count} labels, too few for --labels.num_train {num_train}')
+        wanted = hparams.labels.setting('num_train')
+        raise UserError(f'{source} has {count} labels, too few for {wanted}')
     return num_train
 
 

@@ -32,7 +32,8 @@ def check_num_train(hparams: HParams) -> int:
     """--labels.num_train, which the source 'mock' needs; UserError where it is missing."""
     if hparams.labels.num_train is None:
         raise UserError(
-            '--labels.source mock answers as many queries as it is asked: give --labels.num_train'
+            f'{hparams.labels.setting("source")} answers as many queries as it is asked: give'
+            f' {hparams.labels.option_name("num_train")}'
         )
     return hparams.labels.num_train
 
@@ -41,7 +42,8 @@ def check_memory(count: int, hparams: HParams) -> None:
     """UserError where so many labels do not fit into memory."""
     schemas = label_types.get(hparams.labels.type).schemas(**hparams.task.lengths())
     numbers = sum(math.prod(schema.shape) for schema in schemas.values())
-    memory.check_fits('--labels.num_train', count, 8 * numbers, memory.on_host())
+    option = hparams.labels.option_name('num_train')
+    memory.check_fits(option, count, 8 * numbers, memory.on_host())
 
 
 def generate_labels(hparams: HParams, encoding: Encoding) -> dict[str, torch.Tensor]:

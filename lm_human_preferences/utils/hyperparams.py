@@ -114,6 +114,10 @@ class HParams:
         """The field `name`, dotted if it is one of a group, as users write it: --task.end_text."""
         return f'--{self._group}{name}'
 
+    def setting(self, name: str) -> str:
+        """The option of the field `name` with its value: --task.query_length 64."""
+        return f'{self.option_name(name)} {getattr(self, name)}'
+
     def override_from_json_file(self, filename: str) -> None:
         """Override from a JSON file of nested objects, local or remote, and check all values.
 

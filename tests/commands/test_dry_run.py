@@ -77,8 +77,8 @@ def test_what_is_remote_is_not_checked_and_named(tmp_path):
     assert (
         last == "not checked, because it is not on this machine: GPT-2's encoding, which is needed"
         ' to check lengths, '
-        '--task.query_dataset books, --labels.source https://openaipublic.blob.core.windows.net/'
-        'lm-human-preferences/labels/descriptiveness/offline_5k.json'
+        '--task.query_dataset books, --rewards.train_new_model.labels.source '
+        'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels/descriptiveness/offline_5k.json'
     )
 
 

@@ -95,7 +95,7 @@ def test_scores(reward_model, tmp_path):
         ['sample0', 'sample1', 'sample2'],
     ]
     model = reward_on_labels.load(reward_on_labels.saved_model(str(reward_model[0])))
-    tokeniser = tokenise.Tokeniser(model.encoder, 5, 3, 'refuse')
+    tokeniser = tokenise.Tokeniser(model.encoder, 5, 3, 'refuse', '--too_long')
     label = records.TextLabel(query, ('very good', 'dull', 'great', 'awful indeed', ''), None)
     tokens = tokeniser.question(label, list('abcde'), 'here')
     queries = torch.tensor([tokens['query']])

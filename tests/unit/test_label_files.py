@@ -9,10 +9,12 @@ from command_line import invoke
 from label_folders import make_folder
 
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.reward_options import HParams
-from lm_human_preferences.labels import label_files
+from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language import encodings
+from lm_human_preferences.runs import label_record
 
 PADDING = 27
 ANSWERS = {
@@ -194,6 +196,65 @@ def test_answers_of_a_folder_are_checked_as_those_of_a_file_are(tmp_path):
     assert labels_of(make_folder(tmp_path / 'empty', 0))['best'].shape == (0,)
     with pytest.raises(UserError, match="bad: label 0, field 'query' must be token ids 0 to 26"):
         labels_of(make_folder(tmp_path / 'bad', 9, tokens=99))
+
+
+PAIR = {'prompt': 'a', 'chosen': 'b', 'rejected': 'c'}
+
+
+@pytest.mark.parametrize(
+    'name, content, settings, told',
+    [
+        ('empty.json', [], {}, '{option}source {path} has no labels'),
+        ('a.json', [label()], {'num_train': 4}, 'has 1 labels, too few for {option}num_train 4'),
+        ('a.json', [PAIR], {'label_type': 'best_of_4'}, 'give {option}type best_of_2, not'),
+        ('a.json', [{**PAIR, 'prompt': 'abcd'}], {}, 'more than 3; give {option}too_long cut'),
+        ('a.json', [{**PAIR, 'chosen': 7}], {}, '{option}source {path}, label 0'),
+        ('a.csv', [], {}, '{option}source {path} is '),
+    ],
+)
+@pytest.mark.parametrize('is_of_policy', [False, True])
+def test_options_have_the_names_that_the_command_gives_them(
+    tmp_path, name, content, settings, told, is_of_policy
+):
+    """A policy's training calls them --rewards.train_new_model.labels.source and so on."""
+    path = tmp_path / name
+    path.write_text(json.dumps(content))
+    given = hparams(path, **settings)
+    option = '--labels.'
+    if is_of_policy:
+        policy_options.HParams().rewards.train_new_model = given
+        option = '--rewards.train_new_model.labels.'
+    with pytest.raises(UserError) as caught:
+        label_files.load_labels(given, encodings.Test)
+    told = told.format(option=option, path=path)
+    assert f' {told}' in f' {caught.value}'
+
+
+def test_a_policy_is_told_of_the_labels_of_its_reward_model_by_their_names(tmp_path):
+    option = '--rewards.train_new_model.labels'
+    given = hparams(tmp_path / 'folder')
+    policy_options.HParams().rewards.train_new_model = given
+    make_folder(tmp_path / 'folder', 2)
+    with pytest.raises(UserError, match=f'{option}.source {tmp_path}/folder is a folder of anothe'):
+        label_files.load_labels(given, encodings.Test)
+    with pytest.raises(UserError, match=rf'\({option}.num_train 4, if more'):
+        label_files.check_order([0, 1, 2, 3], 8, given)
+    given.labels.source, given.labels.held_out = 'mock', 0.9
+    with pytest.raises(UserError, match=f'{option}.source mock .* give {option}.num_train'):
+        simulated.check_num_train(given)
+    one = {name: torch.tensor([tokens]) for name, tokens in label().items()}
+    with pytest.raises(UserError, match=f'{option}.held_out 0.9 leaves none of 1 labels'):
+        held_out.split(one, given)
+    with pytest.raises(UserError, match=f'{option}.num_train: what 1000000000000 of them'):
+        simulated.check_memory(10**12, given)
+    before = {'source': 'a', 'labels': 1, 'digest': 'b'}
+    with pytest.raises(UserError, match=f'{option}.source c: these are not the labels'):
+        label_record.check(
+            {**before, 'source': 'c', 'digest': 'd'},
+            before,
+            option=given.labels.option_name('source'),
+            is_begun=True,
+        )
 
 
 def test_from_the_command_line_a_mistake_is_one_line_and_status_2(tmp_path):

@@ -307,7 +307,7 @@ def test_an_empty_query_is_the_end_of_a_text_where_there_is_one():
         eot_token, padding_token = 50, 53
         encode = staticmethod(lambda text: [ord(letter) for letter in text])
 
-    tokens = tokenise.Tokeniser(WithEnd(), 3, 2, 'refuse').query('', 'here')
+    tokens = tokenise.Tokeniser(WithEnd(), 3, 2, 'refuse', '--too_long').query('', 'here')
     assert tokens == [50]
 
 

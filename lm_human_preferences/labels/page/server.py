@@ -84,8 +84,7 @@ class LabelServer:
         except OSError as e:  # ssl.SSLError, too
             reason = e.reason if isinstance(e, ssl.SSLError) else e.strerror
             self._listener.close()
-            certificate = f'{options.option_name("certificate")} {options.certificate}'
-            key = f'{options.option_name("key")} {options.key}'
+            certificate, key = options.setting('certificate'), options.setting('key')
             raise UserError(
                 f'{certificate} with {key}: {reason or e}; both must be PEM files that belong'
                 ' together'

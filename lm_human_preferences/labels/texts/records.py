@@ -122,20 +122,25 @@ def is_pair(record: Any) -> bool:
 
 
 def parse(
-    record: Any, where: str, label_type: LabelType, *, needs_answer: bool = True
+    record: Any,
+    where: str,
+    label_type: LabelType,
+    *,
+    needs_answer: bool = True,
+    type_option: str = '--labels.type',
 ) -> list[TextLabel]:
     """The labels in a record; none in a task of Label Studio that was skipped.
 
     UserError, which says `where` it is, for a record that is of no format or does not fit the label
-    type.
+    type, which type_option names.
     """
     if not isinstance(record, dict):
         raise UserError(f'{where} is a {type(record).__name__}, not an object')
     if 'annotations' in record:
-        _check_pairs(label_type, where)
+        _check_pairs(label_type, where, type_option)
         return list(_of_label_studio(record, where, label_type))
     if 'chosen' in record or 'rejected' in record:
-        _check_pairs(label_type, where)
+        _check_pairs(label_type, where, type_option)
         query, samples = preference(record, where)
         return [TextLabel(query, samples, label_type.of_preference(0), is_ordered=False)]
     if any(isinstance(record.get(field), str) for field in TEXT_FIELDS):
@@ -151,10 +156,10 @@ def parse(
     )
 
 
-def _check_pairs(label_type: LabelType, where: str) -> None:
+def _check_pairs(label_type: LabelType, where: str, option: str) -> None:
     if label_type.of_preference(0) is None:
         raise UserError(
-            f'{where} says which of two responses is better: give --labels.type best_of_2, not'
+            f'{where} says which of two responses is better: give {option} best_of_2, not'
             f' {label_type.name}'
         )
 

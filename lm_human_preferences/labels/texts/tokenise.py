@@ -33,7 +33,7 @@ class Tokeniser:
     query_length, response_length: the most tokens of each. too_long: what to do with longer texts:
     'refuse' them; 'cut' the end, as the task cuts its own queries; 'cut_start', the beginning of a
     query and the end of a response; 'skip' the label. An empty query becomes the token that ends a
-    text, if the encoding has one. option: that errors name.
+    text, if the encoding has one. option: that of too_long, which errors name.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Tokeniser:
         query_length: int,
         response_length: int,
         too_long: str,
-        option: str = '--labels.too_long',
+        option: str,
     ) -> None:
         self.encoder = encoder
         self.lengths = {'query': query_length, 'response': response_length}
@@ -142,11 +142,21 @@ def tokenise(
     label_type, task = label_types.get(hparams.labels.type), hparams.task
     fields = label_type.samples
     tokeniser = Tokeniser(
-        encoding.get_encoder(), task.query_length, task.response_length, hparams.labels.too_long
+        encoding.get_encoder(),
+        task.query_length,
+        task.response_length,
+        hparams.labels.too_long,
+        option=hparams.labels.option_name('too_long'),
     )
     labels = []
     for where, record in found:
-        parsed = records.parse(record, where, label_type, needs_answer=needs_answer)
+        parsed = records.parse(
+            record,
+            where,
+            label_type,
+            needs_answer=needs_answer,
+            type_option=hparams.labels.option_name('type'),
+        )
         tokeniser.counts['unanswered'] += not parsed
         is_pair = records.is_pair(record)
         for label in parsed:
