@@ -219,6 +219,7 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
     unknown = settings.keys() - hyperparams.fields(type(hparams)).keys()
     if unknown:
         raise UserError(f'--{min(unknown)} is no option of {command}')
+    settings = user_settings.settings_with_own_token(settings, hparams.task)
     if isinstance(hparams, policy_options.HParams):
         settings, notes = policy_options.complete(settings, hparams, None)
         for line in notes:

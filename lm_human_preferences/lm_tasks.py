@@ -33,6 +33,7 @@ __all__ = [
     'postprocess_fn_from_hparams',
     'query_formatter',
     'query_notes',
+    'truncate_tokens',
 ]
 
 
@@ -65,21 +66,34 @@ def check_offline(hparams: TaskHParams, others: Sequence[str] = (), mode: str = 
     storage.check_here([*model.remote_files(), *of_dataset, *others])
 
 
+def truncate_tokens(hparams: TaskHParams, encoder: Encoder | None) -> frozenset[int] | None:
+    """The tokens at which a response ends; None if it goes on to response_length.
+
+    encoder: of the responses; may be None where the task names a token and no text.
+    """
+    if hparams.truncate_text:
+        assert encoder is not None
+        return _tokens_holding(encoder, hparams, 'truncate_text')
+    return None if hparams.truncate_token is None else frozenset([hparams.truncate_token])
+
+
 def postprocess_fn_from_hparams(
     hparams: TaskHParams,
     padding_token: int,
+    encoder: Encoder | None = None,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Function of responses (batch, response_length), applied before they are scored.
 
     It turns what follows the first truncate token at or after position `truncate_after` into
-    padding.
+    padding. encoder: see truncate_tokens.
     """
+    is_end = _is_among(truncate_tokens(hparams, encoder))
 
     def truncate(responses: torch.Tensor) -> torch.Tensor:
         """`responses` themselves where no token truncates, else a truncated copy."""
-        if hparams.truncate_token is None:
+        if is_end is None:
             return responses
-        ends = (responses == hparams.truncate_token).long()
+        ends = is_end(responses).long()
         ends[:, : hparams.truncate_after] = 0
         after_first = ends.cumsum(1) - ends > 0
         return responses.masked_fill(after_first, padding_token)
@@ -89,18 +103,32 @@ def postprocess_fn_from_hparams(
 
 def filter_fn_from_hparams(
     hparams: TaskHParams,
+    encoder: Encoder | None = None,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Function of responses (batch, response_length) -> bool (batch,), whether each is valid.
 
-    A valid response has a truncate token at or after position `truncate_after`.
+    A valid response has a truncate token at or after position `truncate_after`. encoder: see
+    truncate_tokens.
     """
+    is_end = _is_among(truncate_tokens(hparams, encoder))
 
     def is_valid(responses: torch.Tensor) -> torch.Tensor:
-        if hparams.truncate_token is None:
+        if is_end is None:
             return torch.ones(len(responses), dtype=torch.bool, device=responses.device)
-        return (responses[:, hparams.truncate_after :] == hparams.truncate_token).any(-1)
+        return is_end(responses[:, hparams.truncate_after :]).any(-1)
 
     return is_valid
+
+
+def _is_among(tokens: frozenset[int] | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Function of token ids -> bool of the same shape, whether each is one of `tokens`."""
+    if tokens is None:
+        return None
+    if len(tokens) == 1:
+        (token,) = tokens
+        return lambda ids: ids == token
+    among = torch.tensor(sorted(tokens))
+    return lambda ids: torch.isin(ids, among.to(ids.device))
 
 
 def query_formatter(
@@ -128,14 +156,14 @@ def check_task(hparams: TaskHParams, encoding: Encoding, n_ctx: int) -> None:
     Its vocabulary may be another, or its context of `n_ctx` tokens too short.
     """
     token = hparams.truncate_token
-    if token is not None and token >= encoding.n_vocab:
+    if not hparams.truncate_text and token is not None and token >= encoding.n_vocab:
         raise UserError(
             f'--task.truncate_token {token} is not in the vocabulary: encoding {encoding.name!r}'
             f' has the tokens 0 to {encoding.n_vocab - 1}'
         )
     encoder = encoding.get_encoder()
-    _single_token(encoder, 'start_text', hparams.start_text)
-    _single_token(encoder, 'end_text', hparams.end_text)
+    for option in ('start_text', 'end_text', 'truncate_text'):
+        _tokens_holding(encoder, hparams, option)
     check_lengths(hparams, encoder, n_ctx)
 
 
@@ -151,14 +179,18 @@ def check_lengths(hparams: TaskHParams, encoder: Encoder, n_ctx: int) -> None:
         )
 
 
-def _single_token(encoder: Encoder, option: str, text: str | None) -> int | None:
-    """The token of `text`; None without a text, UserError unless it is a single token."""
+def _tokens_holding(encoder: Encoder, hparams: TaskHParams, option: str) -> frozenset[int] | None:
+    """The tokens that hold the text of an option; None without a text.
+
+    UserError where there are none; in an encoding of the original's, where it is not one token.
+    """
+    text = getattr(hparams, option)
     if not text:
         return None
-    tokens = encoder.encode(text)
-    if len(tokens) != 1:
-        raise UserError(f'--task.{option} {text!r} must be a single token, not {len(tokens)}')
-    return tokens[0]
+    try:
+        return encoder.tokens_holding(text)
+    except UserError as e:
+        raise UserError(f'--task.{option} {e}') from e
 
 
 class QuerySampler:
@@ -241,8 +273,8 @@ def make_query_sampler(
         mode=mode,
         encoder=encoder,
         seed=seed,
-        start_token=_single_token(encoder, 'start_text', hparams.start_text),
-        end_token=_single_token(encoder, 'end_text', hparams.end_text),
+        start_token=_tokens_holding(encoder, hparams, 'start_text'),
+        end_token=_tokens_holding(encoder, hparams, 'end_text'),
         # An empty query without prefix and suffix leaves the model nothing to continue.
         allow_empty=bool(hparams.query_prefix or hparams.query_suffix),
     )

@@ -279,8 +279,9 @@ def make_score_fn(
 
     A response without a truncate token scores `penalty_reward_value` if the task asks for one.
     """
-    postprocess = lm_tasks.postprocess_fn_from_hparams(hparams, reward_model.padding_token)
-    is_valid = lm_tasks.filter_fn_from_hparams(hparams)
+    encoder, padding_token = reward_model.encoder, reward_model.padding_token
+    postprocess = lm_tasks.postprocess_fn_from_hparams(hparams, padding_token, encoder)
+    is_valid = lm_tasks.filter_fn_from_hparams(hparams, encoder)
 
     def score_fn(
         queries: torch.Tensor,

@@ -389,6 +389,7 @@ def start(
 
 def take_steps(trainer: PPOTrainer, checkpointer: Checkpointer, clock: TimeLeft) -> None:
     """Take the steps that are left. clock: of the whole command, which has a phase 'policy'."""
-    is_valid = lm_tasks.filter_fn_from_hparams(trainer.hparams.task)
-    hooks = policy_hooks(trainer, checkpointer, clock, is_valid, trainer.policy.encoder)
+    encoder = trainer.policy.encoder
+    is_valid = lm_tasks.filter_fn_from_hparams(trainer.hparams.task, encoder)
+    hooks = policy_hooks(trainer, checkpointer, clock, is_valid, encoder)
     training_loop(trainer, [*collection.hooks(trainer, checkpointer, clock), *hooks])

@@ -123,6 +123,7 @@ def experiment_command(
         binds, _ = user_settings.read_trial(*reward_experiments[exp])
         hparams = reward_options.HParams()
         hparams.override_from_dict(binds)
+        settings = user_settings.with_end_of_response(settings, hparams.task)
         user_settings.override(hparams, settings)
         launch.start_job(
             f'lm_human_preferences.commands.{job}',

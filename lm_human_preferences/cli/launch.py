@@ -15,7 +15,12 @@ import click
 from lm_human_preferences import shell, storage
 from lm_human_preferences.cli.arguments import did_you_mean
 from lm_human_preferences.cli.program import Command, completion
-from lm_human_preferences.cli.user_settings import override, read_trial, settable
+from lm_human_preferences.cli.user_settings import (
+    override,
+    read_trial,
+    settable,
+    with_end_of_response,
+)
 from lm_human_preferences.distributed import launch_methods, launcher, waiting, worker
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs import run_dir, run_lock
@@ -286,6 +291,7 @@ class ExperimentLauncher:
         binds, descriptor = read_trial(trial)
         hparams = self.hparam_class()
         hparams.override_from_dict(binds)
+        settings = with_end_of_response(settings, hparams.task)
         explicitly_set, notes = self.complete(settings, hparams, exp)
         for line in notes:
             note(line)

@@ -6,6 +6,7 @@ from typing import Any
 
 from lm_human_preferences.cli import option_help
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.task_options import GPT2_TEXTS, TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 from lm_human_preferences.utils.hyperparams import group_class, members
@@ -52,6 +53,35 @@ def override(hparams: hyperparams.HParams, settings: Mapping[str, Any]) -> None:
             if _is_on(hparams, group):
                 del settings[group]
     hparams.override_from_dict(settings)
+
+
+def with_end_of_response(settings: Mapping[str, Any], task: TaskHParams) -> dict[str, Any]:
+    """The user's `settings` for an experiment with `task`, with the text that ends a response.
+
+    An experiment names a token of GPT-2, and means its text: that is what ends a response of a
+    model with another tokeniser. A token that users name is one of their model's.
+    """
+    settings = settings_with_own_token(settings, task)
+    given = {key.rpartition('task.')[2]: value for key, value in settings.items()}
+    model = given.get('policy.initial_model', task.policy.initial_model)
+    token = task.truncate_token
+    is_given = bool(given.keys() & {'truncate_token', 'truncate_text'})
+    if is_given or token not in GPT2_TEXTS or not model:
+        return settings
+    from lm_human_preferences.language import tokenisers  # a library that --help does not need
+
+    if tokenisers.may_have_own(model):
+        settings['task.truncate_text'] = GPT2_TEXTS[token]
+    return settings
+
+
+def settings_with_own_token(settings: Mapping[str, Any], task: TaskHParams) -> dict[str, Any]:
+    """The user's `settings`; a token that they name counts, and not the text that `task` has."""
+    settings = dict(settings)
+    given = {key.rpartition('task.')[2] for key in settings}
+    if 'truncate_token' in given and task.truncate_text and 'truncate_text' not in given:
+        settings['task.truncate_text'] = None
+    return settings
 
 
 def _is_on(hparams: Any, group: str) -> bool:

@@ -173,7 +173,7 @@ def _all_scores(
 ) -> torch.Tensor:
     """Scores of all responses to `query (1, query_length)`: (1, responses)."""
     length = task.response_length
-    if task.truncate_token is None and isinstance(model, rewards.TrainedRewardModel):
+    if not task.truncates and isinstance(model, rewards.TrainedRewardModel):
         return optimum.all_rewards(model, query, length)
     return optimum.all_scores(rewards.make_score_fn(task, model), query, n_vocab, length)
 

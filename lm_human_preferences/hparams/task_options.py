@@ -7,6 +7,9 @@ from lm_human_preferences.datasets import registry
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
+# The tokens of GPT-2 at which experiments end a response, and their texts.
+GPT2_TEXTS = {13: '.', 198: '\n'}
+
 
 @dataclass
 class PolicyHParams(hyperparams.HParams):
@@ -46,10 +49,20 @@ class TaskHParams(hyperparams.HParams):
         ' response_length',
         at_least=0,
     )
+    truncate_text: str | None = option(
+        None,
+        'a response ends with the first token that holds this text; goes before truncate_token',
+        ours=True,
+    )
     truncate_after: int = option(0, 'tokens of a response before truncate_token counts', at_least=0)
     penalty_reward_value: float = option(-1, 'score of a response without a truncate_token')
 
     policy: PolicyHParams = field(default_factory=PolicyHParams)
+
+    @property
+    def truncates(self) -> bool:
+        """Whether a response can end before response_length."""
+        return self.truncate_token is not None or bool(self.truncate_text)
 
     def lengths(self) -> dict[str, int]:
         """{'query_length', 'response_length'}: how many tokens each text of a question has."""
@@ -69,7 +82,7 @@ class TaskHParams(hyperparams.HParams):
     def validate(self) -> None:
         """Also ValueError if no response can hold a truncate token that counts."""
         super().validate()
-        if self.truncate_token is not None and self.truncate_after >= self.response_length:
+        if self.truncates and self.truncate_after >= self.response_length:
             after = self.option_name('truncate_after')
             length = self.option_name('response_length')
             raise ValueError(

@@ -96,7 +96,7 @@ def _judged_labels(
     task = hparams.task
     label_type = label_types.get(hparams.labels.type)
     sampler = lm_tasks.make_query_sampler(hparams=task, encoder=policy.encoder, batch_size=count)
-    postprocess = lm_tasks.postprocess_fn_from_hparams(task, policy.padding_token)
+    postprocess = lm_tasks.postprocess_fn_from_hparams(task, policy.padding_token, policy.encoder)
     queries = sampler()['tokens']
     samples = {}
     for field in label_type.samples:

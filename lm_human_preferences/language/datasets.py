@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from lm_human_preferences import storage
@@ -15,6 +15,9 @@ from lm_human_preferences.language.encodings import Encoder
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
+
+# A token, or all tokens that do the same; None for none.
+Tokens = int | Collection[int] | None
 
 COUNTED_CHARACTERS = 4_000_000  # take GPT-2's encoding about a second
 
@@ -40,7 +43,7 @@ class Usage:
     empty: int = 0
 
     def add(
-        self, tokens: list[int], length: int, start: int | None, end: int | None, allow_empty: bool
+        self, tokens: list[int], length: int, start: Tokens, end: Tokens, allow_empty: bool
     ) -> None:
         """Count one more text; the other arguments: see Dataset.sequences."""
         self.texts += 1
@@ -84,8 +87,8 @@ class Dataset:
         comm: Comm | None = None,
         shuffle: bool = True,
         repeat_count: int | None = None,
-        start_token: int | None = None,
-        end_token: int | None = None,
+        start_token: Tokens = None,
+        end_token: Tokens = None,
         allow_empty: bool = True,
         skip: tuple[int, int] = (0, 0),
     ) -> Iterator[list[int]]:
@@ -125,8 +128,8 @@ class Dataset:
         mode: str,
         encoder: Encoder,
         seed: int = 0,
-        start_token: int | None = None,
-        end_token: int | None = None,
+        start_token: Tokens = None,
+        end_token: Tokens = None,
         allow_empty: bool = True,
     ) -> Usage:
         """What `sequences` with these arguments makes of texts: see there.
@@ -146,8 +149,8 @@ class Dataset:
 
 
 def _encoded(
-    text: str | list[int], encoder: Encoder, start_token: int | None
-) -> tuple[list[int], int | None]:
+    text: str | list[int], encoder: Encoder, start_token: Tokens
+) -> tuple[list[int], Tokens]:
     """(tokens of a text, the start token that they are to be cut after)."""
     if isinstance(text, str):
         return encoder.encode(text), start_token
@@ -167,7 +170,7 @@ def _label_query(tokens: list[int], encoder: Encoder) -> list[int]:
 
 
 def _cut(
-    tokens: list[int], length: int, start_token: int | None, end_token: int | None
+    tokens: list[int], length: int, start_token: Tokens, end_token: Tokens
 ) -> list[int] | None:
     """The part of a text's tokens that makes a sequence.
 
@@ -177,23 +180,31 @@ def _cut(
     return None if begun is None else _until_end(begun[:length], end_token)
 
 
-def _after_start(tokens: list[int], start_token: int | None) -> list[int] | None:
+def _after_start(tokens: list[int], start_token: Tokens) -> list[int] | None:
     """The tokens after the first start token; None where there is none."""
     if start_token is None:
         return tokens
-    if start_token not in tokens:
-        return None
-    # As in the original, a text that ends with its first start token is kept whole.
-    return tokens[tokens.index(start_token) + 1 :] or tokens
+    starts = _as_collection(start_token)
+    for position, token in enumerate(tokens):
+        if token in starts:
+            # As in the original, a text that ends with its first start token is kept whole.
+            return tokens[position + 1 :] or tokens
+    return None
 
 
-def _until_end(tokens: list[int], end_token: int | None) -> list[int] | None:
+def _until_end(tokens: list[int], end_token: Tokens) -> list[int] | None:
     """The tokens up to the last end token, which is one of them; None where there is none."""
     if end_token is None:
         return tokens
-    if end_token not in tokens:
-        return None
-    return tokens[: len(tokens) - tokens[::-1].index(end_token)]
+    ends = _as_collection(end_token)
+    for length in range(len(tokens), 0, -1):
+        if tokens[length - 1] in ends:
+            return tokens[:length]
+    return None
+
+
+def _as_collection(tokens: int | Collection[int]) -> Collection[int]:
+    return (tokens,) if isinstance(tokens, int) else tokens
 
 
 def _repeated(

@@ -45,8 +45,26 @@ class Encoder(Protocol):
         """Text of token ids (list, numpy array or tensor)."""
         ...
 
+    def tokens_holding(self, text: str) -> frozenset[int]:
+        """The tokens at which a text begins or ends that does so at `text`; UserError for none."""
+        ...
 
-class BytePairEncoder:
+
+class _OneToken:
+    """Encodings of the original's: what a text begins or ends at is one token, as there."""
+
+    def encode(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+    def tokens_holding(self, text: str) -> frozenset[int]:
+        """The token of `text`; UserError unless it is a single one."""
+        tokens = self.encode(text)
+        if len(tokens) != 1:
+            raise UserError(f'{text!r} must be a single token, not {len(tokens)}')
+        return frozenset(tokens)
+
+
+class BytePairEncoder(_OneToken):
     """GPT-2's encoding (the original's ReversibleEncoder).
 
     pieces: the bytes of every token in the order in which pairs merge, without the last token,
@@ -80,7 +98,7 @@ class BytePairEncoder:
         return text.decode('utf-8', errors='replace')
 
 
-class LetterEncoder:
+class LetterEncoder(_OneToken):
     """A token for each of a to z, and one for the full stop and all other characters."""
 
     eot_token = None
@@ -99,7 +117,7 @@ class LetterEncoder:
         return ''.join(texts.get(int(token), '<unk>') for token in tokens)
 
 
-class WordEncoder:
+class WordEncoder(_OneToken):
     """A token for each word of the film reviews, which white space separates."""
 
     eot_token = None

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, SupportsInt
 
@@ -22,6 +23,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.language.gpt2.sizes import released_name
 
 TOKENISER = 'tokenizer.json'
 SETTINGS = 'tokenizer_config.json'
@@ -65,6 +67,27 @@ class TokeniserEncoder:
                 raise KeyError(token)
         ids = [token for token in ids if token != self.padding_token]
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def tokens_holding(self, text: str) -> frozenset[int]:
+        """The tokens whose own text has `text` in it; UserError where none has.
+
+        So '.' is in ' .' and '."', too. A word is not in a longer one.
+        """
+        before = r'(?<!\w)' if re.match(r'\w', text) else ''
+        after = r'(?!\w)' if re.search(r'\w$', text) else ''
+        pattern = re.compile(before + re.escape(text) + after)
+        found = frozenset(
+            token for token, own in enumerate(self._texts) if text in own and pattern.search(own)
+        )
+        if not found:
+            raise UserError(f'{text!r} is in no token of the tokeniser of the model')
+        return found
+
+    @functools.cached_property
+    def _texts(self) -> list[str]:
+        """The text of each token; that of a token which is a part of a character has U+FFFD."""
+        decode = self._tokenizer.decode
+        return [decode([token], skip_special_tokens=False) for token in range(self.padding_token)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +163,19 @@ def read(directory: str) -> TokeniserEncoding:
         eot_token=_eot_token(directory, summary),
         directory=directory,
     )
+
+
+def may_have_own(model: str) -> bool:
+    """Whether a model may have a tokeniser of its own: see TrainedModel about its name.
+
+    Nothing is fetched: of what is not on this machine that is not known.
+    """
+    if model in ('test', 'reviews') or released_name(model) is not None:
+        return False
+    if storage.is_remote(model) or not os.path.exists(model):
+        return True
+    run = os.path.join(model, 'policy')
+    return any(os.path.exists(os.path.join(folder, TOKENISER)) for folder in (model, run))
 
 
 class _Summary(NamedTuple):

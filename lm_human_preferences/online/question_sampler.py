@@ -77,7 +77,9 @@ class QuestionSampler:
         self.fields = label_types.get(label_type).samples
         self.micro_batch_size = micro_batch_size
         encoder = next(iter(policies.values())).encoder
-        self.postprocess = lm_tasks.postprocess_fn_from_hparams(task, encoder.padding_token)
+        self.postprocess = lm_tasks.postprocess_fn_from_hparams(
+            task, encoder.padding_token, encoder
+        )
         self.equal = self.known = 0
 
     def share(self, names: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import encodings
+from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.synthetic.language_model import as_batch
 from lm_human_preferences.utils.core import default_device, one_thread
 
@@ -20,8 +20,11 @@ L2_PENALTY = 0.1  # per review
 
 
 def can_judge(encoding: encodings.Encoding) -> bool:
-    """Whether texts in `encoding` are film reviews, which are all that the known reward judges."""
-    return encoding.name == encodings.Reviews.name
+    """Whether texts in `encoding` are film reviews, which are all that the known reward judges.
+
+    They may be of a tokeniser that has a token for each of their words.
+    """
+    return encoding.name == encodings.Reviews.name or _words_of(encoding) is not None
 
 
 def check_encoding(encoding: encodings.Encoding) -> None:
@@ -49,6 +52,8 @@ class KnownReward:
         self.encoder = encoding.get_encoder()
         self.padding_token = self.encoder.padding_token
         self.weights = _fit().to(device or default_device())
+        words = _words_of(encoding)
+        self._words = None if words is None else words.to(self.weights.device)
 
     def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
         """Log odds (batch,) of queries with their responses.
@@ -56,7 +61,9 @@ class KnownReward:
         queries: (batch, query_length). responses: (batch, response_length).
         """
         tokens = torch.cat([queries, responses], dim=1).to(self.weights.device)
-        return _log_odds(self.weights, tokens, self.padding_token).float()
+        if self._words is not None:
+            tokens = self._words[tokens]
+        return _log_odds(self.weights, tokens, encodings.Reviews.n_vocab).float()
 
     def parameters_by_name(self) -> dict[str, torch.nn.Parameter]:
         """Nothing: this reward is not part of a checkpoint."""
@@ -65,6 +72,25 @@ class KnownReward:
     def get_params(self) -> list[torch.nn.Parameter]:
         """Nothing that a run trains or broadcasts."""
         return []
+
+
+def _words_of(encoding: encodings.Encoding) -> torch.Tensor | None:
+    """The token of `reviews` (n_vocab + 1,) for each of a tokeniser, padding for what is no word.
+
+    None for `encoding` that is of no tokeniser, or of one whose tokens are not these words.
+    """
+    if not isinstance(encoding, tokenisers.TokeniserEncoding):
+        return None
+    encoder = encoding.get_encoder()
+    try:
+        tokens = encoder.encode(' '.join(reviews.WORDS))
+    except UserError:  # it lacks a word
+        return None
+    if [encoder.decode([token]) for token in tokens] != list(reviews.WORDS):
+        return None
+    words = torch.full((encoding.n_vocab + 1,), encodings.Reviews.n_vocab)
+    words[tokens] = torch.arange(len(tokens))
+    return words
 
 
 def _log_odds(

@@ -112,10 +112,13 @@ def policy_alarms(
     if entropy < LEAST_ENTROPY:
         alarms.append(Alarm('ppo/policy/entropy', entropy, LEAST_ENTROPY, COLLAPSED))
     if penalized > MOST_PENALIZED:
+        option, what = 'truncate_token', f'token {task.truncate_token}'
+        if task.truncate_text:
+            option, what = 'truncate_text', repr(task.truncate_text)
         text = (
-            f'hardly any response has token {task.truncate_token} at or after position'
+            f'hardly any response has {what} at or after position'
             f' {task.truncate_after}, so they score {task.penalty_reward_value}; see'
-            ' --task.truncate_token, --task.truncate_after and --task.penalty_reward_value'
+            f' --task.{option}, --task.truncate_after and --task.penalty_reward_value'
         )
         alarms.append(Alarm(PENALIZED, penalized, MOST_PENALIZED, text))
     return alarms

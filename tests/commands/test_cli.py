@@ -22,6 +22,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.cli import launch as jobs
 from lm_human_preferences.cli import program, user_settings
 from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.runs import run_dir
 from lm_human_preferences.utils.combos import bind, combos
 
@@ -65,6 +66,51 @@ def test_values(words, key, value, started):
     assert invoke(f'train_policy sentiment nm {words}').exit_code == 0
     found = flat(hparams_of(started).to_nested_dict())[key]
     assert (type(found), str(found)) == (type(value), str(value))
+
+
+@pytest.mark.parametrize('command', ['train_policy', 'train_reward'])
+@pytest.mark.parametrize(
+    'experiment, words, token, text',
+    [
+        ('sentiment', '', 13, None),
+        ('sentiment', '--task.policy.initial_model gpt2-large', 13, None),
+        ('sentiment', '--task.policy.initial_model {}/of_gpt2', 13, None),
+        ('sentiment', '--task.policy.initial_model {}/own', 13, '.'),
+        ('tldr', '--task.policy.initial_model {}/run', 198, '\n'),
+        ('sentiment', '--task.policy.initial_model someone/model', 13, '.'),
+        ('sentiment', '--task.policy.initial_model {}/own --task.truncate_token 13', 13, None),
+        ('sentiment', '--task.policy.initial_model {}/own --task.truncate_token 7', 7, None),
+        ('sentiment', '--task.policy.initial_model {}/own --task.truncate_token None', None, None),
+        ('sentiment', '--task.policy.initial_model {}/own --task.truncate_text !', 13, '!'),
+        ('sentiment', '--task.truncate_text !', 13, '!'),
+        ('test', '--task.policy.initial_model {}/own', None, None),
+    ],
+)
+def test_an_experiment_means_the_text_of_its_token(
+    started, tmp_path, command, experiment, words, token, text
+):
+    """Where the model may have a tokeniser of its own; a token that users name is the model's."""
+    (tmp_path / 'of_gpt2').mkdir()
+    for folder in ('own', 'run/policy'):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / 'tokenizer.json').touch()
+    result = invoke(f'{command} {experiment} nm {words.format(tmp_path)}')
+    assert result.exit_code == 0, result.output
+    hparams = hparams_of(started)
+    tasks = [hparams.task]
+    if command == 'train_policy':
+        tasks.append(hparams.rewards.train_new_model.task)
+    assert {(task.truncate_token, task.truncate_text) for task in tasks} == {(token, text)}
+
+
+@pytest.mark.parametrize(
+    'given, expected',
+    [({}, '.'), ({'task.truncate_token': 3}, None), ({'task.truncate_text': '!'}, '!')],
+)
+def test_a_token_that_users_name_goes_before_the_text_of_a_run(given, expected):
+    task = TaskHParams(truncate_token=13, truncate_text='.')
+    settings = user_settings.settings_with_own_token(given, task)
+    assert settings.get('task.truncate_text', task.truncate_text) == expected
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path):
 
 def test_a_warning_names_the_options_when_nothing_ends_in_time(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        lm_tasks, 'filter_fn_from_hparams', lambda task: lambda responses: responses[:, 0] < 0
+        lm_tasks, 'filter_fn_from_hparams', lambda *_: lambda responses: responses[:, 0] < 0
     )
     base = (
         f'train_policy test first --mpi 1 --save_dir {tmp_path} --ppo.total_episodes 64'

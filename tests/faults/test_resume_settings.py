@@ -30,6 +30,7 @@ EFFECTS = {
     'run.precision': ('bf16', 'ppo/loss/total'),
     'task.policy.temperature': (1.5, 'objective/entropy'),
     'task.truncate_token': (3, 'objective/score'),
+    'task.truncate_text': ('c', 'objective/score'),
     'task.penalty_reward_value': (-7.5, 'objective/score'),
     'task.truncate_after': (2, 'objective/score'),
     'task.query_length': (2, 'objective/score'),

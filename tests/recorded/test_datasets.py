@@ -252,6 +252,14 @@ def test_how_texts_are_cut(encoder, text, start, end, expected):
     assert sequences == padded
 
 
+def test_several_tokens_may_begin_and_end_a_query(encoder):
+    dataset = datasets.Dataset('x', lambda mode, seed, shuffle: iter(['xya.yb.c', 'bxab']))
+    options = dict(mode='train', encoder=encoder, repeat_count=1)
+    starts, ends = ({*encoder.encode(texts)} for texts in ('yx', '.b'))
+    sequences = dataset.sequences(5, start_token=starts, end_token=ends, **options)
+    assert [encoder.decode(tokens) for tokens in sequences] == ['ya.yb', 'ab<unk><unk><unk>']
+
+
 def test_a_stream_without_usable_texts_ends(encoder):
     dataset = datasets.Dataset('x', lambda mode, seed, shuffle: iter(['abc']))
     assert (

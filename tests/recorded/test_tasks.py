@@ -6,11 +6,12 @@ import pytest
 import torch
 from compare import assert_close, assert_equal, tokens
 from golden_data import json_if_there, load_npz, require_bpe, under
+from tiny_tokenisers import write_words
 
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import datasets, encodings
+from lm_human_preferences.language import datasets, encodings, tokenisers
 from lm_human_preferences.train_policy import make_score_fn
 from lm_human_preferences.utils import core
 
@@ -23,6 +24,8 @@ def by_id(kind):
 
 class SumOfTokens:
     """The score model of the recordings."""
+
+    encoder = None
 
     def __init__(self, padding_token):
         self.padding_token = padding_token
@@ -85,6 +88,20 @@ def test_truncation_by_hand():
     scores, truncated, _ = make_score_fn(hparams, SumOfTokens(0))(torch.zeros(2, 1), responses)
     assert truncated.tolist() == [[9, 1, 9, 0, 0], [9, 1, 2, 3, 4]]
     assert_close(scores, [0.019, -5], rtol=1e-6)
+
+
+def test_a_text_ends_a_response_at_each_token_that_holds_it(tmp_path):
+    """It goes before a token; in an encoding of the original's it is one token."""
+    words = ['a', 'a.', '.', '."', 'b']
+    encoder = tokenisers.read(write_words(tmp_path, words)).get_encoder()
+    hparams = lm_tasks.TaskHParams(truncate_token=0, truncate_text='.', truncate_after=1)
+    truncate = lm_tasks.postprocess_fn_from_hparams(hparams, 6, encoder)
+    is_valid = lm_tasks.filter_fn_from_hparams(hparams, encoder)
+    responses = torch.tensor([[1, 3, 4, 2], [1, 0, 2, 1], [2, 0, 4, 1], [2, 0, 4, 4]])
+    assert truncate(responses).tolist() == [[1, 3, 6, 6], [1, 0, 2, 6], [2, 0, 4, 1], [2, 0, 4, 4]]
+    assert is_valid(responses).tolist() == [True, True, True, False]
+    letters = encodings.Test.get_encoder()
+    assert lm_tasks.truncate_tokens(hparams, letters) == set(letters.encode('.'))
 
 
 @pytest.mark.parametrize('option', ['start_text', 'end_text'])

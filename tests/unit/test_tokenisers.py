@@ -57,6 +57,19 @@ def test_ids_of_an_encoding(tmp_path):
     assert (encoding.fits(5), encoding.fits(64), encoding.fits(4)) == (True, True, False)
 
 
+def test_the_tokens_that_hold_a_text(tmp_path):
+    words = ['was', 'wash', "was'", '.', 'was.', '..."', '3.5', '\u3002']
+    encoder = tokenisers.read(write_words(tmp_path, words)).get_encoder()
+    assert encoder.tokens_holding('.') == {3, 4, 5, 6}
+    assert encoder.tokens_holding('was') == {0, 2, 4}
+    with pytest.raises(UserError, match=r"^'\\n' is in no token of the tokeniser of the model$"):
+        encoder.tokens_holding('\n')
+    pieces = tokenisers.read(write_sentencepiece(tmp_path)).get_encoder()
+    assert [pieces.decode([token]) for token in pieces.tokens_holding('\n')] == ['\n']  # <0x0A>
+    found = map(pieces.decode, [[token] for token in pieces.tokens_holding('.')])
+    assert sorted(found) == [' .', '.', '.', '..']  # a letter, and <0x2E>
+
+
 def test_a_token_that_was_added_last_counts(tmp_path):
     path = tmp_path / 'tokenizer.json'
     write_words(tmp_path, ['a', 'b'])
