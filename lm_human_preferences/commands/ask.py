@@ -302,7 +302,7 @@ class Asker:
         self.writer, self.batch_size = writer, batch_size
         self.kind = _kind(policies)
         self.part = PARTS[self.kind]
-        self.sampler = QuestionSampler(policies, hparams.task, hparams.labels.type, batch_size)
+        self.sampler = QuestionSampler(policies, hparams.task, writer.folder.label_type, batch_size)
         self.names = self.sampler.share(list(policies))
         self.queries = Queries(
             lm_tasks.make_query_sampler(

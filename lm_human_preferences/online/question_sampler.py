@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from lm_human_preferences import label_types, lm_tasks
+from lm_human_preferences import lm_tasks
 from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.answers import question_id
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.training.micro_batches import map_micro_batches
@@ -69,12 +70,12 @@ class QuestionSampler:
         self,
         policies: Mapping[str, Policy],
         task: TaskHParams,
-        label_type: str,
+        label_type: LabelType,
         micro_batch_size: int | None,
     ) -> None:
         self.policies = policies
         self.task = task
-        self.fields = label_types.get(label_type).samples
+        self.fields = label_type.samples
         self.micro_batch_size = micro_batch_size
         encoder = next(iter(policies.values())).encoder
         self.postprocess = lm_tasks.postprocess_fn_from_hparams(

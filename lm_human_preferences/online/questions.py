@@ -42,13 +42,13 @@ class QuestionSource:
         seed: int,
         labels: str | None,
     ) -> None:
-        new_model, online = hparams.rewards.train_new_model, hparams.rewards.online
-        assert new_model is not None and online is not None
+        online = hparams.rewards.online
+        assert online is not None
         self.writer, self.hparams, self.online, self.seed = writer, hparams, online, seed
         self.sampler = QuestionSampler(
             {INITIAL: ref_policy, POLICY: policy},
             hparams.task,
-            new_model.labels.type,
+            writer.folder.label_type,
             hparams.ppo.micro_batch_size,
         )
         self.names = {

@@ -9,7 +9,7 @@ import torch
 from experiments import resolved
 from label_folders import HEADER, TASK, make_folder, random_questions
 
-from lm_human_preferences import plans, train_policy
+from lm_human_preferences import label_types, plans, train_policy
 from lm_human_preferences.distributed import messages
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
@@ -270,9 +270,14 @@ class Echo:
         return {'responses': torch.cat([queries, torch.full_like(queries, self.own)], dim=1)}
 
 
-def test_each_sample_is_of_its_own_policy_and_query():
+def sampler_of(label_type, micro_batch_size):
+    policies = {'a': Echo(20), 'b': Echo(21)}
     task = resolved('train_policy', 'test').task
-    sampler = QuestionSampler({'a': Echo(20), 'b': Echo(21)}, task, 'best_of_4', 3)
+    return QuestionSampler(policies, task, label_types.get(label_type), micro_batch_size)
+
+
+def test_each_sample_is_of_its_own_policy_and_query():
+    sampler = sampler_of('best_of_4', 3)
     names = sampler.share(['a', 'b'])
     assert names == ['a', 'a', 'b', 'b']
     queries = Queries(Sampler()).take(3)
@@ -284,8 +289,7 @@ def test_each_sample_is_of_its_own_policy_and_query():
 
 
 def test_what_is_not_worth_asking_is_left_out_and_counted():
-    task = resolved('train_policy', 'test').task
-    sampler = QuestionSampler({'a': Echo(20), 'b': Echo(21)}, task, 'best_of_2', None)
+    sampler = sampler_of('best_of_2', None)
     first, second = Queries(Sampler()).take(2)
     assert list(sampler.new_questions([first, second], ['a', 'a'], set())) == []
     seen = set()
