@@ -15,8 +15,8 @@ from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoding
-from lm_human_preferences.language.model import Model
-from lm_human_preferences.language.weights import CheckpointWeights, check_size, load_parameters
+from lm_human_preferences.language.network import HEADS, Network
+from lm_human_preferences.language.weights import Weights, check_size, load_parameters
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.core import default_device
@@ -38,7 +38,7 @@ class _Scorer(nn.Module):
     The model does not see the task's prefix and suffix.
     """
 
-    def __init__(self, model: Model, encoding: Encoding) -> None:
+    def __init__(self, model: Network, encoding: Encoding) -> None:
         super().__init__()
         self.encoder = encoding.get_encoder()
         self.padding_token = self.encoder.padding_token
@@ -108,16 +108,16 @@ class RewardModel(_Scorer):
         self.reward_bias.fill_(bias)
 
     @torch.no_grad()
-    def restart(self, language_model: Model) -> None:
+    def restart(self, language_model: Network) -> None:
         """Begin again as `language_model`, of the same sizes; with a random head, gain 1, bias 0.
 
         All values are replaced in place, so that an optimizer goes on with the same parameters.
         """
         own = dict(self.model.named_parameters())
         for name, parameter in language_model.named_parameters():
-            if not name.startswith('heads.'):
+            if not name.startswith(HEADS):
                 own[name].copy_(parameter)
-        self.model.initialize([name for name in own if name.startswith('heads.')])
+        self.model.initialize([name for name in own if name.startswith(HEADS)])
         self.reset_reward_scale()
 
     def reset_reward_scale(self) -> None:
@@ -163,30 +163,26 @@ class TrainedRewardModel(_Scorer):
         device: torch.device | str | None = None,
     ) -> None:
         directory = None if train_dir == 'test' else reward_model_dir(train_dir)
-        hparams = (
-            trained_models.load_hparams(storage.join(directory, 'hparams.json'))
-            if directory
-            else trained_models.test_hparams()
-        )
+        if directory:
+            _check_encoding(directory, encoding)
+        saved = trained_models.TrainedModel(train_dir, savedir=directory)
+        hparams = saved.hparams()
         if not encoding.fits(hparams.n_vocab):
             raise OptionError(
                 '--rewards.trained_model',
                 f'{train_dir} knows {hparams.n_vocab} tokens, '
                 f'but encoding {encoding.name!r} of the policy has {encoding.n_vocab}',
             )
-        if directory:
-            _check_encoding(directory, encoding)
-        if directory:
-            weights = CheckpointWeights(directory, Model.variable_names)
-            check_size(hparams, weights)
-        super().__init__(Model(hparams, ['reward']), encoding)
-        if directory:
-            self._load(weights)
+        if saved.is_random:
+            super().__init__(saved.build(scope=SCOPE, scalar_heads=['reward']), encoding)
         else:
-            self.model.initialize()
+            weights = saved.open_weights()
+            check_size(hparams, weights)
+            super().__init__(saved.create(['reward']), encoding)
+            self._load(weights)
         self.requires_grad_(False).to(device or default_device())
 
-    def _load(self, weights: CheckpointWeights) -> None:
+    def _load(self, weights: Weights) -> None:
         parameters = self.parameters_by_name()
         missing = load_parameters(weights, parameters, SCOPE)
         variables = {name: weights.name_of(f'{SCOPE}/{name}') for name in parameters}
@@ -232,7 +228,7 @@ def scoring_model(
     if hparams.rewards.online is not None:
         return RewardModel(initial_model)
     if hparams.rewards.train_new_model is not None and comm.rank != 0:
-        network = Model(initial_model.hparams(), ['reward'])
+        network = initial_model.create(['reward'])
         scorer = _Scorer(network, initial_model.encoding)
         return scorer.requires_grad_(False).to(default_device())
     return load_reward_model(local_reward_model(hparams), initial_model.encoding)

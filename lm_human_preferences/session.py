@@ -123,6 +123,8 @@ def check(
     lm_tasks.check_task(hparams.task, initial_model.encoding, sizes.n_ctx)
     for estimate in memory_plans(sizes):
         memory.check(estimate, comm, default_device())
+    if comm.rank == 0:
+        initial_model.check()
     return sizes
 
 

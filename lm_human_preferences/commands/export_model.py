@@ -1,20 +1,11 @@
 """Writing a trained model as a Hugging Face directory (safetensors), for other tools."""
 
 import os
-import shutil
-
-from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import trained_models
-from lm_human_preferences.language.gpt2.sizes import HUGGING_FACE_SIZES
 
-# The file of OpenAI's release: what Hugging Face calls it.
-TOKENIZER_FILES = {
-    'encoder.json': 'vocab.json',
-    'vocab.bpe': 'merges.txt',
-}
 # The end of an error.
 _WHAT_CAN_BE = (
     'a Hugging Face language model has no place for a score. Give a run of train_policy, or the'
@@ -34,30 +25,8 @@ def export(model_dir: str, output_dir: str) -> None:
     _refuse_reward_run(model_dir)
     trained_model = trained_models.TrainedModel(model_dir)
     _refuse_reward_model(trained_model)
-    sizes = {
-        theirs: getattr(trained_model.hparams(), ours)
-        for ours, (theirs, _) in HUGGING_FACE_SIZES.items()
-    }
-    network = GPT2LMHeadModel(
-        GPT2Config(
-            **sizes,
-            activation_function='gelu_pytorch_tanh',
-            layer_norm_epsilon=1e-5,
-            embd_pdrop=0,
-            attn_pdrop=0,
-            resid_pdrop=0,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    )
-    network.transformer.load_state_dict(trained_model.build(scope='model').transformer.state_dict())
-    network.save_pretrained(output_dir)
-    encoding = trained_model.encoding
-    if encoding.name == 'main':
-        for ours, theirs in TOKENIZER_FILES.items():
-            shutil.copyfile(
-                storage.cached_path(encoding.path(ours)), os.path.join(output_dir, theirs)
-            )
+    trained_model.to_transformers().save_pretrained(output_dir)
+    trained_model.encoding.write_tokeniser(output_dir)
     print(f'Saved {model_dir} to {output_dir}')
 
 

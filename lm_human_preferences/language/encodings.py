@@ -7,6 +7,7 @@ of other models are in tokenisers.py.
 import dataclasses
 import functools
 import os
+import shutil
 from collections.abc import Iterable, Sequence
 from typing import Protocol, SupportsInt
 
@@ -22,6 +23,8 @@ from lm_human_preferences.errors import UserError
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 END_OF_TEXT = '<|endoftext|>'
 BYTE_PAIR_FILES = ('encoder.json', 'vocab.bpe')
+# The files of OpenAI's release: what transformers calls them.
+TRANSFORMERS_FILES = {'encoder.json': 'vocab.json', 'vocab.bpe': 'merges.txt'}
 
 
 class Encoder(Protocol):
@@ -167,6 +170,13 @@ class Encoding:
 
     def copy_files(self, directory: str) -> None:
         """Copy the files that `tokenisers.find` needs beside this name; none of these encodings."""
+
+    def write_tokeniser(self, directory: str) -> None:
+        """Write what transformers reads this encoding from, where it can, to a local directory."""
+        if self.base_path is not None:
+            for ours, theirs in TRANSFORMERS_FILES.items():
+                source = storage.cached_path(self.path(ours))
+                shutil.copyfile(source, os.path.join(directory, theirs))
 
     def write_files(self, directory: str) -> None:
         """Write the file `encoding`, by which a model that is saved in `directory` is read."""

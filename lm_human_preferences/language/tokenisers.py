@@ -116,6 +116,10 @@ class TokeniserEncoding(Encoding):
                 with open(storage.cached_path(source), 'rb') as file:
                     storage.write_bytes(os.path.join(directory, name), file.read())
 
+    def write_tokeniser(self, directory: str) -> None:
+        """See Encoding."""
+        self.copy_files(directory)
+
 
 def find(name: Any, directory: str) -> Encoding:
     """The encoding called `name`, as the file `encoding` or a folder of labels in `directory` says.

@@ -5,21 +5,23 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import encodings, model, tokenisers
+from lm_human_preferences.hparams.model_sizes import Sizes
+from lm_human_preferences.language import architectures, encodings, tokenisers
+from lm_human_preferences.language.architectures import Architecture
 from lm_human_preferences.language.gpt2.sizes import (
     RELEASED,
-    load_config,
     load_hparams,
     released_name,
     test_hparams,
 )
+from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.weights import (
     CHECKPOINT_FILES,
     CheckpointWeights,
-    SafetensorsWeights,
     Weights,
     check_size,
     load_parameters,
@@ -27,9 +29,13 @@ from lm_human_preferences.language.weights import (
 )
 from lm_human_preferences.utils.logging import log_as_original
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 __all__ = ['TrainedModel', 'load_hparams', 'test_hparams']
 
-_REWARD_HEAD = 'heads.reward.w'
+_REWARD_HEAD = f'{HEADS}reward.w'
+_probed: set[str | None] = set()  # directories whose models this process has driven
 
 
 class TrainedModel:
@@ -64,7 +70,7 @@ class TrainedModel:
         assert self.savedir is not None
         path = storage.join(self.savedir, 'encoding')
         if not storage.exists(path):
-            is_theirs = self._is_hugging_face()
+            is_theirs = architectures.is_saved_by_transformers(self.savedir)
             return tokenisers.of_directory(self.savedir) if is_theirs else encodings.Main
         name = storage.read_json(path)
         try:
@@ -72,24 +78,13 @@ class TrainedModel:
         except UserError as e:
             raise UserError(f'{path}: {e}') from e
 
-    def hparams(self) -> model.HParams:
+    def hparams(self) -> Sizes:
         """A copy of the model's sizes."""
-        return copy.deepcopy(self._hparams)
-
-    def _is_hugging_face(self) -> bool:
-        assert self.savedir is not None
-        if storage.exists(storage.join(self.savedir, 'hparams.json')):
-            return False
-        return storage.exists(storage.join(self.savedir, 'config.json'))
+        return copy.deepcopy(self._architecture.sizes())
 
     @functools.cached_property
-    def _hparams(self) -> model.HParams:
-        if self.is_random:
-            return test_hparams()
-        assert self.savedir is not None
-        if self._is_hugging_face():
-            return load_config(storage.join(self.savedir, 'config.json'))
-        return load_hparams(storage.join(self.savedir, 'hparams.json'))
+    def _architecture(self) -> Architecture:
+        return architectures.of_directory(self.savedir, self.encoding.n_vocab)
 
     def remote_files(self) -> list[str]:
         """The URLs of its files, and of those of its encoding, as far as they are known unread.
@@ -108,7 +103,7 @@ class TrainedModel:
         """The scopes of the language models in the checkpoint of a training; [] for other files."""
         if self.is_random:
             return []
-        weights = self._open_weights()
+        weights = self.open_weights()
         scopes = [scope for scope in weights.scopes() if scope]
         return [scope for scope in scopes if scoped(scope, _REWARD_HEAD) not in weights]
 
@@ -116,16 +111,32 @@ class TrainedModel:
         """Whether `build` would read a network with a reward head: a reward model."""
         if self.is_random:
             return False
-        weights = self._open_weights()
+        weights = self.open_weights()
         return scoped(self._scope_in(weights), _REWARD_HEAD) in weights
 
     def write_files(self, directory: str) -> None:
         """Write the sizes and the files of the encoding, which a saved model needs to be read."""
-        storage.write_json(storage.join(directory, 'hparams.json'), self.hparams().to_nested_dict())
+        self._architecture.write_files(directory)
         self.encoding.write_files(directory)
 
-    def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> model.Model:
-        """A `Model` with these weights on the CPU.
+    def create(self, scalar_heads: Iterable[str]) -> Network:
+        """A network like this model on the CPU, whose parameters have no values yet."""
+        return self._architecture.create(scalar_heads)
+
+    def to_transformers(self) -> PreTrainedModel:
+        """This model as a causal language model of transformers, without scalar heads."""
+        return self._architecture.to_transformers(self.build(scope='model'))
+
+    def check(self) -> None:
+        """UserError unless this program can drive a network of this kind.
+
+        Unless it is a GPT-2, all values are read for that, as `build` does.
+        """
+        if self._architecture.is_probed:
+            self.build(scope='model')
+
+    def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> Network:
+        """A network with these weights on the CPU.
 
         Heads that the checkpoint lacks start as the original's do, and a line says so.
         """
@@ -136,14 +147,14 @@ class TrainedModel:
                 f'encoding {self.encoding.name!r} has {self.encoding.n_vocab}'
             )
         if self.is_random:
-            return model.Model(hparams, scalar_heads).initialize()
-        weights = self._open_weights()
+            return self.create(scalar_heads).initialize()
+        weights = self.open_weights()
         check_size(hparams, weights)
-        built = model.Model(hparams, scalar_heads)
+        built = self.create(scalar_heads)
         self.source = weights.path
         source_scope = self._scope_in(weights)
         missing = load_parameters(weights, dict(built.named_parameters()), source_scope)
-        essential = [name for name in missing if not name.startswith('heads.')]
+        essential = [name for name in missing if not name.startswith(HEADS)]
         if essential:
             raise UserError(
                 f'{weights.path} lacks {weights.name_of(essential[0])} and {len(essential) - 1}'
@@ -152,13 +163,18 @@ class TrainedModel:
         for name in missing:
             variable = built.variable_names.name_of(f'{scope}/{name}')
             log_as_original(f'Param {variable} is missing from checkpoint {self.source}')
+        if self._architecture.is_probed and self.savedir not in _probed:
+            self._architecture.check(built, self.name)
+            _probed.add(self.savedir)
         return built.initialize(missing)
 
-    def _open_weights(self) -> Weights:
+    def open_weights(self) -> Weights:
+        """The weights in the model's files, local or remote."""
         assert self.savedir is not None
-        if self._is_hugging_face():
-            return SafetensorsWeights(self.savedir)
-        return CheckpointWeights(self.savedir, model.Model.variable_names)
+        if architectures.is_saved_by_transformers(self.savedir):
+            return self._architecture.saved_weights(self.savedir)
+        names = self._architecture.variable_names
+        return CheckpointWeights(self.savedir, names, self._architecture.embedding)
 
     def _scope_in(self, weights: Weights) -> str:
         """The scope of the network in `weights`; '' where it has none.

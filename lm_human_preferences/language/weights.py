@@ -18,7 +18,7 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model_sizes import HParams
+from lm_human_preferences.hparams.model_sizes import Sizes
 
 TRANSFORMER = 'transformer.'  # what own names of a network without its heads begin with
 EMBEDDING = f'{TRANSFORMER}wte.weight'  # that every network has
@@ -62,12 +62,13 @@ class CheckpointWeights:
     """The latest checkpoint in `directory` or its checkpoints/, local or remote.
 
     Its checksums are verified. Where it is damaged, the one before it is used with a warning.
-    names: what it calls tensors.
+    names: what it calls tensors. embedding: the own name of a tensor that every network has.
     """
 
-    def __init__(self, directory: str, names: VariableNames) -> None:
+    def __init__(self, directory: str, names: VariableNames, embedding: str = EMBEDDING) -> None:
         self._bundle = open_bundle(directory)
         self._names = names
+        self._embedding = embedding
         self.path = self._bundle.prefix
 
     def __len__(self) -> int:
@@ -82,7 +83,7 @@ class CheckpointWeights:
 
     def scopes(self) -> list[str]:
         """Those under which there is an embedding of tokens."""
-        embedding = self.name_of(EMBEDDING)
+        embedding = self.name_of(self._embedding)
         suffix = f'/{embedding}'
         scopes = [name.removesuffix(suffix) for name in self._bundle if name.endswith(suffix)]
         if embedding in self._bundle:
@@ -96,7 +97,7 @@ class CheckpointWeights:
     def load(self, name: str, parameter: torch.Tensor) -> None:
         """Copy the variable, whose shape may be another view of the parameter's."""
         for variable, target in self._names.variables({name: parameter}).items():
-            _copy(self._bundle[variable], target, f'{self.path}: {variable}')
+            copy_value(self._bundle[variable], target, f'{self.path}: {variable}')
 
 
 class SafetensorsWeights:
@@ -147,7 +148,7 @@ class SafetensorsWeights:
         stored = self.name_of(name)
         with self._damage_is_told():
             tensor = self._file.get_tensor(stored).float()
-        _copy(tensor.numpy(), parameter.detach(), f'{self.path}: {stored}')
+        copy_value(tensor.numpy(), parameter.detach(), f'{self.path}: {stored}')
 
     @contextmanager
     def _damage_is_told(self) -> Iterator[None]:
@@ -159,7 +160,7 @@ class SafetensorsWeights:
             raise UserError(f'{self.path} is damaged: {e}') from e
 
 
-def _copy(value: np.ndarray, target: torch.Tensor, what: str) -> None:
+def copy_value(value: np.ndarray, target: torch.Tensor, what: str) -> None:
     """Copy `value` into a tensor on the CPU; UserError where shape or type differ. what: it is."""
     shape = tuple(target.shape)
     if value.shape != shape or value.dtype != np.float32:
@@ -188,18 +189,17 @@ def load_parameters(
     return missing
 
 
-def check_size(hparams: HParams, weights: Weights) -> None:
+def check_size(sizes: Sizes, weights: Weights) -> None:
     """UserError if a model of these sizes is far larger than `weights`.
 
     It is checked before any memory is allocated for the model.
     """
-    width = hparams.n_embd
-    layers = hparams.n_layer
-    needed = FLOAT * (12 * layers * width**2 + (hparams.n_vocab + hparams.n_ctx) * width)
+    layers = sizes.n_layer
+    needed = FLOAT * sizes.parameters()
     if layers > len(weights) or needed > SLACK_BYTES + 4 * weights.nbytes():
         raise UserError(
-            f'{weights.path} does not hold a model of {layers} layers of width {width} and'
-            f' context {hparams.n_ctx}, which its hparams.json or config.json describes'
+            f'{weights.path} does not hold a model of {layers} layers of width {sizes.n_embd} and'
+            f' context {sizes.n_ctx}, which its hparams.json or config.json describes'
         )
 
 

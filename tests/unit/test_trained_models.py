@@ -12,13 +12,16 @@ from compare import assert_close
 from golden_data import require, require_bpe
 from safetensors.torch import load_file, save_file
 from sample_files import tf_variables, write_hugging_face
+from tiny_tokenisers import write_byte_level
 
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpoints import write_bundle
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language import encodings, trained_models
+from lm_human_preferences.hparams.model_sizes import HParams
+from lm_human_preferences.language import encodings
+from lm_human_preferences.language.model import Model
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.utils import logging
 
@@ -35,9 +38,7 @@ def model_dir(tmp_path):
     """A tiny model directory in TensorFlow's format, with the 27-letter encoding and a value
     head."""
     directory = tmp_path / 'model'
-    model = trained_models.model.Model(
-        trained_models.model.HParams(**SIZES), ['value']
-    ).initialize()
+    model = Model(HParams(**SIZES), ['value']).initialize()
     storage.write_json(str(directory / 'hparams.json'), SIZES)
     storage.write_json(str(directory / 'encoding'), 'test')
     checkpoints.save(str(directory), 'model.ckpt', variables(model))
@@ -96,8 +97,8 @@ def test_missing_heads_are_drawn_and_reported(model_dir, capsys, monkeypatch):
 
 
 def test_a_fresh_value_head_is_zero_and_a_reward_head_has_the_deviation_of_the_original():
-    sizes = trained_models.model.HParams(n_vocab=27, n_ctx=8, n_embd=1000, n_head=1, n_layer=1)
-    heads = trained_models.model.Model(sizes, ['value', 'reward']).initialize().heads
+    sizes = HParams(n_vocab=27, n_ctx=8, n_embd=1000, n_head=1, n_layer=1)
+    heads = Model(sizes, ['value', 'reward']).initialize().heads
     assert not heads['value'].w.any() and not heads['value'].b and not heads['reward'].b
     assert heads['reward'].w.std().item() == pytest.approx(1 / np.sqrt(1001), rel=0.2)
 
@@ -164,8 +165,8 @@ def test_released_models_have_the_names_of_hugging_face_too(tmp_path, monkeypatc
 
 
 def test_the_scope_of_a_training_checkpoint_is_found(tmp_path):
-    hparams = trained_models.model.HParams(**SIZES)
-    policy, reference = (trained_models.model.Model(hparams).initialize() for _ in range(2))
+    hparams = HParams(**SIZES)
+    policy, reference = (Model(hparams).initialize() for _ in range(2))
     run = tmp_path / 'run' / 'policy'
     storage.write_json(str(run / 'hparams.json'), SIZES)
     storage.write_json(str(run / 'encoding'), 'test')
@@ -298,8 +299,8 @@ def test_export_of_a_reward_run_says_what_can_be_exported(tmp_path, model_dir, h
 
 def test_export_refuses_a_reward_model(tmp_path, model_dir):
     """It would lose its score."""
-    sizes = trained_models.model.HParams(**SIZES)
-    network = trained_models.model.Model(sizes, ['reward']).initialize()
+    sizes = HParams(**SIZES)
+    network = Model(sizes, ['reward']).initialize()
     run = tmp_path / 'run' / 'reward_model'
     shutil.copytree(model_dir, run, ignore=shutil.ignore_patterns('model.ckpt*', 'checkpoint'))
     checkpoints.save(
@@ -317,22 +318,23 @@ def test_export_refuses_a_reward_model(tmp_path, model_dir):
 @pytest.mark.parametrize(
     'config, told',
     [
+        ({}, 'does not say which model it is of: it has no model_type'),
+        ({'model_type': 'no_such'}, "transformers knows no causal language model 'no_such'"),
         (
-            {'model_type': 'llama', 'hidden_act': 'silu'},
-            'is of a model of the type llama: this program knows only GPT-2; give 124M, ',
-        ),
-        ({}, 'is of a model whose type it does not say: this program knows only GPT-2'),
-        (
-            {'model_type': 'gpt2', 'activation_function': 'relu'},
-            "a GPT-2 with the activation function relu: this program computes only GPT-2's own",
+            {'model_type': 'own', 'auto_map': {'AutoModel': 'code.Model'}},
+            "model 'own' (its own code, which auto_map names, is not run)",
         ),
         (
-            {'model_type': 'gpt2', 'vocab_size': 30},
-            "its sizes have n_vocab 30, encoding 'main' has 50257",
+            {'model_type': 'llama', 'quantization_config': {'quant_method': 'awq'}},
+            'is of a quantised model, which cannot be trained',
         ),
+        ({'model_type': 'llama', 'num_hidden_layers': 10**9}, '1000000000 layers are not what'),
+        ({'model_type': 'llama', 'hidden_size': -1}, 'does not describe a model that can be: '),
+        ({'model_type': 'llama', 'vocab_size': 99}, 'the model knows 99 tokens, but its tokeniser'),
     ],
 )
-def test_other_hugging_face_models_are_refused(tmp_path, config, told):
+def test_models_that_cannot_be_are_refused(tmp_path, config, told):
+    write_byte_level(tmp_path)
     (tmp_path / 'config.json').write_text(json.dumps(config))
     assert told in error_of(tmp_path)
 

@@ -46,24 +46,28 @@ def load_hparams(path: str) -> HParams:
     return _checked(storage.read_json(path), path)
 
 
+def is_own(config: Any, n_vocab: int) -> bool:
+    """Whether the content of a config.json describes a GPT-2 as this program itself computes it.
+
+    Others, such as one with another activation, are computed by transformers. n_vocab: tokens of
+    the encoding, of which the embedding has a row each.
+    """
+    if not isinstance(config, dict) or config.get('model_type') != 'gpt2':
+        return False
+    width = config.get('n_embd', 768)
+    return (
+        config.get('vocab_size', _GPT2['n_vocab']) == n_vocab
+        and config.get('activation_function', 'gelu_new') in TANH_GELUS
+        and config.get('n_inner') in (None, 4 * width)
+        and config.get('layer_norm_epsilon', 1e-5) == 1e-5
+        and config.get('scale_attn_weights', True)
+        and not config.get('scale_attn_by_inverse_layer_idx', False)
+    )
+
+
 def load_config(path: str) -> HParams:
-    """The sizes in a config.json of `transformers`; UserError unless it describes a GPT-2."""
+    """The sizes in a config.json of `transformers` that `is_own`; UserError where they are none."""
     config = storage.read_json(path)
-    if not isinstance(config, dict):
-        config = {}
-    model_type = config.get('model_type')
-    activation = config.get('activation_function', 'gelu_new')
-    if model_type != 'gpt2':
-        kind = f'of the type {model_type!s:.80}' if model_type else 'whose type it does not say'
-        raise UserError(
-            f'{path} is of a model {kind}: this program knows only GPT-2; give'
-            f' {", ".join(RELEASED)}, or the directory of a GPT-2 of your own'
-        )
-    if activation not in TANH_GELUS:
-        raise UserError(
-            f'{path} is of a GPT-2 with the activation function {activation!s:.80}: this program'
-            f" computes only GPT-2's own, {TANH_GELUS[0]}"
-        )
     sizes = {name: config.get(key, default) for name, (key, default) in HUGGING_FACE_SIZES.items()}
     return _checked(sizes, path)
 

@@ -1,0 +1,24 @@
+"""How models of transformers are made here, and what goes wrong with them told in one line."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from lm_human_preferences.errors import UserError
+
+
+@contextlib.contextmanager
+def told(path: str) -> Iterator[None]:
+    """What transformers raises for a config or weights at `path` that cannot be is a UserError."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as e:  # of any kind: the numbers are whatever a file says
+        reason = ' '.join(str(e).split())
+        raise UserError(f'{path} does not describe a model that can be: {reason:.300}') from e

@@ -1,0 +1,89 @@
+"""Whether a model of transformers can be driven as this program drives networks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.language.causal_lm.network import TransformersNetwork
+from lm_human_preferences.training import precision
+
+TOLERANCE = 1e-3  # of the largest value of an output, in float32
+LENGTH = 12  # tokens of a sequence
+SEED = 0
+
+
+@torch.no_grad()
+def check(network: TransformersNetwork, name: str) -> None:
+    """UserError unless the network computes the same however it is asked.
+
+    With padding and without, at once and by a cache, several completions behind one prompt and each
+    alone: the reference is the model's own pass over tokens without padding. name: for the error.
+    """
+    family = network.causal_lm.config.model_type
+    refused = f'{name}: models of the family {family} are not taken: '
+    try:
+        with precision.plain():
+            for difference, complaint in _differences(network):
+                # Not `>`, which nothing is of a nan.
+                if not difference <= TOLERANCE:
+                    raise UserError(refused + complaint)
+    except UserError:
+        raise
+    except Exception as e:  # whatever a family's own code raises for what it does not know
+        raise UserError(
+            f'{refused}they cannot compute with positions, a mask or a cache that are given'
+            f' ({type(e).__name__}: {e!s:.200})'
+        ) from e
+
+
+def _differences(network: TransformersNetwork) -> Iterator[tuple[float, str]]:
+    """Yield how much each way to compute differs from the reference, and what that means."""
+    sizes = network.hparams
+    device = network.output_layer()[0].device
+    length = min(LENGTH, sizes.n_ctx)
+    generator = torch.Generator().manual_seed(SEED)
+    tokens = torch.randint(sizes.n_vocab, (1, length), generator=generator).to(device)
+    model = network.causal_lm
+    reference = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    logits = model(input_ids=tokens, use_cache=False).logits[..., : sizes.n_vocab]
+
+    yield (
+        _difference(network.logits(reference), logits),
+        'their logits are not the product of the last hidden state with an output layer',
+    )
+    for start in (0, length // 2):
+        padded, mask = _with_padding(tokens, start)
+        yield (
+            _difference(network.hidden(padded, mask)[mask], reference[0]),
+            'their positions cannot be set from outside, as padding needs',
+        )
+    cache = network.new_cache()
+    parts = [network.hidden(part, None, cache) for part in tokens.split([length - 2, 1, 1], dim=1)]
+    yield (
+        _difference(torch.cat(parts, dim=1), reference),
+        'token by token, with what they keep of those before, they compute something else',
+    )
+    prompt, completion = tokens[:, : length // 2], tokens[:, length // 2 :]
+    other = completion.flip(1)
+    packed = network.last_hidden(prompt, torch.stack([other, completion], dim=1), sizes.n_vocab)
+    yield (
+        _difference(packed[:, 1], reference[:, -1]),
+        'several responses behind one query affect each other',
+    )
+
+
+def _with_padding(tokens: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`tokens (1, length)` with two columns of padding at `start`, and the mask of real tokens."""
+    padding = torch.zeros_like(tokens[:, :2])
+    padded = torch.cat([tokens[:, :start], padding, tokens[:, start:]], dim=1)
+    mask = torch.ones_like(padded, dtype=torch.bool)
+    mask[:, start : start + 2] = False
+    return padded, mask
+
+
+def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, as a part of the largest expected value."""
+    return float((found - expected).abs().max() / expected.abs().max())

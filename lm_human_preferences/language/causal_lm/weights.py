@@ -1,0 +1,120 @@
+"""The weights in a directory of transformers' `save_pretrained`, of any family."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+from typing import Any
+
+import torch
+
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.language.causal_lm.library import told
+from lm_human_preferences.language.causal_lm.network import CAUSAL_LM
+from lm_human_preferences.language.weights import FLOAT, copy_value
+
+INDEX = 'model.safetensors.index.json'
+WEIGHTS = 'model.safetensors'
+
+
+class PretrainedWeights:
+    """The safetensors beside a config.json, a `language.weights.Weights`.
+
+    transformers reads them, because it knows what older versions called the tensors of a family.
+    """
+
+    def __init__(self, directory: str, config: Any) -> None:
+        self._directory = directory
+        self._config = config
+        self.path = directory
+        self._shapes = self._read_shapes()
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def __contains__(self, name: object) -> bool:
+        return str(name) in self._tensors
+
+    def nbytes(self) -> int:
+        """Bytes of all tensors in float32."""
+        return sum(FLOAT * math.prod(shape) for shape in self._shapes)
+
+    def scopes(self) -> list[str]:
+        """That of the only network."""
+        return ['']
+
+    def name_of(self, name: str) -> str:
+        """transformers' name of a parameter."""
+        return name.removeprefix(CAUSAL_LM)
+
+    def load(self, name: str, parameter: torch.Tensor) -> None:
+        """Copy the tensor, whatever its type is in the file."""
+        value = self._tensors[name].detach().float()
+        copy_value(value.numpy(), parameter.detach(), f'{self.path}: {self.name_of(name)}')
+
+    @functools.cached_property
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """{own name: tensor}, of all parameters."""
+        from transformers import AutoModelForCausalLM
+
+        with told(self.path):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                self._directory,
+                config=self._config,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                dtype=torch.float32,
+            )
+        model, found = loaded
+        missing = sorted(found['missing_keys']) + sorted(map(str, found['mismatched_keys']))
+        if missing:
+            raise UserError(
+                f'{self.path} lacks {missing[0]} and {len(missing) - 1} more of the model'
+            )
+        return {CAUSAL_LM + name: tensor for name, tensor in model.named_parameters()}
+
+    def _read_shapes(self) -> list[list[int]]:
+        """The shapes of all tensors in the files, from the files' heads."""
+        from safetensors import SafetensorError, safe_open
+
+        shapes = []
+        for name in self._files():
+            path = os.path.join(self._directory, name)
+            try:
+                with safe_open(path, 'pt') as file:
+                    shapes += [file.get_slice(key).get_shape() for key in _keys(file)]
+            except (OSError, SafetensorError) as e:
+                raise UserError(
+                    f'{storage.join(self.path, name)} is damaged or missing: {e}'
+                ) from e
+        return shapes
+
+    def _files(self) -> list[str]:
+        """The names of the files with tensors."""
+        index = os.path.join(self._directory, INDEX)
+        if not os.path.exists(index):
+            if not os.path.exists(os.path.join(self._directory, WEIGHTS)):
+                raise UserError(
+                    f'{self.path} has a config.json but no {WEIGHTS}; pickled weights are not'
+                    ' read: save it again with save_pretrained'
+                )
+            return [WEIGHTS]
+        try:
+            with open(index, encoding='utf-8') as file:
+                names = sorted(set(json.load(file)['weight_map'].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as e:
+            raise UserError(f'{storage.join(self.path, INDEX)} is damaged: {e}') from e
+        for name in names:
+            if not isinstance(name, str) or os.path.basename(name) != name:
+                raise UserError(f'{storage.join(self.path, INDEX)} names a file elsewhere: {name}')
+        return names
+
+
+def _keys(file: Any) -> list[str]:
+    """The names of the tensors in an open file, which cannot be iterated over itself."""
+    return list(file.keys())
