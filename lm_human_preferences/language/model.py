@@ -13,7 +13,7 @@ from lm_human_preferences.hparams.model_sizes import HParams
 from lm_human_preferences.language.attention import KVCache, Unpadding, attend
 from lm_human_preferences.language.gpt2.parameters import gpt2_parameters
 from lm_human_preferences.language.gpt2.tf_names import TensorFlowNames
-from lm_human_preferences.language.network import Network
+from lm_human_preferences.language.network import Network, head_deviations
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import index_each
 
@@ -47,8 +47,7 @@ class Model(Network):
             'attn.c_proj.weight': (n_embd * n_layer) ** -0.5,
             'mlp.c_fc.weight': n_embd**-0.5,
             'mlp.c_proj.weight': (4 * n_embd * n_layer) ** -0.5,
-            'heads.value.w': 0.0,
-            'heads.reward.w': (n_embd + 1) ** -0.5,
+            **head_deviations(n_embd),
         }
         for name, parameter in self.named_parameters():
             if names is not None and name not in names:

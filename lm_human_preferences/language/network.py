@@ -38,6 +38,11 @@ class ScalarHead(nn.Module):
         return (h.to(self.w.dtype) * self.w).sum(-1) + self.b
 
 
+def head_deviations(n_embd: int) -> dict[str, float]:
+    """The standard deviations that the weights of scalar heads start with, by their names."""
+    return {f'{HEADS}value.w': 0.0, f'{HEADS}reward.w': (n_embd + 1) ** -0.5}
+
+
 class Network(nn.Module, ABC):
     """A language model whose outputs at padding repeat those of the last real token before it.
 
@@ -100,11 +105,14 @@ class Network(nn.Module, ABC):
 
         names: of the parameters to set; None: all.
         """
+        stdevs = head_deviations(self.hparams.n_embd)
         for name, parameter in self.heads.named_parameters(HEADS.rstrip('.')):
-            if names is None or name in names:
+            if names is not None and name not in names:
+                continue
+            if name in stdevs:
+                parameter.normal_(std=stdevs[name])
+            else:
                 parameter.zero_()
-                if name == f'{HEADS}reward.w':
-                    parameter.normal_(std=(self.hparams.n_embd + 1) ** -0.5)
         return self
 
     def hidden(

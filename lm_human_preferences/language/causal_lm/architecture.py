@@ -98,7 +98,9 @@ class CausalLM:
         from transformers.initialization import no_init_weights
 
         with no_init_weights():
-            return AutoModelForCausalLM.from_config(self._config, dtype=torch.float32)
+            causal_lm = AutoModelForCausalLM.from_config(self._config, dtype=torch.float32)
+        causal_lm.tie_weights()  # as far as the config says so
+        return causal_lm
 
 
 def _read_content(path: str) -> dict[str, Any]:

@@ -10,13 +10,18 @@ from lm_human_preferences.errors import UserError
 
 @contextlib.contextmanager
 def told(path: str) -> Iterator[None]:
-    """What transformers raises for a config or weights at `path` that cannot be is a UserError."""
+    """What transformers raises for a config or weights at `path` that cannot be is a UserError.
+
+    Random numbers go on as if nothing had been drawn: where a model begins does not depend on it.
+    """
+    import torch
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            yield
     except UserError:
         raise
     except Exception as e:  # of any kind: the numbers are whatever a file says

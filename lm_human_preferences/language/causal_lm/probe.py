@@ -26,7 +26,7 @@ def check(network: TransformersNetwork, name: str) -> None:
     refused = f'{name}: models of the family {family} are not taken: '
     try:
         with precision.plain():
-            for difference, complaint in _differences(network):
+            for difference, complaint in differences(network):
                 # Not `>`, which nothing is of a nan.
                 if not difference <= TOLERANCE:
                     raise UserError(refused + complaint)
@@ -39,7 +39,7 @@ def check(network: TransformersNetwork, name: str) -> None:
         ) from e
 
 
-def _differences(network: TransformersNetwork) -> Iterator[tuple[float, str]]:
+def differences(network: TransformersNetwork) -> Iterator[tuple[float, str]]:
     """Yield how much each way to compute differs from the reference, and what that means."""
     sizes = network.hparams
     device = network.output_layer()[0].device

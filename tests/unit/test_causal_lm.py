@@ -1,0 +1,228 @@
+"""Models of transformers, driven from outside: which can be, and that they compute the same."""
+
+import numpy as np
+import pytest
+import torch
+from experiments import resolved
+from tiny_causal_lms import N_VOCAB, save, tiny
+
+from lm_human_preferences import storage, train_policy
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.model_sizes import HParams
+from lm_human_preferences.language import architectures
+from lm_human_preferences.language.causal_lm import probe
+from lm_human_preferences.language.causal_lm.network import CAUSAL_LM, TransformersNetwork
+from lm_human_preferences.language.causal_lm.sizes import sizes_of
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.policy import Policy
+from lm_human_preferences.rewards import RewardModel
+
+TAKEN = (
+    'arcee codegen falcon gemma3_text glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gptj granite'
+    ' hunyuan_v1_dense llama mistral mixtral nemotron olmo2 opt phi phi3 qwen2 qwen3 qwen3_moe'
+    ' seed_oss smollm3 stablelm starcoder2'
+).split()
+
+
+def network_of(family, **settings):
+    model = tiny(family, **settings)
+    return TransformersNetwork(model, sizes_of(model, N_VOCAB), ['value']).initialize()
+
+
+@pytest.mark.parametrize('family', TAKEN)
+def test_families_that_are_taken(family):
+    """Padding on the left and in the middle, a cache, several responses in a row, and logits."""
+    network = network_of(family)
+    with torch.no_grad():
+        found = [difference for difference, _ in probe.differences(network)]
+    assert len(found) == 5 and max(found) < 1e-5
+    assert_gradients_ignore_padding(network)
+
+
+def assert_gradients_ignore_padding(network):
+    tokens = torch.arange(1, 9).reshape(1, 8)
+    padded = torch.cat(
+        [torch.zeros(1, 2).long(), tokens[:, :5], torch.zeros(1, 3).long(), tokens[:, 5:]], 1
+    )
+    mask = torch.tensor([[False] * 2 + [True] * 5 + [False] * 3 + [True] * 3])
+    gradients = []
+    for h in (network.hidden(tokens), network.hidden(padded, mask)[mask].unsqueeze(0)):
+        network.zero_grad()
+        network.logits(h).square().sum().backward()
+        gradients.append([each.grad for each in network.causal_lm.parameters()])
+    for plain, with_padding in zip(*gradients, strict=True):
+        if plain is not None:
+            assert (plain - with_padding).abs().max() <= 1e-5 * plain.abs().max() + 2e-5
+
+
+@pytest.mark.parametrize(
+    'family, told',
+    [
+        ('bloom', 'they cannot compute with positions, a mask or a cache that are given ('),
+        ('mpt', 'their positions cannot be set from outside, as padding needs'),
+        ('mamba', 'they cannot compute with positions, a mask or a cache that are given ('),
+        ('qwen3_next', 'their positions cannot be set from outside, as padding needs'),
+        ('cohere', 'their logits are not the product of the last hidden state with an output'),
+    ],
+)
+def test_families_that_are_refused(family, told):
+    with pytest.raises(UserError) as e:
+        probe.check(network_of(family), 'org/name')
+    assert str(e.value).startswith(f'org/name: models of the family {family} are not taken: {told}')
+    assert '\n' not in str(e.value)
+
+
+def wrong_cache(network):
+    """It forgets what it held."""
+    outputs = network.outputs
+
+    def forgetful(tokens, positions, allowed, real, columns, cache=None):
+        return outputs(tokens, positions, allowed[..., -tokens.shape[1] :], real, columns, None)
+
+    return forgetful
+
+
+def without_mask(network):
+    """A token attends to everything before it, whatever it is given."""
+    outputs = network.outputs
+
+    def open_to_all(tokens, positions, allowed, *rest):
+        everything = torch.ones_like(allowed[0]).tril(allowed.shape[2] - allowed.shape[1])
+        return outputs(tokens, positions, everything.unsqueeze(0), *rest)
+
+    return open_to_all
+
+
+@pytest.mark.parametrize(
+    'defect, told',
+    [(wrong_cache, 'token by token'), (without_mask, 'their positions cannot be set')],
+)
+def test_a_network_that_computes_otherwise_is_refused(monkeypatch, defect, told):
+    network = network_of('llama')
+    monkeypatch.setattr(network, 'outputs', defect(network))
+    with pytest.raises(UserError, match=told):
+        probe.check(network, 'org/name')
+
+
+def test_responses_that_see_each_other_are_refused(monkeypatch):
+    network = network_of('llama')
+    monkeypatch.setattr(
+        'lm_human_preferences.language.network.F.pad', lambda same, *_, **__: _all_true(same)
+    )
+    with pytest.raises(UserError, match='several responses behind one query affect each other'):
+        probe.check(network, 'org/name')
+
+
+def _all_true(same_completion):
+    """Where each response is allowed to attend to each other one, behind a prompt of 6 tokens."""
+    size = len(same_completion) + 6
+    return torch.ones(size, size, dtype=torch.bool)
+
+
+def test_tokens_that_the_tokeniser_does_not_know_have_no_logits():
+    network = network_of('llama')
+    assert network.logits(network.hidden(torch.ones(1, 3).long())).shape == (1, 3, N_VOCAB)
+
+
+def test_a_bias_of_the_output_layer_counts():
+    """As in Phi's: in logits, and in log-probabilities at a temperature."""
+    network = network_of('phi')
+    torch.nn.init.normal_(network.causal_lm.lm_head.bias)
+    tokens = torch.arange(6).reshape(1, 6)
+    h = network.hidden(tokens)
+    theirs = network.causal_lm(input_ids=tokens).logits[..., :N_VOCAB]
+    torch.testing.assert_close(network.logits(h), theirs)
+    expected = (theirs / 0.7).log_softmax(-1)
+    logprobs, entropies = network.logprobs_and_entropies(h, tokens, 0.7)
+    torch.testing.assert_close(logprobs, expected.gather(-1, tokens[..., None])[..., 0])
+    torch.testing.assert_close(entropies, -(expected.exp() * expected).sum(-1))
+
+
+def test_nothing_is_dropped_at_random(tmp_path):
+    """Nor while blocks are computed again for the gradient, which transformers calls training."""
+    save(tiny('gpt2', attn_pdrop=0.5, resid_pdrop=0.5, embd_pdrop=0.5), tmp_path)
+    storage.write_json(str(tmp_path / 'encoding'), 'test')
+    network = TrainedModel(str(tmp_path)).build(scope='policy', scalar_heads=['value'])
+    assert isinstance(network, TransformersNetwork)
+    network.gradient_checkpointing = True
+    tokens = torch.arange(8).reshape(1, 8)
+    torch.testing.assert_close(network.hidden(tokens), network.train().hidden(tokens))
+    exported = TrainedModel(str(tmp_path)).to_transformers().config
+    assert (exported.attn_pdrop, exported.resid_pdrop) == (0.5, 0.5)
+
+
+@pytest.fixture
+def both(tmp_path, monkeypatch):
+    """The same GPT-2 as this program's own network, and as one of transformers."""
+    letters = HParams(n_vocab=27, n_ctx=16, n_embd=32, n_head=4, n_layer=2)
+    own = architectures.GPT2(letters)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        directory = save(own.to_transformers(own.create([]).initialize()), tmp_path / 'gpt2')
+    storage.write_json(str(directory / 'encoding'), 'test')
+
+    def model(is_own):
+        monkeypatch.setattr(architectures, 'is_own', lambda *_: is_own)
+        return TrainedModel(str(directory))
+
+    return model
+
+
+def own_name(name):
+    return name.removeprefix(CAUSAL_LM)
+
+
+def test_gpt2_computes_the_same_by_transformers(both):
+    """Log-probabilities, values, scores and their gradients."""
+    queries = torch.tensor([[3, 4, 27], [5, 27, 6], [27, 7, 8]])
+    responses = torch.tensor([[1, 2, 3, 4], [4, 20, 5, 6], [9, 9, 9, 9]])
+    several = torch.stack([responses.masked_fill(responses == 20, 27), responses.flip(1)], dim=1)
+    found = []
+    for is_own in (True, False):
+        torch.manual_seed(2)
+        policy, reward = Policy(both(is_own)), RewardModel(both(is_own))
+        assert isinstance(policy.model, TransformersNetwork) != is_own
+        results = policy.analyze_responses_op(queries, responses)
+        results['rewards'] = reward.get_rewards_op(queries, several)
+        sum(each.square().sum() for each in results.values()).backward()
+        for scope, model in (('policy', policy.model), ('reward', reward.model)):
+            for name, parameter in model.named_parameters():
+                results[f'{scope}/{own_name(name)}'] = parameter.grad
+        found.append(results)
+    own, theirs = found
+    assert own.keys() == theirs.keys() and len(own) > 50
+    for name, value in own.items():
+        if value is not None:
+            torch.testing.assert_close(theirs[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_gpt2_learns_the_same_by_transformers(both, tmp_path):
+    """A reward model and ten steps of PPO: the parameters agree to 1e-4."""
+    found = []
+    for is_own in (True, False):
+        hparams = resolved('train_policy', 'test')
+        directory = tmp_path / str(is_own)
+        settings = {
+            'run.save_dir': str(directory),
+            'task.policy.initial_model': both(is_own).savedir,
+            'rewards.train_new_model.task.policy.initial_model': both(is_own).savedir,
+            'rewards.train_new_model.run.save_dir': str(directory),
+            'rewards.train_new_model.labels.num_train': 64,
+            'ppo.total_episodes': 640,
+            'ppo.lr': 1e-4,
+        }
+        hparams.override_from_dict(settings)
+        train_policy.train(hparams, LocalComm())
+        found.append(Bundle(str(directory / 'policy/checkpoints/model.ckpt-10')))
+    own, theirs = found
+    names = {'policy/model/wte': 'policy/transformer.wte.weight'}
+    names['policy/model/h1/mlp/c_fc/w'] = 'policy/transformer.h.1.mlp.c_fc.weight'
+    names['policy/model/heads/value/w'] = 'policy/heads.value.w'
+    names['reward_model/model/h0/attn/c_attn/w'] = 'reward_model/transformer.h.0.attn.c_attn.weight'
+    names['reward_model/reward_norm/gain'] = 'reward_model/reward_gain'
+    names['policy/model/h0/ln_1/g/adam_1'] = 'policy/transformer.h.0.ln_1.weight/square'
+    for name, other in names.items():
+        value = np.array(own[name]).squeeze()
+        np.testing.assert_allclose(np.array(theirs[other]), value, rtol=1e-4, atol=1e-4)
