@@ -1,5 +1,7 @@
 """Checkpointer on several ranks, as threads: who saves what, and who gets what back."""
 
+import os
+import shutil
 import signal
 import threading
 import time
@@ -14,6 +16,7 @@ from lm_human_preferences.checkpointing import checkpointer
 from lm_human_preferences.checkpointing import checkpoints as saving
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.distributed import lifeline
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.language.gpt2.tf_names import TensorFlowNames
 
@@ -166,6 +169,58 @@ def test_a_checkpoint_holds_the_values_of_its_own_step(tmp_path, monkeypatch):
             checkpoints.save(trainer)
     for step in (1, 2):
         assert Bundle(f'{tmp_path}/model.ckpt-{step}')['global_step'] == step
+
+
+class StoreOfAFailure:
+    """What ranks without MPI write to, where the other rank has said that it failed."""
+
+    def set(self, key, value):
+        pass
+
+    def check(self, keys):
+        return keys == ['failed']
+
+    def get(self, key):
+        return b'1'
+
+
+@pytest.mark.parametrize('file', ['data-00000-of-00001', 'index', 'checkpoint'])
+def test_the_end_of_a_rank_cuts_off_its_save_without_harm(tmp_path, monkeypatch, file):
+    """Rank 0 saves after an error, and is ended since another rank has failed, too.
+
+    On a disk so slow that `file` is not in its place yet: what is seen then is the step before.
+    """
+    written, seen = tmp_path / 'written', tmp_path / 'seen'
+    is_ended = threading.Event()
+    replace = os.replace
+
+    def replace_slowly(part, target):
+        if target.endswith(file):
+            assert is_ended.wait(30)
+        replace(part, target)
+
+    def end(status):
+        if not is_ended.is_set():
+            shutil.copytree(written, seen)  # what the process would leave behind
+            is_ended.set()
+
+    trainer = CountingTrainer()
+    with Checkpointer(str(written), LocalComm(), resume=False, max_to_keep=1) as checkpoints:
+        checkpoints.set_seed(1)
+        trainer.steps += 1
+        checkpoints.save(trainer)
+        checkpoints.wait()
+        monkeypatch.setattr(os, 'replace', replace_slowly)
+        monkeypatch.setattr(os, '_exit', end)
+        trainer.steps += 1
+        checkpoints.save_on_error(trainer)
+        line = lifeline.Lifeline(StoreOfAFailure(), rank=0, size=2, timeout=600)
+    line.close()
+    assert (
+        saving.latest(str(seen)) == saving.latest_resumable(str(seen))[0] == f'{seen}/model.ckpt-1'
+    )
+    assert Bundle(f'{seen}/model.ckpt-1')['global_step'] == 1
+    assert saving.latest(str(written)) == f'{written}/model.ckpt-2'
 
 
 def test_a_step_that_does_not_end_is_interrupted(tmp_path, capfd):
