@@ -35,10 +35,11 @@ def noticing_lost_ranks() -> Iterator[None]:
     except RuntimeError as error:
         from torch.distributed import DistError
 
-        # Gloo's errors are plain ones that name the file of its source.
-        if not isinstance(error, DistError) and 'gloo/' not in str(error):
+        # Gloo's errors have no class of their own, nor do all name it in their texts. What else may
+        # fail in a process group has one, as lack of a GPU's memory.
+        if not isinstance(error, DistError) and type(error) is not RuntimeError:
             raise
-        reason = str(error).splitlines()[0]
+        reason = str(error).partition('\n')[0]
         raise RankLost(f'the connection to another rank is lost: {reason}') from error
 
 

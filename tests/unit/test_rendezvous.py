@@ -1,13 +1,16 @@
 """Ranks without MPI: where they meet, what they send each other, and how long they wait."""
 
+import datetime
 import math
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from launched import eventually, forget_launcher
 
 from lm_human_preferences.distributed import launch_methods, lifeline, messages, network
@@ -167,6 +170,42 @@ def test_silence_is_counted_in_seconds_awake():
     signs = iter([1, 1, 1, 2, 2])
     silence = lifeline._Silence(lambda: next(signs))
     assert [silence.seconds() for _ in range(4)] == [1, 2, 0, 1]
+
+
+def test_gloo_s_errors_are_those_of_a_rank_that_is_lost():
+    """Two ranks, of which the second never comes; the messages are quite different."""
+    store, late = dist.HashStore(), datetime.timedelta(milliseconds=100)
+
+    def connect(rank):
+        return dist.ProcessGroupGloo(store, rank, 2, late)
+
+    with ThreadPoolExecutor() as ranks:
+        group, other = ranks.map(connect, range(2))
+    for _ in range(2):
+        with (
+            pytest.raises(lifeline.RankLost, match='^the connection to another rank is lost: .'),
+            lifeline.noticing_lost_ranks(),
+        ):
+            group.allreduce([torch.ones(1)]).wait()
+    assert other.rank() == 1  # until here, it was there
+
+
+@pytest.mark.parametrize(
+    'error, is_lost',
+    [
+        (dist.DistNetworkError, True),
+        (dist.DistBackendError, True),
+        (torch.OutOfMemoryError, False),
+        (torch.AcceleratorError, False),
+        (ValueError, False),
+    ],
+)
+def test_other_errors_are_told_by_their_class(error, is_lost):
+    with (
+        pytest.raises(lifeline.RankLost if is_lost else error),
+        lifeline.noticing_lost_ranks(),
+    ):
+        raise error('text')
 
 
 class SlowStore:
