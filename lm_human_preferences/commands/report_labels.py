@@ -14,6 +14,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.folder_labels import parse_names, training_labels
 from lm_human_preferences.labels.label_report import report
+from lm_human_preferences.labels.texts import token_ids
 from lm_human_preferences.labels.texts.export_labels import (
     PREFERENCES,
     TEXT,
@@ -100,7 +101,8 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
     labels = training_labels(folder, without)
     inexact = 0
     if form == TOKENS:
-        text, count = as_file(labels, path)
+        encoding = folder.task['encoding']
+        text, count = as_file((token_ids.marked(label, encoding) for label in labels), path)
     else:
         encoder = folder.encoding().get_encoder()
         texts = TextExport(folder.label_type, encoder)

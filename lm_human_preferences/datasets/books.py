@@ -12,6 +12,7 @@ from lm_human_preferences.utils.logging import log_line
 
 PUBLIC = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
 URL = f'{PUBLIC}/datasets/book_passages/{{mode}}.jsonl'
+GPT2 = 'main'  # the encoding of token ids in labels that do not say another
 LABELS = f'{PUBLIC}/labels/descriptiveness/offline_5k.json'
 
 
@@ -72,4 +73,12 @@ def _read(labels: str) -> Any:
 
 def _query(label: dict[str, Any]) -> str | tuple[int, ...]:
     query = label['query'] if 'query' in label else label['prompt']
-    return query if isinstance(query, str) else tuple(query)
+    if isinstance(query, str):
+        return query
+    encoding = label.get('encoding', GPT2)
+    if encoding != GPT2:
+        raise UserError(
+            f'the labels hold token ids of encoding {encoding!r:.80}, which cannot stand in for'
+            ' books: name a .jsonl file of texts as --task.query_dataset'
+        )
+    return tuple(query)

@@ -51,7 +51,8 @@ class TaskHParams(hyperparams.HParams):
     )
     truncate_text: str | None = option(
         None,
-        'a response ends with the first token that holds this text; goes before truncate_token',
+        'a response ends with the first token that has this text in it, at or after truncate_after;'
+        ' goes before truncate_token (docs/models.md)',
         ours=True,
     )
     truncate_after: int = option(0, 'tokens of a response before truncate_token counts', at_least=0)

@@ -16,7 +16,7 @@ from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels import folder_labels, simulated
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.labels.texts import records, tokenise
+from lm_human_preferences.labels.texts import records, token_ids, tokenise
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.utils.core import Schema
 
@@ -114,14 +114,30 @@ def _objects(
         raise UserError(f'{option} {e}') from e
     found = records.read(path) if path.endswith('.jsonl') else None
     objects = storage.read_json(path) if found is None else [record for _, record in found]
-    if not isinstance(objects, list) or not objects or not records.is_text(objects[0]):
+    if not isinstance(objects, list) or not objects:
         return objects, []
-    if found is None:
-        found = [(f'{path}, label {index}', label) for index, label in enumerate(objects)]
     try:
+        if not records.is_text(objects[0]):
+            return _of_token_ids(objects, path, hparams, encoding)
+        if found is None:
+            found = [(f'{path}, label {index}', label) for index, label in enumerate(objects)]
         return tokenise.labels_of(found, hparams, encoding)
     except UserError as e:
         raise UserError(f'{option} {e}') from e
+
+
+def _of_token_ids(
+    objects: list[Any], path: str, hparams: HParams, encoding: Encoding
+) -> tuple[list[Any], list[str]]:
+    """Labels of token ids as those of `encoding`, and lines for the user; see `_objects`."""
+    theirs = token_ids.encoding_of(objects, encoding, path)
+    if theirs.name == encoding.name:
+        return objects, []
+    label_type = label_types.get(hparams.labels.type)
+    found = token_ids.as_texts(objects, label_type, theirs, path)
+    labels, notes = tokenise.labels_of(found, hparams, encoding)
+    line = f'Token ids of encoding {theirs.name!r} were read as texts, in {encoding.name!r}'
+    return labels, [line, *notes]
 
 
 def _num_train(source: str, count: int, hparams: HParams) -> int:

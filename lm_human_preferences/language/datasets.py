@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from lm_human_preferences import storage
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoder
+from lm_human_preferences.language.tokenisers import TokeniserEncoder
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
@@ -151,10 +153,16 @@ class Dataset:
 def _encoded(
     text: str | list[int], encoder: Encoder, start_token: Tokens
 ) -> tuple[list[int], Tokens]:
-    """(tokens of a text, the start token that they are to be cut after)."""
+    """(tokens of a text, the start token that they are to be cut after).
+
+    Token ids are those of a label file: of GPT-2 for a model with a tokeniser of its own.
+    """
     if isinstance(text, str):
         return encoder.encode(text), start_token
     # A query of a label file was already cut after its start token.
+    if isinstance(encoder, TokeniserEncoder):
+        gpt2 = encodings.Main.get_encoder()
+        return encoder.encode(gpt2.decode(_label_query(text, gpt2))), None
     return _label_query(text, encoder), None
 
 

@@ -42,6 +42,27 @@ def import_line(model, pairs, output):
     )
 
 
+def test_files_of_token_ids_say_which_tokeniser_they_are_of(tmp_path, pairs):
+    """Whether they are imported or exported; those of the original's encodings are as before."""
+    model, folder = write_model(tmp_path / 'model'), tmp_path / 'labels'
+    run(import_line(model, pairs, folder))
+    run(f'labels {folder} --export {tmp_path}/exported.json')
+    run(import_line(model, pairs, tmp_path / 'imported.json'))
+    name = LabelFolder(str(folder)).task['encoding']
+    for file in ('exported.json', 'imported.json'):
+        labels = json.loads((tmp_path / file).read_text())
+        assert [label['encoding'] for label in labels] == [name] * len(PAIRS)
+    pairs.write_text('{"prompt": "ab", "chosen": "c", "rejected": "d"}\n')
+    options = '--labels.type best_of_2 --task.truncate_token None'
+    run(f'import_labels test {pairs} {tmp_path}/test.json {options}')
+    assert json.loads((tmp_path / 'test.json').read_text())[0].keys() == {
+        'query',
+        'sample0',
+        'sample1',
+        'best',
+    }
+
+
 def test_a_folder_of_labels_has_the_tokeniser_with_it(tmp_path, pairs):
     """It can be read where the model is not, and takes no tokens of another encoding."""
     model, folder = write_model(tmp_path / 'model'), tmp_path / 'labels'

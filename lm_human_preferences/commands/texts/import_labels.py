@@ -13,7 +13,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels.folder import QuestionWriter
 from lm_human_preferences.labels.labeller import check_name
-from lm_human_preferences.labels.texts import into_folder, records, tokenise
+from lm_human_preferences.labels.texts import into_folder, records, token_ids, tokenise
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.storage import outputs
 
@@ -38,7 +38,8 @@ def import_labels(reward_hparams: HParams, file: str, output: str, labeller: str
     if not labels:
         raise UserError(f'{file} holds no label that could be brought in')
     if is_file:
-        _write_file(output, labels, label_types.get(reward_hparams.labels.type).field)
+        answer = label_types.get(reward_hparams.labels.type).field
+        _write_file(output, labels, answer, encoding.name)
     else:
         task = task_record(reward_hparams, output, encoding.name)
         _write_folder(output, labels, task, encoding, labeller)
@@ -46,8 +47,9 @@ def import_labels(reward_hparams: HParams, file: str, output: str, labeller: str
         click.echo(note)
 
 
-def _write_file(path: str, labels: into_folder.Questions, answer: str) -> None:
-    lines = ',\n'.join(json.dumps({**tokens, answer: label.answer}) for label, tokens in labels)
+def _write_file(path: str, labels: into_folder.Questions, answer: str, encoding: str) -> None:
+    objects = ({**tokens, answer: label.answer} for label, tokens in labels)
+    lines = ',\n'.join(json.dumps(token_ids.marked(label, encoding)) for label in objects)
     try:
         storage.write_bytes(path, f'[{lines}]\n'.encode())
     except OSError as e:

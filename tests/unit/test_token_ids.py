@@ -1,0 +1,133 @@
+"""labels/texts/token_ids: labels of token ids of another encoding than the model's."""
+
+import json
+import re
+
+import pytest
+from tiny_tokenisers import write_byte_level, write_words
+
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.labels import label_files
+from lm_human_preferences.language import datasets, encodings, tokenisers
+
+WORDS = ['the', 'film', 'was', 'good', 'bad', 'a', 'b']
+
+
+@pytest.fixture
+def own(tmp_path):
+    return tokenisers.read(write_words(tmp_path / 'model', WORDS))
+
+
+@pytest.fixture(autouse=True)
+def main_has_letters(monkeypatch):
+    """In place of GPT-2's encoding, which is not on every machine."""
+    letters = encodings.Encoding('main', n_vocab=27, eot_token=26)
+    monkeypatch.setattr(encodings, 'Main', letters)
+
+
+def letters(text, length):
+    encoder = encodings.Test.get_encoder()
+    return (encoder.encode(text) + [encoder.padding_token] * length)[:length]
+
+
+def words(text, length):
+    tokens = [WORDS.index(word) for word in text.split()]
+    return (tokens + [len(WORDS) + 1] * length)[:length]
+
+
+def load(tmp_path, labels, encoding, too_long='refuse'):
+    path = tmp_path / 'labels.json'
+    path.write_text(json.dumps(labels))
+    hparams = HParams()
+    hparams.override_from_dict(
+        {
+            'task.query_length': 3,
+            'task.response_length': 2,
+            'labels.source': str(path),
+            'labels.type': 'best_of_2',
+            'labels.too_long': too_long,
+        }
+    )
+    return label_files.load_labels(hparams, encoding)
+
+
+def label_of(encoded, *texts, best=0, **more):
+    query, *samples = texts
+    fields = {f'sample{i}': encoded(text, 4) for i, text in enumerate(samples)}
+    return {'query': encoded(query, 5), **fields, 'best': best, **more}
+
+
+def rows(labels):
+    return {field: values.tolist() for field, values in labels.items()}
+
+
+def test_ids_of_gpt2_are_read_as_texts(tmp_path, own):
+    """Which have another length then."""
+    labels, notes = load(tmp_path, [label_of(letters, 'a', 'b', 'a', best=1)], own)
+    assert rows(labels) == {
+        'query': [words('a', 3)],
+        'sample0': [words('b', 2)],
+        'sample1': [words('a', 2)],
+        'best': [1],
+    }
+    assert notes == [
+        'Num labels found in source: 1',
+        f"Token ids of encoding 'main' were read as texts, in '{own.name}'",
+        'Padded: 1 queries to 3 tokens, 2 responses to 2',
+    ]
+
+
+def test_ids_that_say_whose_they_are_are_taken_as_they_are(tmp_path, own):
+    label = {'query': words('the film', 3), 'sample0': words('good', 2), 'best': 0}
+    label |= {'sample1': words('bad', 2), 'encoding': own.name}
+    labels, notes = load(tmp_path, [label], own)
+    assert rows(labels)['sample1'] == [words('bad', 2)]
+    assert notes == ['Num labels found in source: 1']
+    with pytest.raises(UserError, match=f"ids of encoding '{own.name}', not 'test': export these"):
+        load(tmp_path, [label], encodings.Test)
+
+
+def test_ids_of_another_encoding_of_the_originals(tmp_path):
+    label = {'query': [0, 1, 27], 'sample0': [0, 27], 'sample1': [1, 27], 'best': 0}
+    labels, _ = load(tmp_path, [label], encodings.Test)
+    assert rows(labels)['query'] == [[0, 1, 27]]
+    with pytest.raises(UserError, match="encoding 'reviews' has no word 'a'"):
+        load(tmp_path, [{**label, 'encoding': 'test'}], encodings.Reviews)
+
+
+def test_texts_that_are_longer_now(tmp_path):
+    """The rules are those of labels that are texts."""
+    own = tokenisers.read(write_byte_level(tmp_path / 'model'))
+    label = label_of(letters, 'zqzq', 'b', 'a')
+    with pytest.raises(UserError, match=r'labels.json, label 0: a query has 4 tokens, more than 3'):
+        load(tmp_path, [label], own)
+    labels, notes = load(tmp_path, [label], own, 'cut')
+    assert own.get_encoder().decode(labels['query'][0]) == 'zqz'
+    assert 'Cut: 1 queries to 3 tokens, 0 responses to 2' in notes
+
+
+@pytest.mark.parametrize(
+    'change, told',
+    [
+        ({'query': [0, 99]}, "label 1, field 'query' must be token ids 0 to 26, or 27 for padding"),
+        ({'query': [0, 0.5]}, "label 1, field 'query' must be token ids"),
+        ({'sample1': 'a'}, "label 1, field 'sample1' must be token ids"),
+        ({'sample0': None}, "label 1, field 'sample0' must be token ids"),
+        ({'encoding': 'test'}, "label 1 is of encoding 'test', not 'main' as before"),
+        ({'best': 2}, "label 1, field 'best' must be a whole number from 0 to 1, not 2"),
+    ],
+)
+def test_damage_is_told(tmp_path, own, change, told):
+    label = label_of(letters, 'a', 'b', 'a')
+    with pytest.raises(UserError, match=rf'^--labels.source .*labels.json, {re.escape(told)}'):
+        load(tmp_path, [label, {**label, **change}], own)
+
+
+def test_queries_of_labels_of_gpt2_are_read_as_texts(own):
+    """Those that stand in for a data set; they were cut after a full stop before."""
+    encoder = own.get_encoder()
+    dataset = datasets.Dataset('x', lambda mode, seed, shuffle: iter([letters('a', 4)]))
+    options = dict(mode='train', encoder=encoder, repeat_count=1, start_token=own.eot_token)
+    found = dataset.sequences(3, **options)
+    assert list(found) == [words('a', 3)]
