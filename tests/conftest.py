@@ -21,7 +21,14 @@ import pytest
 import torch
 from golden_data import bpe_directory, why_no_cases
 
-pytest_plugins = ['leftovers', 'limits', 'scheduling', 'blobserver.fixtures', 'slurm_cluster']
+pytest_plugins = [
+    'leftovers',
+    'limits',
+    'scheduling',
+    'blobserver.fixtures',
+    'hub_server',
+    'slurm_cluster',
+]
 
 gc.disable()  # until all tests are collected, see there
 torch.set_num_threads(1)
@@ -34,6 +41,12 @@ hypothesis.settings.load_profile(
 if 'PYTEST_XDIST_WORKER' not in os.environ:
     _cache = tempfile.TemporaryDirectory()
     os.environ['LMHP_CACHE'] = _cache.name
+    os.environ['HF_HOME'] = os.path.join(_cache.name, 'hub')
+
+# No test asks the real hub: nobody answers here. The fixture hub_server is one that does.
+os.environ['HF_ENDPOINT'] = 'http://127.0.0.1:9'
+for _name in ('HF_TOKEN', 'HF_HUB_OFFLINE', 'HF_HUB_CACHE', 'TRANSFORMERS_OFFLINE'):
+    os.environ.pop(_name, None)
 
 if bpe_directory() is not None:
     os.environ['LMHP_GPT2_ENCODINGS'] = str(bpe_directory())

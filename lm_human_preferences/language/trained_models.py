@@ -41,9 +41,10 @@ _probed: set[str | None] = set()  # directories whose models this process has dr
 class TrainedModel:
     """Where a model's sizes, encoding and weights are (the original's TrainedModel).
 
-    name: a released model (124M or gpt2, ...), the path or URL of a directory, or 'test' for the
-        tiny random model.
-    savedir: the directory, where that is not `name`.
+    name: a released model (124M or gpt2, ...), the path or URL of a directory, a model of the hub
+        (ORG/NAME, ORG/NAME@REVISION or hf://...), or 'test' for the tiny random model.
+    savedir: the directory, where that is not `name`; of a model of the hub, its hf:// path with the
+        commit.
     scope: read only the variables under this name ('policy' in the checkpoint of a training).
     """
 
@@ -172,7 +173,7 @@ class TrainedModel:
         """The weights in the model's files, local or remote."""
         assert self.savedir is not None
         if architectures.is_saved_by_transformers(self.savedir):
-            return self._architecture.saved_weights(self.savedir)
+            return self._architecture.saved_weights(storage.cached_directory(self.savedir))
         names = self._architecture.variable_names
         return CheckpointWeights(self.savedir, names, self._architecture.embedding)
 
@@ -194,11 +195,24 @@ def _directory_of(name: str) -> str | None:
     released = released_name(name)
     if released is not None:
         return f'gs://gpt-2/models/{released}'
+    path = storage.model_path(name)
+    if path is not None:
+        return _of_hub(name, path)
     if storage.exists(storage.join(name, 'policy', 'hparams.json')):  # a run directory
         return storage.join(name, 'policy')
     if not storage.is_remote(name) and not storage.exists(name):
         raise UserError(
-            f'there is no model {name!r}: give one of {", ".join(RELEASED)}, or the directory of a'
-            ' model'
+            f'there is no model {name!r}: give one of {", ".join(RELEASED)}, the directory of a'
+            ' model, or ORG/NAME of the hub'
         )
     return name
+
+
+def _of_hub(name: str, path: str) -> str:
+    """The hf:// path of a model with its commit; UserError if it cannot be had."""
+    try:
+        return storage.pinned(path)
+    except storage.StorageError as e:
+        if storage.is_hub(name):
+            raise
+        raise UserError(f'there is no directory {name}; as a model of the hub, {e}') from e

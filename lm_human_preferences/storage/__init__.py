@@ -5,6 +5,7 @@ The only room that opens remote paths. Knows paths and bytes; does not know what
     paths.py    what a path or URL is
     files.py    local files: atomic writing, JSON
     blobs.py    blobs on a server
+    hub.py      files of the Hugging Face hub, which hub_client.py fetches
     cache.py    reading anything through the cache
     outputs.py  --output_dir of a command
     crc.py      the checksum of TensorFlow's files
@@ -36,10 +37,13 @@ from lm_human_preferences.storage.files import (
     write_bytes,
     write_json,
 )
+from lm_human_preferences.storage.hub import cached_directory, is_pin_of, model_path, pinned
+from lm_human_preferences.storage.hub_client import check_reachable
 from lm_human_preferences.storage.paths import (
     NotFound,
     StorageError,
     cache_root,
+    is_hub,
     is_offline,
     is_remote,
     join,
@@ -52,13 +56,17 @@ __all__ = [
     'append',
     'atomic_write',
     'cache_root',
+    'cached_directory',
     'cached_path',
     'cached_paths',
     'check_access',
     'check_here',
+    'check_reachable',
     'exists',
     'is_here',
+    'is_hub',
     'is_offline',
+    'is_pin_of',
     'is_remote',
     'join',
     'listing',
@@ -66,9 +74,11 @@ __all__ = [
     'lock_file',
     'make_cache_folder',
     'md5',
+    'model_path',
     'open_nofollow',
     'parse_json',
     'parse_json_lines',
+    'pinned',
     'read_json',
     'read_json_lines',
     'read_text',

@@ -16,8 +16,8 @@ import re
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from lm_human_preferences.storage.paths import (
     GOOGLE,
@@ -31,6 +31,8 @@ from lm_human_preferences.storage.paths import (
 if TYPE_CHECKING:
     from blobfile import Context, Stat
     from urllib3 import PoolManager
+
+Answer = TypeVar('Answer')
 
 ANSWER_TIMEOUT = 8  # seconds in which a server must give its first answer, retries included
 UNREACHABLE_SECONDS = 30  # for so long, a server that gave none is not asked again
@@ -50,11 +52,7 @@ def stat(path: str) -> Stat:
 
 
 def stat_blob(blob: Blob) -> Stat:
-    """What the server says about a blob, or NotFound: always the first question to a server.
-
-    One deadline covers name lookup, connection, encryption and all retries. The libraries have
-    no such deadline, so the question is asked in a thread.
-    """
+    """What the server says about a blob, or NotFound: always the first question to a server."""
     if is_offline():
         is_damaged = os.path.exists(blob.cached)
         problem = 'damaged since it was fetched' if is_damaged else 'not in the cache'
@@ -62,21 +60,30 @@ def stat_blob(blob: Blob) -> Stat:
     until, reason = _unreachable.get(blob.account, (0, ''))
     if time.monotonic() < until:
         raise blob.error(reason)
-    answer: concurrent.futures.Future[Stat] = concurrent.futures.Future()
+    with translate_errors(blob):
+        try:
+            return first_answer(lambda: _client(blob).stat(blob.path), blob.account)
+        except FileNotFoundError:
+            raise blob.error('there is no such file', NotFound) from None
+
+
+def first_answer(question: Callable[[], Answer], server: str) -> Answer:
+    """What `question` returns, or its error; TimeoutError if that takes ANSWER_TIMEOUT.
+
+    One deadline covers name lookup, connection, encryption and all retries. The libraries have
+    no such deadline, so the question is asked in a thread. server: for the thread's name.
+    """
+    answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
 
     def ask() -> None:
         """Hand the server's answer, or the error, to whoever waits for `answer`."""
         try:
-            answer.set_result(_client(blob).stat(blob.path))
+            answer.set_result(question())
         except BaseException as e:
             answer.set_exception(e)
 
-    threading.Thread(target=ask, name=f'asks {blob.account}', daemon=True).start()
-    with translate_errors(blob):
-        try:
-            return answer.result(ANSWER_TIMEOUT)
-        except FileNotFoundError:
-            raise blob.error('there is no such file', NotFound) from None
+    threading.Thread(target=ask, name=f'asks {server}', daemon=True).start()
+    return answer.result(ANSWER_TIMEOUT)
 
 
 def open_for_reading(blob: Blob, stat: Stat) -> BinaryIO:

@@ -24,9 +24,16 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.storage import blobs
+from lm_human_preferences.storage import blobs, hub
 from lm_human_preferences.storage.files import atomic_write, md5
-from lm_human_preferences.storage.paths import Blob, NotFound, StorageError, is_offline, is_remote
+from lm_human_preferences.storage.paths import (
+    Blob,
+    NotFound,
+    StorageError,
+    is_hub,
+    is_offline,
+    is_remote,
+)
 
 if TYPE_CHECKING:
     from blobfile import Stat
@@ -93,6 +100,8 @@ def exists(path: str) -> bool:
     """
     if not is_remote(path):
         return os.path.exists(path)
+    if is_hub(path):
+        return hub.exists(path)
     blob = Blob(path)
     if not blob.may_change and os.path.exists(blob.cached):
         return True
@@ -107,6 +116,8 @@ def exists(path: str) -> bool:
 
 def is_here(path: str) -> bool:
     """Whether a file, local or remote, can be read without the network."""
+    if is_hub(path):
+        return hub.is_here(path)
     return os.path.exists(Blob(path).cached if is_remote(path) else path)
 
 
@@ -115,12 +126,20 @@ def check_here(paths: Iterable[str]) -> None:
 
     For LMHP_OFFLINE=1: so the user can put all of them there at once.
     """
-    missing = [Blob(path) for path in paths if is_remote(path) and not is_here(path)]
+    missing = [path for path in paths if is_remote(path) and not is_here(path)]
     if missing:
-        places = ', '.join(f'{blob.url} at {blob.cached}' for blob in missing)
+        places = ', '.join(map(_place_of, missing))
         raise StorageError(
             f'LMHP_OFFLINE=1, and the cache lacks {len(missing)} files; put {places}'
         )
+
+
+def _place_of(path: str) -> str:
+    """Where to put a remote file that is to be read without the network."""
+    if is_hub(path):
+        return f'{path} into HF_HOME by `hf download`'
+    blob = Blob(path)
+    return f'{blob.url} at {blob.cached}'
 
 
 def cached_path(path: str) -> str:
@@ -129,6 +148,8 @@ def cached_path(path: str) -> str:
     Raises NotFound if there is no such file, StorageError if it cannot be read for another reason.
     """
     local = path
+    if is_hub(path):
+        return hub.cached_path(path)
     if is_remote(path):
         blob = Blob(path)
         local = blob.cached
@@ -145,7 +166,7 @@ def cached_paths(paths: Collection[str]) -> list[str]:
     """[cached_path(path) for path in paths], over several connections and with one progress bar."""
     from tqdm.contrib.concurrent import thread_map
 
-    remote = [Blob(path) for path in paths if is_remote(path)]
+    remote = [Blob(path) for path in paths if is_remote(path) and not is_hub(path)]
     missing = [blob for blob in remote if not os.path.exists(blob.cached)]
     if missing:
         thread_map(

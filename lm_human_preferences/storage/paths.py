@@ -5,6 +5,11 @@ A URL is one of:
     https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME
     gs://BUCKET/NAME
 The original's buckets, gs://lm-human-preferences and gs://gpt-2, have moved to az://openaipublic.
+A path of the Hugging Face hub is one of:
+    hf://ORG/NAME@REVISION                   a model
+    hf://ORG/NAME@REVISION/FILE              one of its files
+    hf://datasets/ORG/NAME@REVISION/FILE     a file of a data set
+Without @REVISION it is the branch main.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from typing import overload
 from lm_human_preferences.errors import UserError
 
 PUBLIC = 'openaipublic'  # the account of what the original published; nothing there ever changes
+HUB = 'hf://'  # what paths of the Hugging Face hub begin with (hub.py)
 GOOGLE = 'gs'  # stands for the account of every gs:// URL
 MOVED_BUCKETS = ('gpt-2', 'lm-human-preferences')
 _URL = re.compile(
@@ -25,6 +31,12 @@ _URL = re.compile(
     r'|(?P<google>gs)://)'
     r'(?P<container>[a-z0-9][a-z0-9._-]*)/(?P<name>[^?#]+)'
 )
+_WORD = '[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?'
+_REPOSITORY = rf'(?![^@]*(?:--|\.\.|\.git(?:[@/]|$)))(?P<repository>{_WORD}/{_WORD})'
+_REVISION = r'(?:@(?P<revision>[^/@?#\s]+))?'
+_MODEL = re.compile(_REPOSITORY + _REVISION)
+_HUB_PATH = re.compile(rf'{HUB}(?P<kind>datasets/)?{_REPOSITORY}{_REVISION}(?:/(?P<name>[^?#]+))?')
+_COMMIT = re.compile('[0-9a-f]{40}')
 # Backslashes, control characters, lone surrogates, and the endings of our own temporary files.
 _UNSAFE = re.compile(r'[\\\x00-\x1f\x7f\ud800-\udfff]|\.(part|lock)(/|$)')
 
@@ -44,13 +56,17 @@ class Blob:
     """
 
     def __init__(self, path: str, for_reading: bool = True) -> None:
+        if path.startswith(HUB):
+            raise StorageError(
+                f'{path}: the hub is only read from; give a local path, az:// or gs://'
+            )
         match = _URL.fullmatch(path)
         name = ''
         if match is not None:
             name = match['name']
             if match['https']:
                 name = urllib.parse.unquote(name)
-        if match is None or not _is_safe(name):
+        if match is None or not is_safe(name):
             raise StorageError(
                 f'{path!r}: give a local path, az://ACCOUNT/CONTAINER/NAME, gs://BUCKET/NAME or '
                 'https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME'
@@ -77,7 +93,56 @@ class Blob:
         return kind(f'{self.url}: {one_line}{self.advice}')
 
 
-def _is_safe(name: str) -> bool:
+class HubPath:
+    """An hf:// path taken apart. name: of the file; '' for the whole model."""
+
+    def __init__(self, path: str) -> None:
+        match = _HUB_PATH.fullmatch(path)
+        name = match['name'] or '' if match else ''
+        if match is None or (name and not is_safe(name)) or (match['kind'] and not name):
+            raise StorageError(
+                f'{path!r}: give hf://ORG/NAME for a model, hf://ORG/NAME/FILE, or'
+                ' hf://datasets/ORG/NAME/FILE; @REVISION may follow NAME'
+            )
+        self.path = path
+        self.kind = 'dataset' if match['kind'] else 'model'
+        self.repository = match['repository']
+        self.revision = urllib.parse.unquote(match['revision'] or 'main')
+        self.name = name
+
+    @property
+    def is_commit(self) -> bool:
+        """Whether its revision is a commit, of which nothing ever changes."""
+        return bool(_COMMIT.fullmatch(self.revision))
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What the hub is asked about."""
+        return self.kind, self.repository, self.revision
+
+    def at(self, commit: str) -> str:
+        """The same path with `commit` as its revision."""
+        kind = 'datasets/' if self.kind == 'dataset' else ''
+        file = f'/{self.name}' if self.name else ''
+        return f'{HUB}{kind}{self.repository}@{commit}{file}'
+
+    def error(self, reason: str, kind: type[StorageError] = StorageError) -> StorageError:
+        """An error of one line that names the path."""
+        one_line = ' '.join(reason.split())
+        return kind(f'{self.path}: {one_line}')
+
+
+def is_hub(path: str) -> bool:
+    """Whether `path` is of the hub."""
+    return path.startswith(HUB)
+
+
+def is_model_name(name: str) -> bool:
+    """Whether `name` may be ORG/NAME or ORG/NAME@REVISION; it may be a local path as well."""
+    return _MODEL.fullmatch(name) is not None
+
+
+def is_safe(name: str) -> bool:
     """Whether a blob's name is usable as a relative path, and stays below where it is put."""
     if any(part in ('', '.', '..') for part in name.split('/')):
         return False

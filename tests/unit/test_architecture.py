@@ -53,6 +53,7 @@ ONLY = {
     'horovod': 'distributed',
     'torch.distributed': 'distributed',
     'blobfile': 'storage',
+    'huggingface_hub': 'storage',
     'starlette': 'labels',
     'uvicorn': 'labels',
     f'{PACKAGE}.checkpointing.tf_table': 'checkpointing',

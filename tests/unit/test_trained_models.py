@@ -128,8 +128,8 @@ def test_tensors_that_do_not_fit_are_named(model_dir, change, told):
 def test_what_is_no_model_is_refused(tmp_path, model_dir):
     assert (
         error_of('125M')
-        == "there is no model '125M': give one of 124M, 355M, 774M, 1558M, or the directory of a"
-        ' model'
+        == "there is no model '125M': give one of 124M, 355M, 774M, 1558M, the directory of a"
+        ' model, or ORG/NAME of the hub'
     )
     (tmp_path / 'empty').mkdir()
     assert (

@@ -1,0 +1,410 @@
+"""storage's hf:// paths, and models called ORG/NAME, against a loopback imitation of the hub."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+from blobserver.server import BlackHole
+from hub_server import commit_of, files_in, forget
+from huggingface_hub import constants, file_download
+from sample_files import write_hugging_face
+from tiny_tokenisers import write_words
+
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.storage import blobs, hub_client
+
+WANTED = {
+    'config.json': b'{"model_type": "gpt2"}',
+    'model-00001-of-00002.safetensors': b'1' * 1000,
+    'model-00002-of-00002.safetensors': b'2' * 2000,
+    'model.safetensors.index.json': b'{"weight_map": {}}',
+    'tokenizer.json': b'{}',
+    'tokenizer.model': b'pieces',
+    'merges.txt': b'a b',
+    'vocab.txt': b'a',
+    'chat_template.jinja': b'{{ messages }}',
+}
+UNWANTED = {
+    'pytorch_model.bin': b'x',
+    'rng.pt': b'x',
+    'vocab.pkl': b'x',
+    'modeling_custom.py': b'x',
+    'tokenizer_custom.py': b'x',
+    'consolidated.safetensors': b'x',
+    'README.md': b'x',
+    'onnx/config.json': b'x',
+    'original/model.safetensors': b'x',
+}
+MODEL = {**WANTED, **UNWANTED}
+LABELS = 'hf://datasets/org/labels/sentiment/offline.json'
+CHILD = (
+    'import sys; from lm_human_preferences import storage;'
+    ' print(storage.cached_directory(sys.argv[1]))'
+)
+
+
+@pytest.fixture(autouse=True)
+def some_of_each(hub_server):
+    hub_server.holds.update(
+        {
+            'org/model': {'main': MODEL, 'v1': {**MODEL, 'merges.txt': b'old'}},
+            'datasets/org/labels': {'main': {'sentiment/offline.json': b'[1]'}},
+        }
+    )
+
+
+def failure(call, *arguments):
+    with pytest.raises(storage.StorageError) as caught:
+        call(*arguments)
+    assert '\n' not in str(caught.value)
+    return str(caught.value)
+
+
+# --- models ---
+
+
+def test_of_a_model_comes_what_can_be_read_and_nothing_else(hub_server):
+    directory = storage.cached_directory('hf://org/model')
+    assert files_in(directory) == WANTED
+    assert not any(hub_server.requests(f'/{name}') for name in UNWANTED)
+
+
+def test_a_commit_is_fetched_once_and_never_asked_about_again(hub_server):
+    path = storage.pinned('hf://org/model')
+    assert path == f'hf://org/model@{commit_of(MODEL)}'
+    assert hub_server.requests('.safetensors') == 2  # the index; weights wait until they are used
+    directory = storage.cached_directory(path)
+    assert hub_server.requests('GET /org/model/resolve') == len(WANTED)
+    asked = len(hub_server.log)
+    forget()
+    assert storage.pinned(path) == path
+    assert storage.cached_directory(path) == directory
+    assert storage.read_json(storage.join(path, 'config.json')) == {'model_type': 'gpt2'}
+    assert storage.exists(storage.join(path, 'config.json'))
+    assert not storage.exists(storage.join(path, 'hparams.json'))
+    assert len(hub_server.log) == asked
+
+
+def test_a_branch_that_moves_is_followed_by_the_next_process(hub_server):
+    before = storage.pinned('hf://org/model')
+    hub_server.holds['org/model']['main'] = moved = {**MODEL, 'merges.txt': b'b a'}
+    assert storage.pinned('hf://org/model') == before
+    forget()
+    after = storage.pinned('hf://org/model')
+    assert after == f'hf://org/model@{commit_of(moved)}'
+    assert storage.read_text(f'{after}/merges.txt') == 'b a'
+    assert storage.read_text(f'{before}/merges.txt') == 'a b'
+    assert storage.read_text('hf://org/model@v1/merges.txt') == 'old'
+
+
+def test_what_was_interrupted_is_completed(hub_server):
+    """config.json alone, as another program may have fetched it, is no model."""
+    path = f'hf://org/model@{commit_of(MODEL)}'
+    storage.cached_path(f'{path}/config.json')
+    assert files_in(storage.cached_directory(path)) == WANTED
+    os.remove(os.path.join(storage.cached_directory(path), 'model-00002-of-00002.safetensors'))
+    os.remove(os.path.join(storage.cached_directory(path), 'tokenizer.json'))
+    assert files_in(storage.cached_directory(path)) == WANTED
+
+
+def test_two_processes_share_a_download_and_the_environment_means_what_it_does(hub_server):
+    """HF_ENDPOINT and HF_HOME are those of the fixture."""
+    hub_server.token = 'secret'
+    children = [
+        subprocess.Popen(
+            [sys.executable, '-c', CHILD, 'hf://org/model'],
+            env={**os.environ, 'HF_TOKEN': 'secret'},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    directories = {child.communicate()[0].strip() for child in children}
+    assert [child.returncode for child in children] == [0, 0]
+    (directory,) = directories
+    assert directory.startswith(os.path.join(os.environ['HF_HOME'], 'hub', 'models--org--model'))
+    assert files_in(directory) == WANTED
+    assert hub_server.requests('GET /org/model/resolve') == len(WANTED)
+    assert not hub_server.requests('/api/agent-harnesses')  # which is telemetry
+
+
+# --- files ---
+
+
+def test_a_file_of_a_data_set(hub_server):
+    assert storage.is_remote(LABELS) and not storage.is_here(LABELS)
+    assert storage.exists(LABELS)
+    assert hub_server.requests('GET /datasets') == 0
+    assert storage.read_json(LABELS) == [1]
+    assert storage.is_here(LABELS)
+    assert storage.cached_paths([LABELS]) == [storage.cached_path(LABELS)]
+    commit = commit_of({'sentiment/offline.json': b'[1]'})
+    at_commit = f'hf://datasets/org/labels@{commit}/sentiment/offline.json'
+    assert storage.pinned(LABELS) == at_commit
+    assert storage.read_json(at_commit) == [1]
+    assert hub_server.requests('GET /datasets') == 1
+    assert not storage.exists('hf://datasets/org/labels/descriptiveness.json')
+    assert not storage.exists('hf://datasets/org/others/labels.json')
+    assert 'there is no such file' in failure(storage.read_json, 'hf://datasets/org/labels/x.json')
+
+
+@pytest.mark.parametrize(
+    'path',
+    [
+        'hf://',
+        'hf://model',
+        'hf://datasets/org/labels',
+        'hf://org/model/../x',
+        'hf://org/model//x',
+        'hf://org/model@/x',
+        'hf://org/mo--del',
+        'hf://../model/x',
+        'hf://org/model/x?y',
+        'hf://org/model/x.lock',
+    ],
+)
+def test_unusable_paths(path):
+    assert 'give hf://ORG/NAME' in failure(storage.cached_path, path)
+
+
+def test_nothing_is_written_to_the_hub():
+    with open(os.devnull, 'rb') as nothing:
+        told = failure(storage.write, 'hf://org/model/x', nothing, 0)
+    assert told == 'hf://org/model/x: the hub is only read from; give a local path, az:// or gs://'
+    assert 'only read from' in failure(storage.staging_dir, 'hf://org/model')
+
+
+def test_names_of_models(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ('org/model', 'org/model@v1', 'Org-1/Model_2.5-B'):
+        assert storage.model_path(name) == f'hf://{name}'
+    assert storage.model_path('hf://org/model') == 'hf://org/model'
+    others = ('model', './org/model', '/org/model', 'org/model/x', '../model', 'a/b--c', 'a/b.git')
+    for name in others:
+        assert storage.model_path(name) is None
+    os.makedirs('org/model')
+    assert storage.model_path('org/model') is None  # a local path comes first
+    assert TrainedModel('org/model').savedir == 'org/model'
+
+
+@pytest.mark.parametrize(
+    'recorded, given, expected',
+    [
+        ('org/model@{}', 'org/model', True),
+        ('org/model@{}', 'org/model@v1', True),
+        ('hf://org/model@{}', 'org/model', True),
+        ('hf://datasets/org/labels@{}/a.json', 'hf://datasets/org/labels/a.json', True),
+        ('hf://datasets/org/labels@{}/a.json', 'hf://datasets/org/labels/b.json', False),
+        ('hf://datasets/org/model@{}/a.json', 'hf://org/model/a.json', False),
+        ('org/model@{}', 'org/model@' + 40 * 'b', False),
+        ('org/model@{}', 'org/other', False),
+        ('org/model@v1', 'org/model', False),
+        ('124M', '124M', False),
+        (None, 'org/model', False),
+    ],
+)
+def test_which_name_a_commit_was_recorded_for(recorded, given, expected):
+    recorded = recorded and recorded.format(40 * 'a')
+    assert storage.is_pin_of(recorded, given) == expected
+
+
+# --- without a network ---
+
+
+@pytest.fixture
+def in_cache():
+    """Paths that have been fetched, as another process sees them."""
+    storage.cached_directory('hf://org/model')
+    storage.cached_path(LABELS)
+    forget()
+
+
+@contextlib.contextmanager
+def lmhp_offline(monkeypatch):
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    yield
+
+
+@contextlib.contextmanager
+def hub_offline(monkeypatch):
+    monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)  # read at import
+    yield
+
+
+@contextlib.contextmanager
+def refused(monkeypatch):
+    monkeypatch.setattr(constants, 'ENDPOINT', 'http://127.0.0.1:9')
+    yield
+
+
+@contextlib.contextmanager
+def silent(monkeypatch):
+    monkeypatch.setattr(blobs, 'ANSWER_TIMEOUT', 0.3)
+    monkeypatch.setattr(blobs, 'READ_TIMEOUT', 1)
+    with BlackHole() as hole:
+        monkeypatch.setattr(constants, 'ENDPOINT', f'http://127.0.0.1:{hole.port}')
+        yield
+
+
+@pytest.mark.parametrize(
+    'network, reason',
+    [
+        (lmhp_offline, 'not in the cache, and LMHP_OFFLINE=1'),
+        (hub_offline, 'not in the cache, and HF_HUB_OFFLINE=1'),
+        (refused, '[Errno 111] Connection refused'),
+        (silent, 'no answer within 0.3 s, is there a network?'),
+    ],
+)
+def test_without_a_network_the_cache_is_used(in_cache, monkeypatch, capsys, network, reason):
+    with network(monkeypatch):
+        path = storage.pinned('hf://org/model')
+        assert path == f'hf://org/model@{commit_of(MODEL)}'
+        assert files_in(storage.cached_directory(path)) == WANTED
+        assert storage.is_here(LABELS) and storage.exists(LABELS)
+        assert storage.read_json(LABELS) == [1]
+        note = f'note: hf://org/model: {reason}; going on with what the cache has'
+        notes = capsys.readouterr().err.splitlines()
+        assert notes[:1] == ([] if 'OFFLINE' in reason else [note])
+        assert failure(storage.pinned, 'hf://org/other') == f'hf://org/other: {reason}'
+        at_commit = 'hf://org/model@' + 40 * 'a'
+        assert failure(storage.pinned, at_commit) == f'{at_commit}: {reason}'
+
+
+def test_all_that_is_missing_is_named_at_once(monkeypatch):
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    told = failure(storage.check_here, [LABELS])
+    assert f'put {LABELS} into HF_HOME by `hf download`' in told
+
+
+# --- what goes wrong ---
+
+
+def test_what_the_hub_refuses(hub_server):
+    assert failure(storage.pinned, 'hf://org/none') == (
+        'hf://org/none: the hub has no such model, or it is private: then set HF_TOKEN to a token'
+        ' that may read it'
+    )
+    assert failure(storage.pinned, 'hf://org/model@v9') == (
+        'hf://org/model@v9: this model has no revision v9'
+    )
+    hub_server.gated.add('org/model')
+    assert failure(storage.pinned, 'hf://org/model') == (
+        f'hf://org/model: this model is gated: accept its terms at {hub_server.url}/org/model, and'
+        ' set HF_TOKEN to a token of your account'
+    )
+    hub_server.status = 403
+    forget()
+    assert 'the hub refuses it (HTTP 403): set HF_TOKEN' in failure(storage.read_json, LABELS)
+    hub_server.status = 503
+    assert failure(storage.read_json, LABELS) == f'{LABELS}: the hub answers with HTTP 503'
+
+
+@pytest.mark.parametrize(
+    'files, told',
+    [
+        (
+            {'config.json': b'{}', 'pytorch_model.bin': b'x'},
+            'it has no model.safetensors but pytorch_model.bin: pickles and other formats are not'
+            ' read; give a model that save_pretrained has written',
+        ),
+        ({'config.json': b'{}'}, 'it has no model.safetensors: pickles and other formats are not'),
+        ({'model.safetensors': b'x'}, 'it has no config.json, so it is no model of transformers'),
+    ],
+)
+def test_what_is_no_model_that_can_be_read(hub_server, files, told):
+    hub_server.holds['org/model']['main'] = files
+    for _ in range(2):
+        assert failure(storage.pinned, 'hf://org/model').startswith(f'hf://org/model: {told}')
+
+
+def test_what_is_not_a_hub(hub_server):
+    hub_server.status = 200  # of the page with which a network asks for a password
+    told = failure(storage.pinned, 'hf://org/model')
+    assert told.endswith('the answer is not from a hub (a log-in page of the network?)')
+
+
+@pytest.mark.parametrize(
+    'chunk, reason', [(1000, 'peer closed connection'), (100, 'the file ended early 6 times')]
+)
+def test_a_file_that_ends_early(hub_server, monkeypatch, chunk, reason):
+    """Also one of which a part has come each time, which huggingface_hub would ask for for ever."""
+    hub_server.holds['org/model']['main'] = {
+        'config.json': b'{}',
+        'model.safetensors': bytes(1000),
+    }
+    hub_server.ends['model.safetensors'] = 999
+    monkeypatch.setattr(constants, 'DOWNLOAD_CHUNK_SIZE', chunk)
+    monkeypatch.setattr(file_download, 'time', types.SimpleNamespace(sleep=lambda seconds: None))
+    told = failure(storage.cached_directory, 'hf://org/model')
+    assert told.startswith(f'hf://org/model: model.safetensors: {reason}')
+    assert hub_server.requests('GET /org/model/resolve') <= 8
+    directory = os.path.join(constants.HF_HUB_CACHE, 'models--org--model')
+    assert not any('incomplete' in name for _, _, names in os.walk(directory) for name in names)
+    hub_server.ends.clear()
+    assert len(files_in(storage.cached_directory('hf://org/model'))['model.safetensors']) == 1000
+
+
+def test_a_disk_without_room(monkeypatch):
+    path = storage.pinned('hf://org/model')
+    with monkeypatch.context() as patch:
+        usage = types.SimpleNamespace(free=2999)
+        patch.setattr(shutil, 'disk_usage', lambda folder: usage)
+        told = failure(storage.cached_directory, path)
+    assert told == (
+        f'{path}: no room for its 0 MiB in {constants.HF_HUB_CACHE}, which HF_HOME moves'
+    )
+    monkeypatch.setattr(hub_client._Progress, 'update', fails_as_a_full_disk)
+    told = failure(storage.cached_directory, path)
+    assert told == (
+        f'{path}: model-00001-of-00002.safetensors: no room for it in {constants.HF_HUB_CACHE},'
+        ' which HF_HOME moves'
+    )
+
+
+def fails_as_a_full_disk(self, count):
+    raise OSError(28, 'No space left on device')
+
+
+# --- as models ---
+
+
+@pytest.fixture
+def gpt2(tmp_path, hub_server):
+    """A tiny GPT-2 with a tokeniser: on the hub as org/gpt2, and its directory."""
+    directory = tmp_path / 'gpt2'
+    directory.mkdir()
+    write_hugging_face(directory)
+    (directory / 'encoding').unlink()
+    write_words(directory, [f'word{i}' for i in range(26)])
+    hub_server.holds['org/gpt2'] = {'main': files_in(directory)}
+    return directory
+
+
+def test_a_model_of_the_hub_is_the_one_in_a_directory(gpt2, hub_server):
+    ours = TrainedModel(str(gpt2))
+    theirs = TrainedModel('org/gpt2')
+    assert theirs.savedir == f'hf://org/gpt2@{commit_of(files_in(gpt2))}'
+    assert theirs.encoding.name == ours.encoding.name
+    assert not hub_server.requests('model.safetensors')  # the encoding does not need the weights
+    parameters = dict(theirs.build(scope='policy').named_parameters())
+    for name, parameter in ours.build(scope='policy').named_parameters():
+        if name.startswith('transformer.'):
+            assert torch.equal(parameter, parameters[name])
+
+
+def test_a_name_that_is_neither_a_directory_nor_on_the_hub():
+    with pytest.raises(UserError) as caught:
+        TrainedModel('runs/mine')
+    assert str(caught.value) == (
+        'there is no directory runs/mine; as a model of the hub, hf://runs/mine: the hub has no'
+        ' such model, or it is private: then set HF_TOKEN to a token that may read it'
+    )
+    told = failure(TrainedModel, 'hf://datasets/org/labels/sentiment/offline.json')
+    assert told.endswith('this is no model: give hf://ORG/NAME')
