@@ -183,7 +183,8 @@ def work_left(hparams: policy_options.HParams, n_vocab: int) -> dict[str, float]
     phases: dict[str, float] = {}
     if new_model is not None and hparams.rewards.online is None:
         row = task.query_length + _responses_of(new_model) * task.response_length
-        phases['reward model'] = 3 * row * (new_model.labels.num_train or UNKNOWN_LABELS)
+        labels = new_model.labels.num_train or UNKNOWN_LABELS
+        phases['reward model'] = 3 * row * new_model.epochs * labels
     # Sampling, the reference and the reward; forward and backward in each epoch.
     passes = 3 + 3 * hparams.ppo.noptepochs
     phases['policy'] = passes * tokens * nupdates(hparams) * hparams.ppo.batch_size

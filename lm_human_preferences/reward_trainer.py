@@ -30,7 +30,7 @@ STATE = {'step': COUNT, 'optimizer_steps': COUNT, 'order': [COUNT], 'queries': (
 
 
 class RewardModelTrainer:
-    """Trains a reward model on every label once, and normalises its rewards before and after.
+    """Trains a reward model on every label, and normalises its rewards before and after.
 
     Call `prepare`, then `step` as often as there are steps, then `finish`.
 
@@ -67,7 +67,10 @@ class RewardModelTrainer:
         self.hparams = hparams
         self.comm = comm
         self.train_step = 0
-        self.order: np.ndarray | None = None  # of the labels, once it is drawn
+        # Of the labels, for one epoch after the other; once it is drawn
+        self.order: np.ndarray | None = None
+        # How well the labels held out were predicted after each epoch; see held_out.Prediction.
+        self.held_out_by_epoch: list[float] = []
         # How far the rewards of the last batch agreed with its labels before it was learned.
         self.agreement: float | None = None
         self.networks = {'reward_model': reward_model, 'ref_policy': policy}
@@ -90,8 +93,9 @@ class RewardModelTrainer:
                 announce(f'WARNING: {idle} without effect: {samples} is 0')
             if self.hparams.normalize_before:
                 self.normalize(*self.target_mean_std())
-            # Every rank draws, but rank 0's order counts: each label is learned exactly once.
-            self.order = self.comm.all_gather_object(np.random.permutation(self.num_train))[0]
+            # Every rank draws, but rank 0's order counts: in an epoch each label is learned once.
+            epochs = [np.random.permutation(self.num_train) for _ in range(self.hparams.epochs)]
+            self.order = self.comm.all_gather_object(np.concatenate(epochs))[0]
         batch_size = exact_div(self.hparams.batch_size, self.comm.size)
         log_as_original(f'{self.comm.rank} training on {self.num_train} in batches of {batch_size}')
 
@@ -107,9 +111,11 @@ class RewardModelTrainer:
     def labels_after(self, step: int) -> int:
         """How many labels, in their order, have been learned after so many steps.
 
-        Each step learns from a batch; the last one from what is left, which may be less.
+        Each step learns from a batch; the last one of an epoch from what is left, which may be
+        less.
         """
-        return min(step * self.hparams.batch_size, self.num_train)
+        epoch, step_of_epoch = divmod(step, self.steps_of_epoch)
+        return epoch * self.num_train + min(step_of_epoch * self.hparams.batch_size, self.num_train)
 
     def finish(self) -> None:
         """Give the rewards of the initial policy's samples mean 0 and deviation 1, if asked for."""
@@ -241,13 +247,19 @@ class RewardModelTrainer:
     @property
     def total_steps(self) -> int:
         """Steps of the whole training."""
+        return self.hparams.epochs * self.steps_of_epoch
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """Steps in which all labels are learned once."""
         return ceil_div(self.num_train, self.hparams.batch_size)
 
     @property
     def judged_steps(self) -> int:
         """How many of the last steps tell how the training went.
 
-        A quarter of the whole batches, or all of fewer than four, and the smaller one after them.
+        A quarter of an epoch's whole batches, or all of fewer than four, and the smaller one after
+        them.
         """
         whole, remainder = divmod(self.num_train, self.hparams.batch_size)
         return (whole // 4 or whole) + (remainder > 0)
@@ -279,6 +291,7 @@ class RewardModelTrainer:
             'optimizer_steps': self.optimizer.steps,
             'queries': self.query_sampler.position,
             'order': self.order.tolist(),
+            'held_out_by_epoch': self.held_out_by_epoch,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -286,5 +299,6 @@ class RewardModelTrainer:
         label_files.check_order(state['order'], self.num_train, self.hparams)
         self.train_step = state['step']
         self.order = np.array(state['order'])
+        self.held_out_by_epoch = [float(each) for each in state.get('held_out_by_epoch', [])]
         self.optimizer.start_at(state['optimizer_steps'])
         self.query_sampler.seek(state['queries'])

@@ -204,6 +204,12 @@ class HParams(hyperparams.HParams):
         'labels per step, over all ranks; the last step has what is left of all labels',
         at_least=1,
     )
+    epochs: int = option(
+        1,
+        'passes over the labels, each in another order; few labels need several',
+        at_least=1,
+        ours=True,
+    )
     lr: float = option(5e-5, 'learning rate of the first step; it falls linearly to 0', at_least=0)
 
     rollout_batch_size: int = option(

@@ -51,16 +51,22 @@ def load_labels(
 
 def check_order(order: list[int], num_train: int, hparams: HParams) -> None:
     """Raise UserError unless a training that was begun in this `order` of its labels can go on with
-    `num_train` labels. hparams: train_reward's."""
-    if sorted(order) == list(range(num_train)):
+    `num_train` labels. order: of one epoch after the other. hparams: train_reward's."""
+    if sorted(order) == sorted(hparams.epochs * list(range(num_train))):
         return
+    begun = max(order) + 1
+    if begun == num_train:
+        raise UserError(
+            f'the run was begun with {hparams.option_name("epochs")} {len(order) // begun}: give'
+            ' that number, or begin again with --overwrite'
+        )
     fix = 'name them as before'
-    is_accepted = len(order) % hparams.batch_size == 0  # by --labels.num_train
-    if len(order) < num_train and hparams.labels.held_out == 0 and is_accepted:
+    is_accepted = begun % hparams.batch_size == 0  # by --labels.num_train
+    if begun < num_train and hparams.labels.held_out == 0 and is_accepted:
         option = hparams.labels.option_name('num_train')
-        fix += f' ({option} {len(order)}, if more were added at the end)'
+        fix += f' ({option} {begun}, if more were added at the end)'
     raise UserError(
-        f'the run was begun with {len(order)} labels, not {num_train}: {fix}, or begin again with'
+        f'the run was begun with {begun} labels, not {num_train}: {fix}, or begin again with'
         ' --overwrite'
     )
 

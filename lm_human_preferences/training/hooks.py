@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.training import console, health
@@ -67,7 +67,8 @@ def reward_hooks(
     on_anomaly: --run.on_anomaly. clock: of the whole command, which has a phase 'reward model'.
     """
     hparams, comm = trainer.hparams, trainer.comm
-    clock.begin('reward model', trainer.labels_after(trainer.steps_done) / trainer.num_train)
+    in_all = trainer.labels_after(trainer.total_steps)
+    clock.begin('reward model', trainer.labels_after(trainer.steps_done) / in_all)
     return [
         ProgressBar(
             trainer,
@@ -229,12 +230,13 @@ class RewardTable(Hook):
         self.labels.append(learned - trainer.labels_after(step - 1))
         if not console.is_due(step, trainer.total_steps, trainer.hparams.run.log_interval):
             return
-        share = learned / trainer.num_train
+        in_all = trainer.labels_after(trainer.total_steps)
+        share = learned / in_all
         self.table.add(
             step=f'{step}/{trainer.total_steps}',
             labels=learned,
             loss=weighted_mean(self.losses, self.labels),
-            labels_per_second=self.clock.per_second(share, trainer.num_train),
+            labels_per_second=self.clock.per_second(share, in_all),
             time_left=as_text(self.clock.seconds(share)),
         )
         self.losses.clear()
@@ -242,19 +244,20 @@ class RewardTable(Hook):
 
 
 class HeldOut(Hook):
-    """Measures a reward model by the labels held out: after 1/8, 1/4, 1/2 and all of the steps.
+    """Measures a reward model by the labels held out, after each epoch.
 
-    Each label is learned once, so these show roughly what fewer labels would have given.
+    In the first epoch, also after 1/8, 1/4 and 1/2 of its steps: until then each label has been
+    learned once at most, so these show roughly what fewer labels would have given.
     """
 
     def __init__(self, trainer: RewardTrainer) -> None:
         self.trainer = trainer
-        total = trainer.total_steps
-        self.due = {total, *(total // part for part in (2, 4, 8))}
+        self.due = {trainer.steps_of_epoch // part for part in (2, 4, 8)}
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Log what is due, and print the last; all ranks take part."""
-        if step not in self.due:
+        ends_epoch = step % self.trainer.steps_of_epoch == 0
+        if step not in self.due and not ends_epoch:
             return
         prediction = self.trainer.predict_held_out()
         if prediction is None:
@@ -262,8 +265,21 @@ class HeldOut(Hook):
         self.trainer.logger.log(
             prediction.statistics(), step - 1, tag_prefix='train_reward/held_out/'
         )
+        if ends_epoch:
+            accuracy = prediction.accuracy
+            measured = prediction.agreement if accuracy is None else accuracy
+            self.trainer.held_out_by_epoch.append(measured)
         if step == self.trainer.total_steps and self.trainer.comm.rank == 0:
             log_line(f'held out: {prediction}')
+            if self.trainer.hparams.epochs > 1:
+                log_line(f'held out, {_by_epoch(self.trainer.held_out_by_epoch)}')
+
+
+def _by_epoch(measured: Sequence[float]) -> str:
+    """How well labels were predicted after each epoch, and after which one best."""
+    numbers = ', '.join(format(number, '.3f') for number in measured)
+    best = measured.index(max(measured)) + 1
+    return f'after each epoch: {numbers}; best after epoch {best}, the last is kept'
 
 
 class Checkpoints(Hook):

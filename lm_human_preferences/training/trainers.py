@@ -70,16 +70,18 @@ class Prediction(Protocol):
 class RewardTrainer(Trainer, Protocol):
     """A reward model's training, `reward_trainer.RewardModelTrainer`.
 
-    agreement: of the rewards with the labels of the last batch. num_train: labels in all.
-    judged_steps: the last ones, by which its outcome is judged.
+    agreement: of the rewards with the labels of the last batch. held_out_by_epoch: how well the
+    labels held out were predicted after each epoch so far. steps_of_epoch: in which all labels are
+    learned once. judged_steps: the last ones, by which its outcome is judged.
     """
 
     hparams: reward_options.HParams
     comm: Comm
     agreement: float | None
+    held_out_by_epoch: list[float]
 
     @property
-    def num_train(self) -> int: ...
+    def steps_of_epoch(self) -> int: ...
 
     @property
     def judged_steps(self) -> int: ...

@@ -1,0 +1,89 @@
+"""A reward model that learns its labels several times."""
+
+import re
+
+import numpy as np
+import pytest
+from command_line import invoke
+from events import events_of
+from experiments import resolved
+
+from lm_human_preferences import plans, train_reward
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.errors import UserError
+
+# Some 64 labels to train on, in batches of 32: the last one of an epoch is smaller.
+TRAINING = (
+    'train_reward test run --mpi 1 --labels.num_train 96 --labels.held_out 0.3 --epochs 3'
+    ' --normalize_samples 64 --run.save_interval 1'
+)
+
+
+@pytest.fixture
+def batches(monkeypatch):
+    """The (labels, learning rate) of each update, in order."""
+    seen = []
+    train_batch = train_reward.RewardModelTrainer.train_batch
+
+    def noted(trainer, indices, lr):
+        seen.append((indices.tolist(), lr))
+        return train_batch(trainer, indices, lr)
+
+    monkeypatch.setattr(train_reward.RewardModelTrainer, 'train_batch', noted)
+    return seen
+
+
+def test_each_epoch_learns_every_label_once(batches):
+    hparams = resolved('train_reward', 'test')
+    hparams.override_from_dict({'labels.num_train': 96, 'labels.held_out': 0.3, 'epochs': 3})
+    train_reward.train(hparams, LocalComm())
+    steps = len(batches) // 3
+    assert len(batches) == 3 * steps and steps > 1
+    orders = []
+    for epoch in range(3):
+        of_epoch = [labels for labels, _ in batches[epoch * steps :][:steps]]
+        assert [len(labels) for labels in of_epoch[:-1]] == [32] * (steps - 1)
+        orders.append([label for labels in of_epoch for label in labels])
+    assert len(orders[0]) % 32 > 0  # the last batch is smaller
+    assert all(sorted(order) == list(range(len(orders[0]))) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+    rates = [lr for _, lr in batches]
+    np.testing.assert_allclose(rates, hparams.lr * (1 - np.arange(len(rates)) / len(rates)))
+
+
+def test_held_out_labels_are_predicted_after_each_epoch(tmp_path, monkeypatch):
+    """Interrupted in the second epoch, it ends alike."""
+    result = invoke(f'{TRAINING} --save_dir {tmp_path}/whole')
+    assert result.exit_code == 0, result.output
+    told = r'held out, after each epoch: ([\d.]+), ([\d.]+), ([\d.]+); best after epoch (\d)'
+    line = re.search(told, result.stdout)
+    assert line is not None, result.stdout
+    *accuracies, best = map(float, line.groups())
+    assert accuracies[int(best) - 1] == max(accuracies)
+
+    step = train_reward.RewardModelTrainer.step
+
+    def fail_in_the_second(trainer):
+        if trainer.steps_done == trainer.steps_of_epoch + 1:
+            raise UserError('interrupted')
+        return step(trainer)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train_reward.RewardModelTrainer, 'step', fail_in_the_second)
+        assert 'interrupted' in invoke(f'{TRAINING} --save_dir {tmp_path}/parts').stderr
+    other = invoke(f'{TRAINING} --epochs 2 --run.resume on --save_dir {tmp_path}/parts')
+    assert 'the run was begun with --epochs 3: give that number' in other.stderr
+    resumed = invoke(f'resume {tmp_path}/parts/run')
+    assert line[0] in resumed.stdout
+    whole, parts = (
+        events_of(tmp_path / name / 'run/tb/reward_model') for name in ('whole', 'parts')
+    )
+    for tag in ('train_reward/held_out/accuracy', 'train_reward/minibatch/loss'):
+        assert whole[tag] == parts[tag]
+
+
+def test_epochs_count_in_the_time_left():
+    hparams = resolved('train_policy', 'test')
+    once = plans.work_left(hparams, 27)['reward model']
+    hparams.override_from_dict({'rewards.train_new_model.epochs': 4})
+    assert plans.work_left(hparams, 27)['reward model'] == 4 * once
