@@ -121,6 +121,43 @@ def _all_true(same_completion):
     return torch.ones(size, size, dtype=torch.bool)
 
 
+@pytest.mark.parametrize('is_remote', [False, True])
+def test_a_model_in_several_files_is_read(tmp_path, is_remote, cache, server, blobs):
+    """In the type that they are stored in, and from a store."""
+    model = tiny('llama').to(torch.bfloat16)
+    model.save_pretrained(tmp_path, max_shard_size='20KB')
+    storage.write_json(str(tmp_path / 'encoding'), 'test')
+    files = sorted(path.name for path in tmp_path.glob('*.safetensors'))
+    assert len(files) > 1
+    name = str(tmp_path)
+    if is_remote:
+        name = 'az://openaipublic/lm-human-preferences/llama'
+        for path in tmp_path.iterdir():
+            blobs['openaipublic/lm-human-preferences'][f'llama/{path.name}'] = path.read_bytes()
+    network = TrainedModel(name).build(scope='policy')
+    stored = dict(model.float().named_parameters())
+    read = {own_name(name): value for name, value in network.named_parameters()}
+    assert read.keys() == stored.keys()
+    assert all(torch.equal(value, stored[name]) for name, value in read.items())
+
+
+@pytest.mark.parametrize(
+    'index, told',
+    [
+        ({'weight_map': {'a': '../b'}}, 'names a file elsewhere: ../b'),
+        ({'weight_map': 3}, 'is damaged: it maps no tensors to files'),
+        ({'weight_map': {'a': 'model-2.safetensors'}}, 'model-2.safetensors is damaged or missing'),
+    ],
+)
+def test_a_damaged_index_is_named(tmp_path, index, told):
+    save(tiny('llama'), tmp_path)
+    storage.write_json(str(tmp_path / 'encoding'), 'test')
+    storage.write_json(str(tmp_path / 'model.safetensors.index.json'), index)
+    with pytest.raises(UserError) as e:
+        TrainedModel(str(tmp_path)).build(scope='policy')
+    assert told in str(e.value)
+
+
 def test_tokens_that_the_tokeniser_does_not_know_have_no_logits():
     network = network_of('llama')
     assert network.logits(network.hidden(torch.ones(1, 3).long())).shape == (1, 3, N_VOCAB)

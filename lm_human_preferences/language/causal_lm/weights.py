@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
 from typing import Any
@@ -27,9 +26,9 @@ class PretrainedWeights:
     """
 
     def __init__(self, directory: str, config: Any) -> None:
-        self._directory = directory
         self._config = config
         self.path = directory
+        self._directory = self._fetched(directory)
         self._shapes = self._read_shapes()
 
     def __len__(self) -> int:
@@ -94,24 +93,34 @@ class PretrainedWeights:
                 ) from e
         return shapes
 
+    def _fetched(self, directory: str) -> str:
+        """The local directory with the files of `directory`, which may be remote."""
+        if not storage.is_remote(directory):
+            return directory
+        names = ['config.json', *self._files()]
+        if storage.exists(storage.join(directory, INDEX)):
+            names.append(INDEX)
+        copies = storage.cached_paths([storage.join(directory, name) for name in names])
+        return os.path.dirname(copies[0])
+
     def _files(self) -> list[str]:
         """The names of the files with tensors."""
-        index = os.path.join(self._directory, INDEX)
-        if not os.path.exists(index):
-            if not os.path.exists(os.path.join(self._directory, WEIGHTS)):
+        index = storage.join(self.path, INDEX)
+        if not storage.exists(index):
+            if not storage.exists(storage.join(self.path, WEIGHTS)):
                 raise UserError(
                     f'{self.path} has a config.json but no {WEIGHTS}; pickled weights are not'
                     ' read: save it again with save_pretrained'
                 )
             return [WEIGHTS]
+        content: Any = storage.read_json(index)
         try:
-            with open(index, encoding='utf-8') as file:
-                names = sorted(set(json.load(file)['weight_map'].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as e:
-            raise UserError(f'{storage.join(self.path, INDEX)} is damaged: {e}') from e
+            names = sorted(set(content['weight_map'].values()))
+        except (KeyError, AttributeError, TypeError) as e:
+            raise UserError(f'{index} is damaged: it maps no tensors to files') from e
         for name in names:
             if not isinstance(name, str) or os.path.basename(name) != name:
-                raise UserError(f'{storage.join(self.path, INDEX)} names a file elsewhere: {name}')
+                raise UserError(f'{index} names a file elsewhere: {name}')
         return names
 
 
