@@ -9,17 +9,14 @@ from typing import Any
 import click
 
 from lm_human_preferences import label_types, lm_tasks, storage
-from lm_human_preferences.commands.sample_policy import load_run_hparams, warnings_only
+from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.folder import (
-    ANSWERS,
     EVERYBODY,
     GOLD,
-    QUESTIONS,
-    TASK,
     TRAIN,
     VALIDATION,
     QuestionWriter,
@@ -42,6 +39,8 @@ from lm_human_preferences.online.question_sampler import (
     labellers_wanted,
 )
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.runs.run_files import ANSWERS, QUESTIONS, TASK
+from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import progress
 

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from lm_human_preferences.distributed import launch_methods
-
-BEAT_SECONDS = 2
-LAST_WORD_SECONDS = 5  # how long a rank that is about to end waits for the store
-OTHER_STACKS_SECONDS = 5  # by which rank 0 is ahead where each would print the same
+from lm_human_preferences.distributed.waiting import (
+    BEAT_SECONDS,
+    LAST_WORD_SECONDS,
+    OTHER_STACKS_SECONDS,
+)
 
 
 class RankLost(Exception):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.distributed.launch_methods import Endpoint
 from lm_human_preferences.distributed.lifeline import RankLost
+from lm_human_preferences.distributed.waiting import CONNECT_SECONDS, TORCHRUN_STORE_SECONDS
 from lm_human_preferences.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     )
 
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
-_CONNECT_TIMEOUT_SECONDS = 5
-_TORCHRUN_SECONDS = 60
 
 T = TypeVar('T')
 
@@ -50,7 +49,7 @@ def ends(address: str, port: int) -> tuple[str, str]:
 
     They are equal where both processes are on this host. OSError where nothing listens.
     """
-    with socket.create_connection((address, port), _CONNECT_TIMEOUT_SECONDS) as connection:
+    with socket.create_connection((address, port), CONNECT_SECONDS) as connection:
         own = connection.getsockname()[0]
         peer = connection.getpeername()[0]
     is_here = ipaddress.ip_address(peer).is_loopback or peer in interfaces()
@@ -69,7 +68,7 @@ def route(addresses: Sequence[str], port: int) -> tuple[str, str]:
             continue
         with (
             contextlib.suppress(OSError),
-            socket.create_connection((address, port), _CONNECT_TIMEOUT_SECONDS) as connection,
+            socket.create_connection((address, port), CONNECT_SECONDS) as connection,
         ):
             return address, connection.getsockname()[0]
     raise UserError(
@@ -86,7 +85,7 @@ def open_store(place: Endpoint, *, is_host: bool, seconds: int) -> Store:
     """
     timeout = datetime.timedelta(seconds=seconds)
     if launch_methods.current().finds_store:
-        seconds = min(seconds, _TORCHRUN_SECONDS)
+        seconds = min(seconds, TORCHRUN_STORE_SECONDS)
     from torch.distributed import (
         PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
         TCPStore,  # pyright: ignore[reportPrivateImportUsage]

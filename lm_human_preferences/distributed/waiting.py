@@ -1,4 +1,7 @@
-"""How long ranks, their launcher and batch systems wait for each other. Imports nothing heavy."""
+"""How long ranks, their launcher and batch systems wait for each other. Imports nothing heavy.
+
+docs/clusters.md says what a user sees of it.
+"""
 
 from dataclasses import dataclass
 
@@ -11,6 +14,16 @@ REPORT_GRACE_SECONDS = 0.5
 RANK_0_GRACE_SECONDS = 2
 # How long a rank that has reported an error waits for the launcher to end it.
 LAUNCHER_GRACE_SECONDS = 60
+# Between two signs of life of a rank without a launcher of ours.
+BEAT_SECONDS = 2
+# How long such a rank, when it is about to end, waits for the store.
+LAST_WORD_SECONDS = 5
+# By how much rank 0 is ahead where each rank would print the same stacks.
+OTHER_STACKS_SECONDS = 5
+# How long an attempt to reach the store may take, after which comes another one.
+CONNECT_SECONDS = 5
+# How long to try where torchrun has made the store before the ranks.
+TORCHRUN_STORE_SECONDS = 60
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import dataclasses
 import json
 import math
 import os
-import re
 import sys
 import threading
 import time
@@ -28,14 +27,13 @@ from lm_human_preferences.labels import json_lines
 from lm_human_preferences.labels.answers import Answer, AnswerLog, question_id
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.runs.run_files import ANSWERS, LABELLER, QUESTIONS, TASK, USED
 from lm_human_preferences.utils.terminal import printable
 
-TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
 FORMAT = 1
 # Kinds of questions. Those of validation compare two policies; the answer to a gold one is known.
 TRAIN, VALIDATION, GOLD = 'train', 'validation', 'gold'
 EVERYBODY = 1_000_000  # `labellers` of a question that everybody answers
-LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')
 RETIRED_AFTER = 2  # labellers who skip a question
 _TOKENS = b', "query": '  # in a line of questions.jsonl, what the token ids begin with
 

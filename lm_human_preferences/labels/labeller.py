@@ -20,7 +20,8 @@ from lm_human_preferences.labels.answers import (
     shown_order,
 )
 from lm_human_preferences.labels.answers_file import AnswersFile
-from lm_human_preferences.labels.folder import ANSWERS, LABELLER, LabelFolder, Question
+from lm_human_preferences.labels.folder import LabelFolder, Question
+from lm_human_preferences.runs.run_files import ANSWERS, LABELLER
 
 
 def check_name(labeller: str, option: str = '--labeller') -> None:

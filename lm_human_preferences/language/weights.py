@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from lm_human_preferences import storage
-from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing import checkpoints, names
 from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.errors import UserError
@@ -23,7 +23,7 @@ from lm_human_preferences.hparams.model_sizes import Sizes
 TRANSFORMER = 'transformer.'  # what own names of a network without its heads begin with
 EMBEDDING = f'{TRANSFORMER}wte.weight'  # that every network has
 # Of a checkpoint that is neither of a step nor in several parts: those of releases are not.
-CHECKPOINT_FILES = ('checkpoint', 'model.ckpt.index', 'model.ckpt.data-00000-of-00001')
+CHECKPOINT_FILES = (names.LIST, f'model.ckpt{names.INDEX}', f'model.ckpt{names.DATA}')
 SLACK_BYTES = 1 << 24  # by which a model may be larger than its file
 FLOAT = 4  # bytes of a weight in memory
 

@@ -23,7 +23,8 @@ from typing import Any
 from lm_human_preferences.checkpointing.checkpoints import COUNT, matches_schema
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import json_lines
-from lm_human_preferences.labels.folder import USED, are_line_counts
+from lm_human_preferences.labels.folder import are_line_counts
+from lm_human_preferences.runs.run_files import USED
 
 MODEL = {'model': COUNT, 'step': COUNT, 'wanted': COUNT, 'labels': COUNT, 'digest': str}
 ASKED_AGAIN = {'asked_again': COUNT, 'step': COUNT}

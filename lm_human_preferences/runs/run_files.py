@@ -13,14 +13,17 @@ LOCK = 'lock'  # names the process that writes the run now
 UNFINISHED = 'unfinished'  # in reward_model/: checkpoints of one that is being trained
 # Files of `evaluate`: uploaded, but not deleted with a run.
 EVALUATION = r'evaluation(-[a-z0-9_.-]+)?\.(json|png)'
-LABELS = 'labels'  # that are collected while a policy trains
+LABELS = 'labels'  # folder of those that are collected while a policy trains
+# In every folder of labels, see labels/folder.py
+TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
+LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # by whose name a file in `answers` is called
 LEARNED = 'reward_model/labels.json'  # says which labels it learned from
-_ANSWERS = r'answers/([A-Za-z0-9_-]{1,32})\.jsonl'
+_ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
 _TOKENISER = (
     r'tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|chat_template\.jinja'
     r'|generation_config\.json'
 )
-_LABEL_FILES = rf'(task\.json|(questions|used)\.jsonl|{_ANSWERS}|{_TOKENISER})'
+_LABEL_FILES = rf'({"|".join(map(re.escape, (TASK, QUESTIONS, USED)))}|{_ANSWERS}|{_TOKENISER})'
 # Beside the weights of a network: its sizes, and its encoding with the files of a tokeniser.
 _MODEL_FILES = rf'hparams\.json|encoding|{_TOKENISER}'
 _EVENTS = r'events\.out\.tfevents\..*'

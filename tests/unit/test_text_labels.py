@@ -19,11 +19,11 @@ from lm_human_preferences.datasets.reviews import WORDS
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import label_files
-from lm_human_preferences.labels.folder import LABELLER
 from lm_human_preferences.labels.texts import records, tokenise
 from lm_human_preferences.labels.texts.export_labels import TextExport
 from lm_human_preferences.labels.texts.records import TextLabel
 from lm_human_preferences.language import encodings
+from lm_human_preferences.runs.run_files import LABELLER
 
 PAIRS = label_types.get('best_of_2')
 USER, GOOD, BAD = (

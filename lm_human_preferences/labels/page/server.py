@@ -17,7 +17,7 @@ import uvicorn
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.labelling_options import WebHParams
-from lm_human_preferences.labels.folder import TASK, LabelFolder
+from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.labeller import check_name
 from lm_human_preferences.labels.page.access import Access
 from lm_human_preferences.labels.page.app import make_app
@@ -25,6 +25,7 @@ from lm_human_preferences.labels.page.assignments import LEASE_SECONDS
 from lm_human_preferences.labels.page.connections import LimitedLoop, TimedProtocol
 from lm_human_preferences.labels.page.key import folder_key
 from lm_human_preferences.labels.page.service import LabellingService
+from lm_human_preferences.runs.run_files import TASK
 
 MOST_CONNECTIONS = 500
 MOST_HEADER_BYTES = 16 * 1024

@@ -11,12 +11,13 @@ from typing import Any
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import Value
 from lm_human_preferences.labels.answers import REASONS
-from lm_human_preferences.labels.folder import QUESTIONS, LabelFolder, Question
+from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.json_lines import FileTaken
 from lm_human_preferences.labels.labeller import AlreadyAnswered, AlreadyUsed, Labeller
 from lm_human_preferences.labels.page.access import QuestionTokens
 from lm_human_preferences.labels.page.assignments import LEASE_SECONDS, Assignments
 from lm_human_preferences.labels.page.key import FolderKey
+from lm_human_preferences.runs.run_files import QUESTIONS
 
 REFRESH_SECONDS = 0.5  # after which it is worth looking for what others have written
 MOST_QUESTIONS = 3  # that are given at a time: one to show, two for which nobody has to wait
