@@ -53,9 +53,12 @@ class Network(nn.Module, ABC):
     only these are kept.
 
     variable_names: what checkpoints call the parameters, and what a training keeps of them.
+
+    logit_scale: what the products of outputs and output layer are multiplied by.
     """
 
     variable_names: VariableNames
+    logit_scale: float = 1.0
     heads: nn.ModuleDict
 
     def __init__(self, hparams: Sizes) -> None:
@@ -180,7 +183,7 @@ class Network(nn.Module, ABC):
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Language-model logits of `h (..., n_embd)` -> `(..., n_vocab)`."""
         weight, bias = self.output_layer()
-        logits = precision.logits(h, weight)
+        logits = precision.logits(self._scaled(h), weight)
         return logits if bias is None else logits + bias
 
     def logprobs_and_entropies(
@@ -192,7 +195,7 @@ class Network(nn.Module, ABC):
         """
         weight, bias = self.output_layer()
         temperature = max(temperature, MIN_TEMPERATURE)
-        h = h / temperature
+        h = self._scaled(h) / temperature
         if bias is not None:
             # A column of ones makes the bias a part of the product.
             h = torch.cat([h, torch.full_like(h[..., :1], 1 / temperature)], dim=-1)
@@ -200,6 +203,10 @@ class Network(nn.Module, ABC):
         return logprobs_and_entropies(
             h, weight, labels, gradient_type=precision.autocast_dtype(h.dtype)
         )
+
+    def _scaled(self, h: torch.Tensor) -> torch.Tensor:
+        """Outputs `h (..., n_embd)` times the scale of logits."""
+        return h if self.logit_scale == 1 else h * self.logit_scale
 
     def mask_padding(
         self, tokens: torch.Tensor, padding_token: int

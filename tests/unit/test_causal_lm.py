@@ -20,7 +20,7 @@ from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
 
 TAKEN = (
-    'arcee codegen falcon gemma3_text glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gptj granite'
+    'arcee codegen cohere falcon gemma3_text glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gptj granite'
     ' hunyuan_v1_dense llama mistral mixtral nemotron olmo2 opt phi phi3 qwen2 qwen3 qwen3_moe'
     ' seed_oss smollm3 stablelm starcoder2'
 ).split()
@@ -64,7 +64,7 @@ def assert_gradients_ignore_padding(network):
         ('mpt', 'their positions cannot be set from outside, as padding needs'),
         ('mamba', 'they cannot compute with positions, a mask or a cache that are given ('),
         ('qwen3_next', 'their positions cannot be set from outside, as padding needs'),
-        ('cohere', 'their logits are not the product of the last hidden state with an output'),
+        ('gemma2', 'their logits are not the product of the last hidden state with an output'),
     ],
 )
 def test_families_that_are_refused(family, told):
@@ -161,6 +161,20 @@ def test_a_damaged_index_is_named(tmp_path, index, told):
 def test_tokens_that_the_tokeniser_does_not_know_have_no_logits():
     network = network_of('llama')
     assert network.logits(network.hidden(torch.ones(1, 3).long())).shape == (1, 3, N_VOCAB)
+
+
+@pytest.mark.parametrize(
+    'family, settings', [('cohere', {'logit_scale': 0.3}), ('granite', {'logits_scaling': 8.0})]
+)
+def test_a_scale_of_logits_counts(family, settings):
+    network = network_of(family, **settings)
+    tokens = torch.arange(6).reshape(1, 6)
+    h = network.hidden(tokens)
+    theirs = network.causal_lm(input_ids=tokens).logits[..., :N_VOCAB]
+    torch.testing.assert_close(network.logits(h), theirs)
+    logprobs, _ = network.logprobs_and_entropies(h, tokens, 0.7)
+    expected = (theirs / 0.7).log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    torch.testing.assert_close(logprobs, expected)
 
 
 def test_a_bias_of_the_output_layer_counts():

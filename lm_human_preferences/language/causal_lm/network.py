@@ -61,6 +61,7 @@ class TransformersNetwork(Network):
     ) -> None:
         super().__init__(hparams)
         self.causal_lm: Any = causal_lm.eval()
+        self.logit_scale = _logit_scale(causal_lm.config)
         self._layers = _checkpointed_layers(causal_lm)
         self.add_heads(scalar_heads)
 
@@ -113,6 +114,11 @@ class TransformersNetwork(Network):
         if len(layer.weight) == n_vocab:
             return layer.weight, layer.bias
         return layer.weight[:n_vocab], None if layer.bias is None else layer.bias[:n_vocab]
+
+
+def _logit_scale(config: Any) -> float:
+    """What a model multiplies its logits by, as its config may say; the probe tells if it does."""
+    return getattr(config, 'logit_scale', None) or 1 / getattr(config, 'logits_scaling', 1)
 
 
 def _checkpointed_layers(causal_lm: PreTrainedModel) -> list[Any]:
