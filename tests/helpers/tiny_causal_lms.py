@@ -1,7 +1,6 @@
 """Tiny models of transformers' families, with random weights."""
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 N_VOCAB = 60  # tokens of an encoding; the embedding has some more rows
 SIZES = {
@@ -49,6 +48,9 @@ NO_TOKENS = {'bos_token_id': None, 'eos_token_id': None, 'pad_token_id': None}
 
 def tiny(family, seed=0, **settings):
     """A model of a family whose weights are large enough for all of its parts to matter."""
+    # Not above: each process of pytest would spend a second on it as it collects tests.
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     config = AutoConfig.for_model(family, **{**NO_TOKENS, **OTHERS.get(family, SIZES), **settings})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
