@@ -22,7 +22,7 @@ from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language import weights
 from lm_human_preferences.machine import processors, products
 from lm_human_preferences.machine.products import Library
-from lm_human_preferences.runs import run_files
+from lm_human_preferences.runs import run_files, run_settings
 from lm_human_preferences.training import console, loop, memory, precision
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.logging import (
@@ -62,6 +62,20 @@ def connect(hparams: Training, comm: Comm | None) -> Comm:
     configure_console(hparams.run.console)
     check_settings(hparams, comm.size)
     return comm
+
+
+def pin(hparams: Training, comm: Comm) -> None:
+    """Have all ranks use the same commits of what is on the hub: those that rank 0 finds.
+
+    Rank 0 fetches the initial model first, since it alone shows progress; ranks on other hosts
+    fetch it when they read it.
+    """
+    pins = {}
+    if comm.rank == 0:
+        pins = run_settings.pins(hparams)
+        if run_settings.INITIAL_MODEL in pins:
+            lm_tasks.initial_model(pins[run_settings.INITIAL_MODEL]).fetch()
+    hparams.override_from_dict(comm.all_gather_object(pins)[0])
 
 
 def check_settings(hparams: Training, ranks: int) -> None:

@@ -352,6 +352,7 @@ def _train_both(
     hparams: HParams, checkpointer: Checkpointer, comm: Comm, experiment: str | None
 ) -> None:
     """Train the reward model, if a new one is asked for, and the policy."""
+    session.pin(hparams, comm)
     session.show_precision_notes(hparams, comm)
     # Also what only the policy needs: before hours go into its reward model.
     sizes = session.check(

@@ -37,6 +37,7 @@ def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = N
     """
     comm = session.connect(hparams, comm)
     with run_dir.lock_run_dir(hparams, comm):
+        session.pin(hparams, comm)
         records = run_settings.records(hparams, experiment=experiment, ranks=comm.size)
         train_in_run(hparams, comm, hparams.run, records, TimeLeft({'reward model': 1}))
     if comm.rank == 0:

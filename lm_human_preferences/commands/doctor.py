@@ -165,6 +165,21 @@ def _store() -> str:
     return 'labels and models can be downloaded'
 
 
+def _hub() -> str:
+    try:
+        if not storage.is_reachable():
+            return (
+                'not asked, as LMHP_OFFLINE=1 or HF_HUB_OFFLINE=1: only what is in its cache can be'
+                ' used'
+            )
+    except storage.StorageError as e:
+        raise UserError(
+            f'{e}: name your proxy by https_proxy, or a mirror by HF_ENDPOINT; without it, only'
+            ' models and data of hf:// and ORG/NAME are missing'
+        ) from e
+    return 'models ORG/NAME can be downloaded'
+
+
 def _mpi() -> str:
     path, _ = launcher.find_mpiexec()
     reason = _why_not_horovod()
@@ -232,6 +247,7 @@ def doctor() -> None:
         'room': _room,
         'cache': _cache,
         'store': _store,
+        'hub': _hub,
         'MPI': _mpi,
         'one rank': step,
     }

@@ -91,10 +91,13 @@ class DryRun:
         released = released_name(name)
         if released is not None:
             return HParams(**RELEASED[released]), encodings.Main
-        if storage.is_remote(name):
+        path = storage.model_path(name) or name
+        is_in_cache = storage.is_hub(path) and storage.is_here(path)
+        if storage.is_remote(path) and not is_in_cache:
             self.unchecked.append(f'--task.policy.initial_model {name}')
             return None
-        trained_model = trained_models.TrainedModel(name)
+        directory = storage.pinned(path, ask=False) if is_in_cache else None
+        trained_model = trained_models.TrainedModel(name, directory)
         return trained_model.hparams(), trained_model.encoding
 
     def _check_task(self, sizes: Sizes, encoding: Encoding) -> None:

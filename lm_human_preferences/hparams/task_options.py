@@ -18,8 +18,8 @@ class PolicyHParams(hyperparams.HParams):
     )
     initial_model: str = option(
         None,
-        'language model to start from: 124M (or gpt2), 355M, 774M, 1558M, test, reviews, or the'
-        ' path or URL of a directory',
+        'language model to start from: 124M (or gpt2), 355M, 774M, 1558M, test, reviews, the'
+        ' path or URL of a directory, or ORG/NAME or ORG/NAME@REVISION of the Hugging Face hub',
     )
 
 
@@ -30,7 +30,8 @@ class TaskHParams(hyperparams.HParams):
     )
     query_dataset: str = option(
         None,
-        f'where queries come from: {registry.choices()}, or a .jsonl file of strings',
+        f'where queries come from: {registry.choices()}, or a .jsonl file of strings, local or'
+        ' remote (az://, gs://, hf://datasets/ORG/NAME/FILE)',
     )
     query_prefix: str = option('', 'text put before every query')
     query_suffix: str = option('', 'text put after every query')

@@ -169,6 +169,11 @@ class TrainedModel:
             _probed.add(self.savedir)
         return built.initialize(missing)
 
+    def fetch(self) -> None:
+        """Have the files of a model of the hub on this machine."""
+        if self.savedir is not None:
+            storage.cached_directory(self.savedir)
+
     def open_weights(self) -> Weights:
         """The weights in the model's files, local or remote."""
         assert self.savedir is not None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Training = policy_options.HParams | reward_options.HParams
 
 NEW_MODEL = 'rewards.train_new_model'
+INITIAL_MODEL = 'task.policy.initial_model'  # the end of settings that take ORG/NAME of the hub
 # The outcome of these is in the checkpoint: another value would have no effect on a resumed run.
 FIXED_ONCE_BEGUN = {
     'task.policy.initial_model',
@@ -151,6 +152,34 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
         print(f'note: going on with {text}', file=sys.stderr)
 
 
+def pins(hparams: Training) -> dict[str, str]:
+    """{setting: its value with the commit} of all that is on the hub and has a revision or none.
+
+    The commit is the one that a resumed run has recorded, else what the revision means now; what
+    describes a model is fetched, and so are files. StorageError for what cannot be had.
+    """
+    recorded: dict[str, Any] = {}
+    if hparams.run.resume and hparams.run.directory is not None:
+        before = type(hparams)()
+        with contextlib.suppress(storage.NotFound):
+            read_settings(before, hparams.run.directory)
+            recorded = _settings(before)
+    found = {}
+    for key, value in _settings(hparams).items():
+        if storage.is_pin_of(recorded.get(key), value):
+            found[key] = recorded[key]
+        elif isinstance(value, str) and _is_on_hub(key, value):
+            scheme = '' if storage.is_hub(value) else storage.HUB
+            found[key] = storage.pinned(scheme + value).removeprefix(scheme)
+    return found
+
+
+def _is_on_hub(key: str, value: str) -> bool:
+    if key.endswith(INITIAL_MODEL):
+        return storage.model_path(value) is not None
+    return storage.is_hub(value)
+
+
 def simulated_labellers(save_dir: str) -> re.Pattern[str]:
     """The names of the labellers that are part of the run in `save_dir`, local or remote."""
     online = None
@@ -169,6 +198,8 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str
             continue
         if key == 'rewards.trained_model' and now[key] is None:
             continue  # recorded is the reward model that the run has trained itself
+        if storage.is_pin_of(before.get(key), now.get(key)):
+            continue  # a run that has begun stays at the commit
         changes[key] = f'--{key} {now.get(key, "off")} (before: {before.get(key, "off")})'
     return changes
 

@@ -38,8 +38,9 @@ from lm_human_preferences.storage.files import (
     write_json,
 )
 from lm_human_preferences.storage.hub import cached_directory, is_pin_of, model_path, pinned
-from lm_human_preferences.storage.hub_client import check_reachable
+from lm_human_preferences.storage.hub_client import is_reachable
 from lm_human_preferences.storage.paths import (
+    HUB,
     NotFound,
     StorageError,
     cache_root,
@@ -51,6 +52,7 @@ from lm_human_preferences.storage.paths import (
 )
 
 __all__ = [
+    'HUB',
     'NotFound',
     'StorageError',
     'append',
@@ -61,12 +63,12 @@ __all__ = [
     'cached_paths',
     'check_access',
     'check_here',
-    'check_reachable',
     'exists',
     'is_here',
     'is_hub',
     'is_offline',
     'is_pin_of',
+    'is_reachable',
     'is_remote',
     'join',
     'listing',

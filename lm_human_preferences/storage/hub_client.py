@@ -69,9 +69,13 @@ def require(hub: HubPath) -> None:
     _answered.add(hub.key)
 
 
-def check_reachable() -> None:
-    """StorageError unless the hub answers."""
-    require(HubPath(f'{HUB}openai-community/gpt2'))
+def is_reachable() -> bool:
+    """Whether the hub answers; False if the user forbids to ask. StorageError if it is silent."""
+    if is_forbidden():
+        return False
+    with contextlib.suppress(NotFound):  # a mirror need not have everything
+        require(HubPath(f'{HUB}openai-community/gpt2'))
+    return True
 
 
 # ---------------------------------------------------------------- fetching

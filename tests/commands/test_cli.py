@@ -873,8 +873,8 @@ def test_scripts_start(script, words):
 def test_help_loads_nothing_heavy(words):
     code = (
         f'import sys, launch\ntry:\n    launch.cli({words.split()})\nfinally:\n    print("HEAVY",'
-        ' [m for m in ("torch", "numpy", "transformers", "tensorboard", "blobfile", "mpi4py") if m'
-        ' in sys.modules])'
+        ' [m for m in ("torch", "numpy", "transformers", "tensorboard", "blobfile", "mpi4py",'
+        ' "huggingface_hub") if m in sys.modules])'
     )
     done = subprocess.run(
         [sys.executable, '-c', code], cwd=REPOSITORY, capture_output=True, text=True, check=False

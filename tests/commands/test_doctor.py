@@ -40,7 +40,7 @@ def refuse(*args, **settings):
 
 def test_all_is_named(quick):
     status, found = examined()
-    assert list(found)[:9] == [
+    assert list(found)[:10] == [
         'Python',
         'packages',
         'devices',
@@ -48,6 +48,7 @@ def test_all_is_named(quick):
         'room',
         'cache',
         'store',
+        'hub',
         'MPI',
         'one rank',
     ]
@@ -170,6 +171,16 @@ def test_store_that_does_not(server):
 def test_no_network(cache):
     with redirect(None), pytest.raises(UserError, match='Failed to resolve.*: name your proxy by'):
         doctor._store()
+
+
+def test_the_hub(hub_server, monkeypatch):
+    assert doctor._hub() == 'models ORG/NAME can be downloaded'
+    assert hub_server.log == ['GET /api/models/openai-community/gpt2/revision/main']
+    hub_server.status = 503
+    with pytest.raises(UserError, match='answers with HTTP 503: .* a mirror by HF_ENDPOINT; '):
+        doctor._hub()
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    assert doctor._hub().startswith('not asked')
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from blobserver.server import BlackHole
 from hub_server import commit_of, files_in, forget
-from huggingface_hub import constants, file_download
+from huggingface_hub import constants
 from sample_files import write_hugging_face
 from tiny_tokenisers import write_words
 
@@ -341,7 +341,8 @@ def test_a_file_that_ends_early(hub_server, monkeypatch, chunk, reason):
     }
     hub_server.ends['model.safetensors'] = 999
     monkeypatch.setattr(constants, 'DOWNLOAD_CHUNK_SIZE', chunk)
-    monkeypatch.setattr(file_download, 'time', types.SimpleNamespace(sleep=lambda seconds: None))
+    patient = types.SimpleNamespace(sleep=lambda seconds: None)
+    monkeypatch.setattr('huggingface_hub.file_download.time', patient)
     told = failure(storage.cached_directory, 'hf://org/model')
     assert told.startswith(f'hf://org/model: model.safetensors: {reason}')
     assert hub_server.requests('GET /org/model/resolve') <= 8

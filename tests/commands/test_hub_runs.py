@@ -1,0 +1,110 @@
+"""Trainings from what is on the hub: its model, labels and queries, and the commits recorded."""
+
+import json
+import shutil
+
+import pytest
+from command_line import error_of, invoke
+from experiments import resolved
+from hub_server import commit_of, files_in, forget
+from sample_files import write_hugging_face
+from tiny_tokenisers import write_words
+
+from lm_human_preferences import session
+from lm_human_preferences.distributed.comm import LocalComm
+
+WORDS = [f'word{i}' for i in range(26)]
+PREFERENCE = {'prompt': 'word0 word1', 'chosen': 'word2 word3', 'rejected': 'word4'}
+SETTINGS = (
+    '--labels.type=best_of_2 --labels.num_train=8 --labels.held_out=0 --batch_size=4'
+    ' --rollout_batch_size=4 --normalize_samples=4 --task.query_length=3 --task.response_length=2'
+    ' --task.start_text=None --task.truncate_token=None --mpi=1'
+)
+DATA = 'hf://datasets/org/data'
+
+
+@pytest.fixture
+def hub(hub_server, tmp_path):
+    """Holds the model org/gpt2, and in the data set org/data labels and queries."""
+    directory = tmp_path / 'gpt2'
+    directory.mkdir()
+    write_hugging_face(directory)
+    write_words(directory, WORDS)
+    (directory / 'encoding').unlink()
+    lines = [json.dumps({**PREFERENCE, 'rejected': word}) for word in WORDS]
+    hub_server.holds = {
+        'org/gpt2': {'main': files_in(directory)},
+        'org/other': {'main': files_in(directory)},
+        'datasets/org/data': {
+            'main': {
+                'labels/train.jsonl': '\n'.join(lines).encode(),
+                'queries.jsonl': b'"word5 word6 word7"\n' * 20,
+            }
+        },
+    }
+    return hub_server
+
+
+def train_reward(tmp_path, *more, model='org/gpt2', name='run'):
+    words = [
+        f'--save_dir={tmp_path}',
+        f'--task.policy.initial_model={model}',
+        f'--labels.source={DATA}/labels/train.jsonl',
+        f'--task.query_dataset={DATA}/queries.jsonl',
+    ]
+    return invoke(['train_reward', 'test', name, *SETTINGS.split(), *words, *more])
+
+
+def recorded(tmp_path, name='run'):
+    return json.loads((tmp_path / name / 'train_reward_hparams.json').read_text())
+
+
+def test_a_run_records_its_commits_and_goes_on_with_them(hub, tmp_path, monkeypatch):
+    model, data = (commit_of(hub.holds[name]['main']) for name in ('org/gpt2', 'datasets/org/data'))
+    result = train_reward(tmp_path)
+    assert result.exit_code == 0, result.output
+    settings = recorded(tmp_path)
+    assert settings['task']['policy']['initial_model'] == f'org/gpt2@{model}'
+    assert settings['labels']['source'] == f'{DATA}@{data}/labels/train.jsonl'
+    assert settings['task']['query_dataset'] == f'{DATA}@{data}/queries.jsonl'
+    # Both have moved, and cannot be asked either: the command, and its repetition, do not care.
+    for repository in ('org/gpt2', 'datasets/org/data'):
+        hub.holds[repository] = {'main': {'moved': b''}}
+    forget()
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    result = train_reward(tmp_path, '--run.resume')
+    assert result.exit_code == 0, result.output
+    assert recorded(tmp_path) == settings
+    shutil.rmtree(tmp_path / 'run' / 'reward_model' / 'checkpoints')  # so it has to learn again
+    result = invoke(['resume', str(tmp_path / 'run')])
+    assert result.exit_code == 0, result.output
+    for other in ('org/other', f'org/gpt2@{40 * "a"}'):
+        told = error_of(train_reward(tmp_path, '--run.resume', model=other))
+        assert told.startswith('--task.policy.initial_model cannot change')
+
+
+def test_all_ranks_take_the_commits_that_rank_0_finds(hub, tmp_path):
+    class SecondRank(LocalComm):
+        rank = 1
+
+        def all_gather_object(self, value):
+            return [{'task.policy.initial_model': 'org/gpt2@1234'}, value]
+
+    hparams = resolved('train_reward', 'test')
+    hparams.task.policy.initial_model = 'org/gpt2'
+    session.pin(hparams, SecondRank())
+    assert hparams.task.policy.initial_model == 'org/gpt2@1234'
+    assert hub.log == []
+
+
+def test_a_dry_run_checks_what_the_cache_has_and_asks_for_nothing(hub, tmp_path):
+    result = train_reward(tmp_path, '--dry_run')
+    assert result.exit_code == 0, result.output
+    assert 'not on this machine: --task.policy.initial_model org/gpt2' in result.output
+    assert hub.log == []
+    assert train_reward(tmp_path).exit_code == 0
+    forget()
+    asked = len(hub.log)
+    result = train_reward(tmp_path, '--dry_run', '--task.query_length=7', name='other')
+    assert 'more than the 8 of --task.policy.initial_model org/gpt2' in result.stderr
+    assert len(hub.log) == asked
