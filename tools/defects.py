@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import itertools
 import random
 from pathlib import Path
 
@@ -28,6 +29,7 @@ OPERATORS = {
 }
 # Functions whose arguments are messages or types.
 TELLING = {'cast', 'echo', 'fail', 'note', 'print', 'tell', 'warn'}
+SYMMETRIC = {'max', 'min'}  # functions whose arguments may stand in any order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +128,17 @@ class Finder(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         if is_telling(node):
             return
-        for first, second in zip(node.args, node.args[1:]):
+        if name_of(node) not in SYMMETRIC:
+            self.swap(node.args)
+        for keyword in node.keywords:
+            is_assertion = keyword.arg == 'strict'  # that zip gets equally many
+            if not is_text(keyword.value) and not is_assertion:
+                self.replace('left out', keyword, b'')
+        self.generic_visit(node)
+
+    def swap(self, arguments: list[ast.expr]) -> None:
+        """Note that neighbours on one line could be swapped."""
+        for first, second in itertools.pairwise(arguments):
             is_one_line = first.lineno == second.end_lineno
             if is_one_line and not is_text(first) and not is_text(second):
                 between = (first.end_col_offset or 0, second.col_offset)
@@ -134,10 +146,6 @@ class Finder(ast.NodeVisitor):
                 swapped = self.source(second) + middle + self.source(first)
                 end = second.end_col_offset or 0
                 self.add('swapped', first.lineno, first.col_offset, end, swapped)
-        for keyword in node.keywords:
-            if not is_text(keyword.value):
-                self.replace('left out', keyword, b'')
-        self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> None:
         if isinstance(node.value, ast.Call) and not is_telling(node.value):
@@ -185,8 +193,13 @@ def is_text(node: ast.expr) -> bool:
 
 def is_telling(call: ast.Call) -> bool:
     """Whether a call's arguments are messages or types."""
-    name = getattr(call.func, 'attr', getattr(call.func, 'id', ''))
+    name = name_of(call)
     return name in TELLING or name.endswith('Error')
+
+
+def name_of(call: ast.Call) -> str:
+    """What the function or method is called; '' where it has no name."""
+    return getattr(call.func, 'attr', getattr(call.func, 'id', ''))
 
 
 def draw(seed: int, count: int) -> list[Mutant]:

@@ -6,6 +6,11 @@
     python tools/mutate.py --seed 1 --count 60 --run 7 -n0  run the tests with it, in a copy of HEAD
     python tools/mutate.py --seed 1 --count 60 --run all    run them with each, and count
 
+`--run 7,9-12` takes some of them. Tests that import the file come first, and the first that fails
+ends a run; `--limit 60` ends it after so many seconds in any case, and tells apart what then has
+not been caught. A test that a defect makes hang fails after its own time: `--timeout 30`, of
+pytest, makes that shorter.
+
 Which ones are drawn depends on the seed and the source alone. Comparisons, numbers, arguments,
 calls, conditions and signs are changed, but no texts, types or assertions. Those that change
 nothing are named, with the reason, in tools/equivalent_mutants.txt, and are not run. `--quick`
@@ -71,6 +76,15 @@ def distances(mutated: str) -> dict[str, int]:
     return {path.relative_to(ROOT).as_posix(): found[path] for path in tests if path in found}
 
 
+def chosen(text: str) -> list[int]:
+    """The numbers that a text such as '7,9-12' names."""
+    numbers = []
+    for part in text.split(','):
+        first, _, last = part.partition('-')
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
 def stages(mutated: str, is_quick: bool) -> Iterator[list[str]]:
     """Yield the arguments of one run of pytest after the other, the likeliest tests first."""
     distance = distances(mutated)
@@ -90,19 +104,25 @@ def stages(mutated: str, is_quick: bool) -> Iterator[list[str]]:
 class Copy:
     """A worktree of HEAD in a temporary directory, in which tests are run with defects."""
 
-    def __init__(self, path: Path, arguments: Sequence[str]) -> None:
-        self.path, self.arguments = path, arguments
+    def __init__(self, path: Path, arguments: Sequence[str], limit: float | None) -> None:
+        self.path, self.arguments, self.limit = path, arguments, limit
         self.broken: set[str] = set()  # tests that fail without a defect as well
 
     def first_failure(self, mutant: Mutant, is_quick: bool) -> str | None:
-        """The test that catches a defect; None where none does."""
+        """The test that catches a defect; None where none does.
+
+        subprocess.TimeoutExpired if none has within the limit.
+        """
+        end = time.monotonic() + self.limit if self.limit else None
         file = self.path / mutant.path
         text = file.read_text(encoding='utf-8')
         for stage in stages(mutant.path, is_quick):
             while True:
                 file.write_text(mutant.applied_to(text), encoding='utf-8')
-                failed = self._pytest(stage)
-                file.write_text(text, encoding='utf-8')
+                try:
+                    failed = self._pytest(stage, end)
+                finally:
+                    file.write_text(text, encoding='utf-8')
                 if failed is None:
                     break
                 if self._pytest([failed]) is None:
@@ -111,20 +131,20 @@ class Copy:
                 self.broken.add(failed)
         return None
 
-    def _pytest(self, chosen: Sequence[str]) -> str | None:
-        """The first test that fails; None if all pass."""
+    def _pytest(self, tests: Sequence[str], end: float | None = None) -> str | None:
+        """The first test that fails; None if all pass. end: when this has to be done."""
         command = [sys.executable, '-m', 'pytest', '-x', '-q', '--tb=no', '-rfE', *self.arguments]
         command += [f'--deselect={test}' for test in sorted(self.broken)]
         with tempfile.TemporaryFile('w+') as output:
             process = subprocess.Popen(
-                [*command, *chosen],
+                [*command, *tests],
                 cwd=self.path,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
             try:
-                status = process.wait()
+                status = process.wait(end and max(0, end - time.monotonic()))
             finally:
                 with contextlib.suppress(ProcessLookupError):  # also what a defect left running
                     os.killpg(process.pid, signal.SIGKILL)
@@ -169,19 +189,24 @@ def apply(mutant: Mutant) -> None:
     print(f'{mutant}\ngit checkout {mutant.path}  # takes it back')
 
 
-def run(mutants: dict[int, Mutant], is_quick: bool, arguments: Sequence[str]) -> None:
+def run(
+    mutants: dict[int, Mutant], is_quick: bool, limit: float | None, arguments: Sequence[str]
+) -> None:
     """Run the tests with each of the defects, and print which are caught, and by which test."""
     table = []
     with copy_of_head() as path:
-        copy = Copy(path, arguments)
+        copy = Copy(path, arguments, limit)
         for number, mutant in mutants.items():
             begin = time.monotonic()
             print(f'{number:3}  {mutant}', flush=True)
-            test = copy.first_failure(mutant, is_quick)
-            told = f'caught by {test}' if test else 'SURVIVED'
+            try:
+                test = copy.first_failure(mutant, is_quick)
+                told = f'caught by {test}' if test else 'SURVIVED'
+            except subprocess.TimeoutExpired:
+                told = 'NOT CAUGHT in time'
             print(f'     {told} after {time.monotonic() - begin:.0f} s', flush=True)
             table.append(f'{number:3}  {mutant.path}:{mutant.line}  {told}')
-    caught = sum('SURVIVED' not in line for line in table)
+    caught = sum('  caught by ' in line for line in table)
     print('\n', *table, f'{caught} of {len(table)} caught', sep='\n')
 
 
@@ -193,7 +218,8 @@ def main() -> None:
     parser.add_argument('--seed', type=int, default=1)
     parser.add_argument('--count', type=int, default=60)
     parser.add_argument('--apply', type=int, metavar='K')
-    parser.add_argument('--run', metavar='K', help='or: all')
+    parser.add_argument('--run', metavar='K', help='or: 7,9-12; or: all')
+    parser.add_argument('--limit', type=float, metavar='SECONDS', help='for each defect')
     parser.add_argument('--quick', action='store_true', help='leave out slow tests')
     options, arguments = parser.parse_known_args()
     if arguments and not options.run:
@@ -202,12 +228,12 @@ def main() -> None:
     equivalent = EQUIVALENT.read_text(encoding='utf-8').splitlines()
     if options.apply:
         apply(numbered[options.apply])
-    elif options.run == 'all':
-        different = {k: one for k, one in numbered.items() if one.change() not in equivalent}
-        run(different, options.quick, arguments)
-        print(f'{len(numbered) - len(different)} more are equivalent')
     elif options.run:
-        run({int(options.run): numbered[int(options.run)]}, options.quick, arguments)
+        numbers = list(numbered) if options.run == 'all' else chosen(options.run)
+        different = [k for k in numbers if numbered[k].change() not in equivalent]
+        mutants = {k: numbered[k] for k in different}
+        run(mutants, options.quick, options.limit, arguments)
+        print(f'{len(numbers) - len(different)} more are equivalent')
     else:
         for number, mutant in numbered.items():
             print(f'{number:3}  {mutant}' + '  (equivalent)' * (mutant.change() in equivalent))

@@ -232,6 +232,7 @@ def report_of(path, tmp_path, options=''):
     result = invoke(f'labels {path} --output {file} {options}')
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
+    assert file.read_text() == json.dumps(report, indent=2) + '\n'  # people read it too
     file.unlink()
     return report, result.stdout
 

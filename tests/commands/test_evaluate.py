@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import types
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from events import events_of
 from experiments import resolved
 
 from lm_human_preferences import storage
+from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import (
@@ -209,7 +211,7 @@ def results_of(**more):
     }
     own = {'base': base, 'policy': {**point, 'kl_to_optimum': 0.5}, **bests, 'optimum': point}
     return {
-        'save_dir': '/somewhere/a $run$/',
+        'save_dir': '/somewhere/a $run^$/',
         'exact': False,
         'queries': 4,
         'responses': 64,
@@ -254,11 +256,11 @@ def test_the_table_says_who_chose():
 @pytest.mark.parametrize(
     'control, told',
     [
-        ({'target': 2.1, 'kl_coef_before': 0.26}, None),
-        ({'target': 6.0, 'kl_coef_before': 0.26}, 'the KL is 2.00, not the target 6'),
+        ({'target': 1.85, 'kl_coef_before': 0.27}, None),  # by 8 and 7 %
+        ({'target': 1.7, 'kl_coef_before': 0.26}, 'the KL is 2.00, not the target 1.7'),  # by 18 %
         (
-            {'target': 2.0, 'kl_coef_before': 0.5},
-            'the KL coefficient fell from 0.5 to 0.25 in the last 20 steps',
+            {'target': 2.0, 'kl_coef_before': 0.3},
+            'the KL coefficient fell from 0.3 to 0.25 in the last 20 steps',
         ),
         (
             {'target': 1.0, 'kl_coef_before': 0.2},
@@ -287,8 +289,8 @@ def test_the_picture_has_error_bars_a_name_and_a_mark_for_each_kind(monkeypatch)
     monkeypatch.setattr(plots, 'save', lambda figure, path: saved.append((figure, path)))
     picture.draw(results_of(), 'out.png')
     ((figure, path),) = saved
-    assert path == 'out.png' and figure.get_suptitle().startswith('Run a $run$: ')
-    figure.canvas.draw()  # a name that is no formula
+    assert path == 'out.png' and figure.get_suptitle().startswith('Run a $run^$: ')
+    figure.canvas.draw()  # as a formula, the name would be an error
     for axes in figure.axes:
         line = next(line for line in axes.lines if line.get_label() == 'frontier')
         kls, rewards = line.get_data()
@@ -414,7 +416,9 @@ def evaluated(run, words=''):
     result = invoke(f'evaluate {run} {words}')
     assert result.exit_code == 0, result.output
     name = re.search(r'^Saved (\S+) and', result.stdout, re.MULTILINE)[1]
-    return result.stdout, json.loads((run / name).read_text())
+    text = (run / name).read_text()
+    assert text == json.dumps(json.loads(text), indent=2)  # people read it too
+    return result.stdout, json.loads(text)
 
 
 @pytest.mark.parametrize(
@@ -501,6 +505,25 @@ def test_samples_tell_what_enumeration_does(run, monkeypatch):
     ]:
         error = sampled[point]['standard_errors'][name]
         assert abs(sampled[point][name] - exact[point][name]) < 3 * error, (point, name)
+
+
+def test_what_is_exact_and_of_all_queries_has_no_standard_errors(run, monkeypatch):
+    hparams = load_run_hparams(str(run))
+    policy, reference, models = measure.load_models(str(run), hparams)
+    queries = measure.queries_of(hparams, policy.encoder, 2)
+
+    def has_errors(most_responses, is_enumerable, count):
+        info = types.SimpleNamespace(is_enumerable=is_enumerable)
+        monkeypatch.setattr(registry, 'info', lambda name: info)
+        monkeypatch.setattr(measure, 'MOST_RESPONSES', most_responses)
+        settings = EvaluateHParams(queries=count, samples=64)
+        found = measure.measure(policy, reference, models, hparams.task, queries, settings, None)
+        return 'standard_errors' in found['rewards']['reward model']['policy']
+
+    assert not has_errors(27**2, True, None)
+    assert has_errors(27**2, True, 2)  # perhaps not all
+    assert has_errors(27**2, False, None)
+    assert has_errors(27**2 - 1, True, None)  # from samples
 
 
 def test_a_policy_out_of_reach_of_its_samples_is_reported(run, monkeypatch):

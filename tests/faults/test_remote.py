@@ -12,6 +12,7 @@ from blobfile import _azure
 from blobserver.fixtures import KEY
 from blobserver.server import BlobServer, Fault
 from command_line import error_of, invoke
+from experiments import resolved
 from interrupted import STEP, TRAIN_BATCH, assert_same, result_of, run, start
 from launched import eventually
 from online_runs import WORDS as ONLINE
@@ -21,7 +22,7 @@ import sample
 from lm_human_preferences import storage, train_policy
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
-from lm_human_preferences.runs import uploads
+from lm_human_preferences.runs import run_dir, uploads
 
 STORE = 'az://private/runs'
 RUN, CONTAINER = f'{STORE}/run', 'private/runs'
@@ -438,6 +439,23 @@ def test_overwrite(store, monkeypatch, tmp_path):
     assert listed(store) == ['model.ckpt-1'] and sum('model.ckpt' in name for name in store) == 3
     assert sum('tfevents' in name for name in store) == 1
     assert store['run/notes.txt'] == b'mine' and store['run2/train_policy_hparams.json'] == b'{}'
+
+
+def test_overwrite_begins_with_the_lists_of_checkpoints(store):
+    """So that none names what is gone, whenever it is killed."""
+    files = {
+        'policy/checkpoints/checkpoint',
+        'policy/checkpoints/model.ckpt-1.index',
+        'reward_model/checkpoints/checkpoint',
+        'reward_model/checkpoints/model.ckpt.index',
+        'train_policy_hparams.json',
+    }
+    store.update({f'run/{name}': b'' for name in files})
+    hparams = resolved('train_policy', 'test')
+    hparams.run.save_dir = RUN
+    found = [path.removeprefix(f'{RUN}/') for path in run_dir.own_files(hparams)]
+    assert set(found) == files
+    assert {path.rpartition('/')[2] for path in found[:2]} == {'checkpoint'}
 
 
 def test_labels_that_are_collected(store, monkeypatch, tmp_path):

@@ -6,8 +6,10 @@ Ranks that do load it: tests/commands/test_launchers.py.
 import ctypes
 import os
 import shutil
+import struct
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import mpi4py
@@ -324,12 +326,42 @@ def test_a_damaged_horovod(build):
     assert horovod_build.why_not('libmpi.so.12', False).startswith('Horovod is damaged: ')
 
 
+def test_abort_ends_all_ranks_where_mpi_is_loaded(monkeypatch):
+    statuses = []
+    world = types.SimpleNamespace(Abort=statuses.append)
+    monkeypatch.setitem(sys.modules, 'mpi4py.MPI', types.SimpleNamespace(COMM_WORLD=world))
+    mpi_library.abort(2)
+    monkeypatch.delitem(sys.modules, 'mpi4py.MPI')
+    mpi_library.abort(1)
+    assert statuses == [2]
+
+
 # ---------------------------------------------------------------- shared libraries as files
 
 
 def test_needed_libraries():
     (binding,) = BINDINGS.glob('MPI.openmpi.*')
     assert {'libmpi.so.40', 'libc.so.6'} <= set(shared_objects.needed_libraries(binding))
+
+
+def test_a_library_that_is_loaded_elsewhere_than_its_file_says(tmp_path):
+    """Tables are named by addresses, which only a segment that is loaded translates."""
+    loaded, dynamic, notes = 1, 2, 4
+    names = b'\0libmpi.so.12\0libc.so.6\0'
+    needed, end, strings = 1, 0, 5
+    entries = struct.pack('<8q', needed, 1, strings, 5020, needed, 14, end, 0)
+    begin = 64 + 4 * 56
+    segments = [  # kind, offset, address, size
+        (notes, 0, 5000, 1000),
+        (loaded, 0, 1000, 1000),
+        (loaded, begin, 5020 - len(entries), len(entries) + len(names)),
+        (dynamic, begin, 5020 - len(entries), len(entries)),
+    ]
+    header = struct.pack('<6s26xQ16xH6x', b'\x7fELF\x02\x01', 64, len(segments))
+    table = [struct.pack('<I4xQQ8xQ16x', *segment) for segment in segments]
+    path = tmp_path / 'library.so'
+    path.write_bytes(b''.join([header, *table, entries, names]))
+    assert shared_objects.needed_libraries(path) == ['libmpi.so.12', 'libc.so.6']
 
 
 @pytest.mark.parametrize('size', [0, 4, 60, 200, 5000])

@@ -298,10 +298,14 @@ def test_what_is_not_worth_asking_is_left_out_and_counted():
     assert (sampler.equal, sampler.known) == (2, 1)
 
 
-def asked_by_a_run(path, while_interrupted):
-    """The questions of a run, (id, texts read), that is interrupted in its second step."""
+def asked_by_a_run(path, while_interrupted=None):
+    """The questions of a run, (id, texts read, labellers); it may be interrupted in its second
+    step."""
     hparams = resolved('train_policy', 'test')
-    hparams.override_from_dict({'rewards.online': 'on', 'rewards.online.labels': 96})
+    settings = {'labels': 96, 'repeated': 0.25, 'labellers': 3}
+    hparams.override_from_dict(
+        {'rewards.online': 'on', **{f'rewards.online.{name}': n for name, n in settings.items()}}
+    )
     task = {**TASK, 'task': hparams.task.to_nested_dict()}
     set_seed(1)
     trainer = train_policy.build_trainer(hparams, TrainedModel('test'), LocalComm())
@@ -319,12 +323,14 @@ def asked_by_a_run(path, while_interrupted):
 
     with QuestionWriter(str(path), task) as writer:
         ask(writer, 0, 8)
-        ask(writer, 1, 12)
-        while_interrupted(writer)
+        if while_interrupted:
+            ask(writer, 1, 12)
+            while_interrupted(writer)
         ask(writer, 1, 16)
         ask(writer, 2, 24)
         questions = writer.folder.questions.values()
-    return [(each.id, each.texts_read) for each in questions if each.episode is not None]
+    own = [each for each in questions if each.episode is not None]
+    return [(each.id, each.texts_read, each.labellers) for each in own]
 
 
 def test_questions_that_others_add_leave_those_of_a_run_what_they_are(tmp_path):
@@ -334,8 +340,9 @@ def test_questions_that_others_add_leave_those_of_a_run_what_they_are(tmp_path):
         for header in (gold, {}):  # by `ask --gold`, and by `ask`
             writer.add([next(others) for _ in range(3)], [{**HEADER, **header}] * 3)
 
-    alone = asked_by_a_run(tmp_path / 'alone', lambda writer: None)
-    assert len(alone) == 24 + 4 and len({texts_read for _, texts_read in alone}) == 28
+    alone = asked_by_a_run(tmp_path / 'alone')
+    assert len(alone) == 24 + 4 and len({texts_read for _, texts_read, _ in alone}) == 28
+    assert [labellers for _, _, labellers in alone].count(3) == 24 * 0.25
     assert asked_by_a_run(tmp_path / 'both', add_others) == alone
 
 

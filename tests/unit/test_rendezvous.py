@@ -3,6 +3,7 @@
 import datetime
 import math
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -228,6 +229,32 @@ def test_a_rank_gives_a_sign_of_life_before_it_does_anything_else():
     line = lifeline.Lifeline(store, rank=0, size=2, timeout=600)
     assert store.signs == 1
     line.close()
+
+
+class Answering:
+    """The answers of a store to who has failed first: what it has been told, or none in time."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def compare_set(self, key, expected, value):
+        if self.answer is None:
+            time.sleep(1)
+        return self.answer or value.encode()
+
+
+@pytest.mark.parametrize('answer, is_first', [(b'3', True), (b'1', False), (None, True)])
+def test_the_first_rank_that_fails_reports_it_also_where_no_store_answers(
+    monkeypatch, answer, is_first
+):
+    monkeypatch.setattr(lifeline, 'LAST_WORD_SECONDS', 0.1)
+    line = object.__new__(lifeline.Lifeline)
+    line.rank, line.store = 3, Answering(answer)
+    before = set(threading.enumerate())
+    assert line.claim_failure() is is_first
+    asking = set(threading.enumerate()) - before
+    assert len(asking) == (answer is None)
+    assert all(thread.daemon for thread in asking)  # so that this process can end
 
 
 def test_a_closed_lifeline_asks_nothing_more(monkeypatch):

@@ -71,6 +71,13 @@ def test_a_python_without_click_ends_in_one_line(script):
     assert line.startswith(f"error: {sys.executable} has no module 'click'")
 
 
+def test_the_environment_that_is_named_is_in_the_folder_of_the_program(monkeypatch):
+    monkeypatch.chdir(ROOT.parent)
+    monkeypatch.setattr(sys, 'prefix', '/usr')
+    monkeypatch.setattr(os.path, 'exists', lambda path: True)
+    assert f'`. {ROOT.name}/.venv/bin/activate`' in shell.missing('torch')
+
+
 def test_a_python_without_torch_ends_in_one_line(environment, monkeypatch):
     def start(*arguments, **settings):
         raise ModuleNotFoundError("No module named 'torch'", name='torch')
