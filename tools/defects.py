@@ -28,8 +28,8 @@ OPERATORS = {
     ast.Or: ('or', ('and',)),
 }
 # Functions whose arguments are messages or types.
-TELLING = {'cast', 'echo', 'fail', 'note', 'print', 'tell', 'warn'}
-SYMMETRIC = {'max', 'min'}  # functions whose arguments may stand in any order
+TELLING = {'TypeVar', 'cast', 'echo', 'fail', 'note', 'print', 'tell', 'warn'}
+SYMMETRIC = {'max', 'maximum', 'min', 'minimum'}  # functions whose arguments may stand in any order
 
 
 @dataclasses.dataclass(frozen=True)
