@@ -400,6 +400,63 @@ def test_queries_of_reviews_are_drawn_by_the_seed():
     assert len(measure.queries_of(hparams, encoder, 40)) == 32
 
 
+@pytest.fixture
+def measured(monkeypatch):
+    """A function that measures a policy with two responses, which are known or sampled."""
+    half = torch.full((2, 2), -LN2).double()
+    scores = {
+        'reward model': (torch.tensor([[0.0, 1.0]] * 2).double(), torch.tensor([0.5, 1]).double()),
+        'known reward': (torch.tensor([[3.0, 1.0]] * 2).double(), torch.tensor([2.0, 1]).double()),
+    }
+    responses = measure.Responses(half, torch.tensor([0.25, 0.75]).double(), scores)
+    monkeypatch.setattr(measure, 'enumerate_all', lambda *arguments: responses)
+    monkeypatch.setattr(measure, 'sample_many', lambda *arguments: responses)
+    monkeypatch.setattr(comparison, 'BEST_OF', (2,))
+    sizes = types.SimpleNamespace(n_vocab=9)
+    policy = types.SimpleNamespace(model=types.SimpleNamespace(hparams=sizes))
+    task = HParams().task
+    task.response_length = 3
+
+    def measure_(*, most=9**3, is_enumerable=True, count=None):
+        info = types.SimpleNamespace(is_enumerable=is_enumerable)
+        monkeypatch.setattr(registry, 'info', lambda name: info)
+        monkeypatch.setattr(measure, 'MOST_RESPONSES', most)
+        settings = EvaluateHParams(queries=count, samples=7)
+        return measure.measure(policy, None, scores, task, torch.zeros(2, 1), settings, 0.5)
+
+    return measure_
+
+
+def test_the_reward_that_was_trained_on_chooses_for_the_other_as_well(measured):
+    found = measured()
+    rewards = found.pop('rewards')
+    assert found == {'exact': True, 'queries': 2, 'responses': 9**3, 'kl_coef': 0.5}
+    own, known = rewards['reward model'], rewards['known reward']
+    assert own['policy']['kl'] == 0.5 and 'kl_to_optimum' in own['policy']
+    assert 'kl_to_optimum' not in known['policy'] and 'optimum' not in known
+    assert (own['policy']['reward'], known['policy']['reward']) == (0.75, 1.5)
+    assert own['best_of_2']['reward'] == pytest.approx(3 / 4)
+    assert known['best_of_2']['reward'] == pytest.approx(3 * 3 / 4 + 1 / 4)
+    assert known['best_of_2_by_reward_model']['reward'] == pytest.approx(1 * 3 / 4 + 3 / 4)
+    assert 'best_of_2_by_reward_model' not in own
+    sampled = measured(most=9**3 - 1)
+    assert (sampled['exact'], sampled['responses']) == (False, 7)
+
+
+@pytest.mark.parametrize(
+    'settings, has_errors',
+    [
+        ({}, False),
+        ({'count': 2}, True),  # perhaps not all queries
+        ({'is_enumerable': False}, True),
+        ({'most': 9**3 - 1}, True),
+    ],
+)
+def test_what_is_exact_and_of_all_queries_has_no_standard_errors(measured, settings, has_errors):
+    policy = measured(**settings)['rewards']['reward model']['policy']
+    assert ('standard_errors' in policy) == has_errors
+
+
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
     """A short run of the experiment `test` whose 27 ** 2 responses can be enumerated."""
@@ -505,25 +562,6 @@ def test_samples_tell_what_enumeration_does(run, monkeypatch):
     ]:
         error = sampled[point]['standard_errors'][name]
         assert abs(sampled[point][name] - exact[point][name]) < 3 * error, (point, name)
-
-
-def test_what_is_exact_and_of_all_queries_has_no_standard_errors(run, monkeypatch):
-    hparams = load_run_hparams(str(run))
-    policy, reference, models = measure.load_models(str(run), hparams)
-    queries = measure.queries_of(hparams, policy.encoder, 2)
-
-    def has_errors(most_responses, is_enumerable, count):
-        info = types.SimpleNamespace(is_enumerable=is_enumerable)
-        monkeypatch.setattr(registry, 'info', lambda name: info)
-        monkeypatch.setattr(measure, 'MOST_RESPONSES', most_responses)
-        settings = EvaluateHParams(queries=count, samples=64)
-        found = measure.measure(policy, reference, models, hparams.task, queries, settings, None)
-        return 'standard_errors' in found['rewards']['reward model']['policy']
-
-    assert not has_errors(27**2, True, None)
-    assert has_errors(27**2, True, 2)  # perhaps not all
-    assert has_errors(27**2, False, None)
-    assert has_errors(27**2 - 1, True, None)  # from samples
 
 
 def test_a_policy_out_of_reach_of_its_samples_is_reported(run, monkeypatch):

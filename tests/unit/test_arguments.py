@@ -53,6 +53,33 @@ def test_words(words, given):
     assert read == {'arg': 'a', **given}
 
 
+NAMES = ('ppo.batch_size', 'ppo.lr', 'ppo.lam', 'run.log_interval', 'task.log_internals', 'seed')
+
+
+@pytest.mark.parametrize(
+    'name, meant',
+    [
+        ('batchsize', 'ppo.batch_size'),  # the group is left out
+        ('pop.batchsize', 'ppo.batch_size'),
+        ('log_intervals', 'run.log_interval'),  # the likest of two
+        ('tsk.log_intervals', 'task.log_internals'),
+        ('qqq.log_intervals', None),  # another group
+        ('qqq.batch_size', 'ppo.batch_size'),  # but the very name
+        ('run_log_intervall', 'run.log_interval'),  # nearly the same as a whole
+        ('ppo.lerning_rate', 'ppo.lr'),
+        ('ppo.lambda', 'ppo.lam'),
+        ('ppo.zzz', None),
+        ('seeds', 'seed'),
+    ],
+)
+def test_what_an_unknown_option_may_have_meant(name, meant):
+    fields = dict.fromkeys(NAMES, hyperparams.fields(Options)['n'])
+    with pytest.raises(UserError) as caught:
+        arguments.read_words([f'--{name}', '1'], fields, {}, ())
+    hint = f' (did you mean --{meant}?)' if meant else ''
+    assert str(caught.value) == f'no such option: --{name}{hint}'
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(
