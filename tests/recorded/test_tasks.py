@@ -142,6 +142,8 @@ def test_what_becomes_of_the_texts_of_a_file_is_told(tmp_path, monkeypatch):
     ]
     assert notes_of(path, start_text=None)[0] == f'{part}: 7 of 8 texts are used'
     assert notes_of(path, start_text=None)[-1] == '  left out, empty: 1'
+    for affix in ('query_prefix', 'query_suffix'):  # a model can go on after that
+        assert ': 8 of 8 texts' in notes_of(path, start_text=None, **{affix: 'a'})[0]
     assert notes_of(path, 'train', start_text=None) == [
         f'Queries are from all of {path}, the training part: 3 of 3 texts are used'
     ]
