@@ -1,38 +1,19 @@
-"""Logging: numbers to TensorBoard's files and to the console, and which lines are printed at all.
-
-TensorBoard's files are written here rather than by TensorBoard's own writer, torch's SummaryWriter:
-that one takes longer to import and to write, and its `purge_step` only hides the events that a
-resumed run logs again, while they stay in the files (benchmarks/README.md has the figures).
-"""
+"""Logging: numbers to TensorBoard's files and the console, and which lines are printed at all."""
 
 from __future__ import annotations
 
 import contextlib
-import glob
-import math
 import os
-import socket
-import struct
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
-from tensorboard.compat.proto.event_pb2 import (
-    Event,  # pyright: ignore[reportAttributeAccessIssue]
-    SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
-)
-from tensorboard.compat.proto.summary_pb2 import (
-    Summary,  # pyright: ignore[reportAttributeAccessIssue]
-)
 from tqdm import tqdm
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.storage.crc import masked_crc
 
 _console = 'summary'  # a value of --run.console
-_PREFIX = 'events.out.tfevents.'  # of the names of TensorBoard's files
 
 
 class Rank(Protocol):
@@ -119,9 +100,10 @@ class Logger:
     def purge_from(self, step: int) -> None:
         """Delete what an interrupted run has logged from `step` on; call it before `log`."""
         if self.directory:
+            from lm_human_preferences.utils import event_files
+
             with self._translate_errors():
-                for path in _event_files(self.directory):
-                    _cut_events(path, step)
+                event_files.purge(self.directory, step)
         self.first_step = step  # is logged, for a TensorBoard that is running
 
     def is_due(self, step: int) -> bool:
@@ -135,36 +117,17 @@ class Logger:
         """
         prefix = self.tag_prefix if tag_prefix is None else tag_prefix
         if self.directory:
-            summary = Summary()
-            for name, value in stats.items():
-                summary.value.add(tag=prefix + name, simple_value=value)
+            from lm_human_preferences.utils import event_files
+
             with self._translate_errors():
                 if self.file is None:
-                    self.file = self._open()
-                self.file.write(_encode(Event(wall_time=time.time(), step=step, summary=summary)))
+                    self.file = event_files.create(self.directory, self.first_step)
+                named = {prefix + name: value for name, value in stats.items()}
+                self.file.write(event_files.record_of(named, step))
         if self.is_due(step):
             lines = [f'k =  {name} , v =  {_as_float32(value)}' for name, value in stats.items()]
             log_as_original(*lines)
             self.flush()
-
-    def _open(self) -> BinaryIO:
-        assert self.directory is not None
-        os.makedirs(self.directory, exist_ok=True)
-        # TensorBoard reads files in the order of their names. The clock alone may get that wrong:
-        # it may have been set back, and another machine's may be behind.
-        second = int(time.time())
-        for path in _event_files(self.directory):
-            other = os.path.basename(path).split('.')[3]
-            if other.isdecimal():
-                second = max(second, int(other) + 1)
-        name = f'{_PREFIX}{second}.{socket.gethostname()}.{os.getpid()}'
-        file = open(os.path.join(self.directory, name), 'ab')
-        file.write(_encode(Event(wall_time=time.time(), file_version='brain.Event:2')))
-        if self.first_step is not None:
-            start = SessionLog(status=SessionLog.START)
-            event = Event(wall_time=time.time(), step=self.first_step, session_log=start)
-            file.write(_encode(event))
-        return file
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -184,46 +147,6 @@ class Logger:
         if self.file:
             with self._translate_errors():
                 self.file.close()
-
-
-def _event_files(directory: str) -> list[str]:
-    """The paths of TensorBoard's files in a directory."""
-    return glob.glob(os.path.join(glob.escape(directory), f'{_PREFIX}*'))
-
-
-def _encode(event: Event) -> bytes:
-    """An event as a record of TensorBoard's files: its length, CRC of that, the event, its CRC."""
-    data = event.SerializeToString()
-    length = struct.pack('<Q', len(data))
-    length_crc = struct.pack('<I', masked_crc(length))
-    return length + length_crc + data + struct.pack('<I', masked_crc(data))
-
-
-def _cut_events(path: str, step: int) -> None:
-    """Cut a file off before the first event of `step` or later, or of which a kill left a part."""
-    if os.path.islink(path) or not os.path.isfile(path):  # somebody else has put it there
-        return
-    with open(path, 'rb+') as f:
-        data = f.read()
-        end = 0
-        while end < len(data):
-            next_end = end + 16 + int.from_bytes(data[end : end + 8], 'little')
-            event = data[end + 12 : next_end - 4]
-            crc = int.from_bytes(data[next_end - 4 : next_end], 'little')
-            if masked_crc(event) != crc or _step_of(event) >= step:
-                break
-            end = next_end
-        f.truncate(end)
-    if end == 0:
-        os.remove(path)
-
-
-def _step_of(event: bytes) -> float:
-    """The step of a serialized event; infinity if it is none."""
-    try:
-        return Event.FromString(event).step
-    except Exception:  # protobuf's DecodeError, but only tensorboard imports protobuf
-        return math.inf
 
 
 def _as_float32(value: object) -> object:
