@@ -145,12 +145,12 @@ def check(
 def _files(hparams: Training) -> list[str]:
     """Paths or URLs of what a training reads before its first step, without those of its task."""
     if isinstance(hparams, reward_options.HParams):
-        return [hparams.labels.source]
+        return list(hparams.labels.sources().values())
     rewards = hparams.rewards
     if rewards.online is not None:
         return []
     if rewards.train_new_model is not None:
-        return [rewards.train_new_model.labels.source]
+        return list(rewards.train_new_model.labels.sources().values())
     directory = (rewards.trained_model or '').rstrip('/')
     if not directory.endswith(f'/{run_files.REWARD.network}'):
         return []

@@ -3,7 +3,7 @@
 It makes the checks of a training, see session.py, that need neither work nor the network.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from lm_human_preferences import (
@@ -133,13 +133,12 @@ class DryRun:
             self.query_notes += lm_tasks.query_notes(task, encoder, 'test')
 
     def _check_labels(self, hparams: train_reward.HParams, encoding: Encoding | None) -> None:
-        source = hparams.labels.source
-        if source == 'mock':
+        elsewhere = _elsewhere(hparams.labels.sources())
+        self.unchecked += elsewhere
+        if hparams.labels.source == 'mock':
             self._check_known_reward(encoding)
             simulated.check_num_train(hparams)
-        elif not storage.is_here(source) and storage.is_remote(source):
-            self.unchecked.append(hparams.labels.setting('source'))
-        elif encoding is not None and _has_encoder(encoding):
+        elif not elsewhere and encoding is not None and _has_encoder(encoding):
             labels, _ = label_files.load_labels(hparams, encoding)
             held_out.split(labels, hparams)
 
@@ -148,10 +147,8 @@ class DryRun:
         assert self.new_model is not None
         if online.source == 'mock':
             self._check_known_reward(encoding)
-        source = self.new_model.labels.source
-        stands_in = registry.info(self.hparams.task.query_dataset).labels_stand_in
-        if stands_in and storage.is_remote(source) and not storage.is_here(source):
-            self.unchecked.append(self.new_model.labels.setting('source'))
+        if registry.info(self.hparams.task.query_dataset).labels_stand_in:
+            self.unchecked += _elsewhere(self.new_model.labels.sources())
 
     def _check_known_reward(self, encoding: Encoding | None) -> None:
         if encoding is not None:
@@ -196,6 +193,15 @@ class DryRun:
             unchecked = ', '.join(self.unchecked)
             lines.append(f'not checked, because it is not on this machine: {unchecked}')
         return lines
+
+
+def _elsewhere(sources: Mapping[str, str]) -> list[str]:
+    """Those of `sources`, {option: path or URL}, that would have to be fetched."""
+    return [
+        f'{option} {path}'
+        for option, path in sources.items()
+        if storage.is_remote(path) and not storage.is_here(path)
+    ]
 
 
 def _has_encoder(encoding: Encoding) -> bool:

@@ -90,6 +90,10 @@ class LabelHParams(hyperparams.HParams):
                 ' alone are made with errors'
             )
 
+    def sources(self) -> dict[str, str]:
+        """What the labels are read from: {option: path or URL}."""
+        return {self.option_name('source'): self.source}
+
     def _has_no_texts(self) -> bool:
         return self.source in ('mock', 'test') or os.path.isdir(self.source)
 
