@@ -16,6 +16,7 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import PolicyHParams, TaskHParams
 from lm_human_preferences.language import datasets, encodings
+from lm_human_preferences.language.chat import ChatTemplate, template_of
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.synthetic import language_model
@@ -23,6 +24,7 @@ from lm_human_preferences.synthetic import language_model
 __all__ = [
     'PolicyHParams',
     'TaskHParams',
+    'chat_template',
     'check_lengths',
     'check_offline',
     'check_task',
@@ -137,8 +139,13 @@ def query_formatter(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Function of queries (batch, query_length) -> contexts (batch, context_length).
 
-    It puts the task's prefix and suffix around each query.
+    It puts the task's prefix and suffix around each query, and, for a chat, the model's template.
     """
+    chat = chat_template(hparams, encoder)
+    if chat is not None:
+        return lambda queries: torch.tensor(
+            chat.contexts(queries.tolist()), dtype=torch.int64, device=queries.device
+        )
     prefix = torch.tensor(encoder.encode(hparams.query_prefix), dtype=torch.int64)
     suffix = torch.tensor(encoder.encode(hparams.query_suffix), dtype=torch.int64)
 
@@ -148,6 +155,14 @@ def query_formatter(
         return torch.cat([prefixes, queries, suffixes], dim=1)
 
     return embed_queries
+
+
+def chat_template(hparams: TaskHParams, encoder: Encoder) -> ChatTemplate | None:
+    """The template that makes contexts; None unless the task is a chat. UserError without one."""
+    if not hparams.chat:
+        return None
+    affixes = hparams.query_prefix, hparams.query_suffix
+    return template_of(encoder, *affixes, hparams.query_length)
 
 
 def check_task(hparams: TaskHParams, encoding: Encoding, n_ctx: int) -> None:
@@ -169,12 +184,19 @@ def check_task(hparams: TaskHParams, encoding: Encoding, n_ctx: int) -> None:
 
 def check_lengths(hparams: TaskHParams, encoder: Encoder, n_ctx: int) -> None:
     """Raise UserError if prefix, query, suffix and response do not fit into `n_ctx` tokens."""
-    affixes = len(encoder.encode(hparams.query_prefix)) + len(encoder.encode(hparams.query_suffix))
+    chat = chat_template(hparams, encoder)
+    if chat is not None:
+        affixes, what = chat.overhead, 'the chat template'
+    else:
+        affixes = sum(
+            len(encoder.encode(text)) for text in (hparams.query_prefix, hparams.query_suffix)
+        )
+        what = 'prefix and suffix'
     total = affixes + hparams.query_length + hparams.response_length
     if total > n_ctx:
         raise UserError(
             f'--task.query_length {hparams.query_length} + --task.response_length'
-            f' {hparams.response_length} + {affixes} tokens of prefix and suffix are {total}, more'
+            f' {hparams.response_length} + {affixes} tokens of {what} are {total}, more'
             f' than the {n_ctx} of --task.policy.initial_model {hparams.policy.initial_model}'
         )
 
@@ -264,6 +286,8 @@ def make_query_sampler(
     # What is made up, or collected in a folder, is no file of queries.
     no_file = labels is None or labels == 'test' or os.path.isdir(labels)
     stand_in = None if no_file else labels
+    chat = chat_template(hparams, encoder)
+    has_affix = bool(hparams.query_prefix or hparams.query_suffix)
     return QuerySampler(
         hparams,
         batch_size,
@@ -276,7 +300,8 @@ def make_query_sampler(
         start_token=_tokens_holding(encoder, hparams, 'start_text'),
         end_token=_tokens_holding(encoder, hparams, 'end_text'),
         # An empty query without prefix and suffix leaves the model nothing to continue.
-        allow_empty=bool(hparams.query_prefix or hparams.query_suffix),
+        allow_empty=has_affix and chat is None,
+        chat=chat,
     )
 
 
@@ -311,6 +336,8 @@ def _left_out(usage: datasets.Usage, hparams: TaskHParams) -> list[str]:
         f'without {start}': usage.no_start,
         f'without {end} in {_option("query_length", hparams)}': usage.no_end,
         'empty': usage.empty,
+        f'too long for {_option("query_length", hparams)} in the chat template': usage.too_long,
+        'refused by the chat template': usage.refused,
     }
     return [f'{reason}: {count}' for reason, count in reasons.items() if count]
 

@@ -18,6 +18,7 @@ from lm_human_preferences.hparams.policy_options import (
     PpoHParams,
     RewardHParams,
 )
+from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.online import collection
 from lm_human_preferences.plans import nupdates
@@ -392,5 +393,6 @@ def take_steps(trainer: PPOTrainer, checkpointer: Checkpointer, clock: TimeLeft)
     """Take the steps that are left. clock: of the whole command, which has a phase 'policy'."""
     encoder = trainer.policy.encoder
     is_valid = lm_tasks.filter_fn_from_hparams(trainer.hparams.task, encoder)
-    hooks = policy_hooks(trainer, checkpointer, clock, is_valid, encoder)
+    reader = tokenisers.reader(encoder, trainer.hparams.task.chat)
+    hooks = policy_hooks(trainer, checkpointer, clock, is_valid, reader)
     training_loop(trainer, [*collection.hooks(trainer, checkpointer, clock), *hooks])

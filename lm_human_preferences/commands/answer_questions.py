@@ -23,6 +23,7 @@ from lm_human_preferences.labels.answers import REASONS, Answer
 from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
 from lm_human_preferences.labels.page.key import folder_key
+from lm_human_preferences.language import tokenisers
 from lm_human_preferences.utils.terminal import printable
 
 WIDEST = 80  # columns that a question takes
@@ -137,7 +138,8 @@ class Session:
         self.folder: LabelFolder = labeller.folder
         self.label_type = self.folder.label_type
         self.control = self.label_type.control
-        self.encoder = self.folder.encoding().get_encoder()
+        encoder = self.folder.encoding().get_encoder()
+        self.encoder = tokenisers.reader(encoder, self.folder.task['task'].get('chat'))
         self.columns = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
         self.given = 0
         self.pressed: list[int] = []  # so far, of an answer that takes several keys

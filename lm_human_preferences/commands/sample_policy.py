@@ -18,7 +18,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
-from lm_human_preferences.language import trained_models
+from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
@@ -89,7 +89,7 @@ def sample_policy(
         samples = samples_of(rounds, policy, task, judge, comm)
         for sample in itertools.islice(samples, nsamples or None):
             file.write(sample)
-            _print_sample(sample, encoder, stdout)
+            _print_sample(sample, tokenisers.reader(encoder, task.chat), stdout)
     if file.count:
         print(f'Saved {file.count} samples in {output}', file=sys.stderr)
 
@@ -212,6 +212,9 @@ def _encoded(name: str, text: str, task: TaskHParams, encoder: Encoder) -> list[
             f'{name} has {len(tokens)} tokens, but the queries of this run have at most '
             f'{task.query_length} (its --task.query_length): shorten it'
         )
+    chat = lm_tasks.chat_template(task, encoder)
+    if chat is not None and chat.problem(tokens, tokens):
+        raise UserError(f'{name} is too long for the chat template of this run, or refused by it')
     if not tokens and not task.query_prefix and not task.query_suffix:
         raise UserError(f'{name} is empty: the model needs at least one token to continue')
     return tokens + [encoder.padding_token] * (task.query_length - len(tokens))

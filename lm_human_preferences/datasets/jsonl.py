@@ -1,29 +1,34 @@
-"""Files of texts, one JSON string a line, and which of the texts are the test part."""
+"""Files of texts, one JSON string or list of messages a line, and which are the test part."""
 
 import hashlib
 import random
 from collections.abc import Iterator
 
 from lm_human_preferences import storage
+from lm_human_preferences.datasets import messages
 from lm_human_preferences.errors import UserError
 
 TEST_SHARE = 10  # one text in so many is of the test part
 
 
 def read_jsonl(path: str) -> list[str]:
-    """The strings in a local or remote file with one JSON string a line; see numbered_texts."""
+    """The texts in a local or remote file with one in each line; see numbered_texts."""
     return [text for _, text in numbered_texts(path)]
 
 
 def numbered_texts(path: str) -> list[tuple[str, str]]:
-    """(where it is, text) of each string in such a file, without empty lines.
+    """(where it is, text) of each line of such a file, but for empty ones.
 
+    A line is a JSON string, or a list of chat messages, whose text is that of messages.query_text.
     Raises UserError naming the file and the first bad line.
     """
-    found = storage.read_json_lines(path)
-    for where, text in found:
-        if not isinstance(text, str):
+    found = []
+    for where, value in storage.read_json_lines(path):
+        if messages.are_messages(value):
+            value = messages.query_text(value, where)
+        if not isinstance(value, str):
             raise UserError(f'{where} is not a JSON string, as every line must be')
+        found.append((where, value))
     return found
 
 

@@ -42,8 +42,8 @@ class LabelHParams(hyperparams.HParams):
     )
     too_long: str = option(
         'refuse',
-        "labels that are texts, or ids of another encoding, longer than the task's: refuse, skip,"
-        ' cut, or cut_start (of queries; docs/labelling.md)',
+        'texts of labels, or ids of another encoding, that are too long: refuse, skip, cut,'
+        ' cut_start (docs/labelling.md)',
         one_of=TOO_LONG,
         ours=True,
     )

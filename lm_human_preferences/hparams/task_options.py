@@ -35,6 +35,12 @@ class TaskHParams(hyperparams.HParams):
     )
     query_prefix: str = option('', 'text put before every query')
     query_suffix: str = option('', 'text put after every query')
+    chat: bool = option(
+        False,
+        'contexts by the chat template of the model, of queries that are texts or lists of messages'
+        ' (docs/models.md)',
+        ours=True,
+    )
     start_text: str | None = option(
         '.',
         'a query starts after the first occurrence of this text (one token); None: at once',
@@ -52,8 +58,8 @@ class TaskHParams(hyperparams.HParams):
     )
     truncate_text: str | None = option(
         None,
-        'a response ends with the first token that has this text in it, at or after truncate_after;'
-        ' goes before truncate_token (docs/models.md)',
+        'a response ends with the first token that holds this text; goes before truncate_token'
+        ' (docs/models.md)',
         ours=True,
     )
     truncate_after: int = option(0, 'tokens of a response before truncate_token counts', at_least=0)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from lm_human_preferences import storage
-from lm_human_preferences.datasets import registry
+from lm_human_preferences.datasets import messages, registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
+from lm_human_preferences.language.chat import REFUSED, TOO_LONG, ChatTemplate
 from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.language.tokenisers import TokeniserEncoder
 
@@ -31,7 +32,8 @@ class Usage:
     texts: how many were looked at. is_all: whether the part has no more. used: how many make a
     query, of which some are cut_at_start, up to their first start token, some cut_at_length, and
     some cut_at_end, after their last end token. The others lack the start token (no_start), or the
-    end token in what is left (no_end), or nothing is left of them (empty).
+    end token in what is left (no_end), or nothing is left of them (empty), or they are too_long for
+    the chat template or refused by it.
     """
 
     texts: int = 0
@@ -43,9 +45,17 @@ class Usage:
     no_start: int = 0
     no_end: int = 0
     empty: int = 0
+    too_long: int = 0
+    refused: int = 0
 
     def add(
-        self, tokens: list[int], length: int, start: Tokens, end: Tokens, allow_empty: bool
+        self,
+        tokens: list[int],
+        length: int,
+        start: Tokens,
+        end: Tokens,
+        allow_empty: bool,
+        chat: ChatTemplate | None = None,
     ) -> None:
         """Count one more text; the other arguments: see Dataset.sequences."""
         self.texts += 1
@@ -58,6 +68,9 @@ class Usage:
             self.no_end += 1
         elif not ended and not allow_empty:
             self.empty += 1
+        elif chat is not None and (problem := chat.problem(tokens, ended)):
+            self.too_long += problem == TOO_LONG
+            self.refused += problem == REFUSED
         else:
             self.used += 1
             self.cut_at_start += len(begun) < len(tokens)
@@ -93,6 +106,7 @@ class Dataset:
         end_token: Tokens = None,
         allow_empty: bool = True,
         skip: tuple[int, int] = (0, 0),
+        chat: ChatTemplate | None = None,
     ) -> Iterator[list[int]]:
         """Iterator of lists of `sequence_length` token ids, padded on the right.
 
@@ -104,7 +118,8 @@ class Dataset:
         is empty) has the same order. Rank r of n takes every n-th sequence, starting at the r-th.
 
         skip: (texts of the first epoch, sequences after them) to leave out before that, so that an
-        interrupted run can go on where it was.
+        interrupted run can go on where it was. chat: whose contexts the sequences become; a text
+        that has none is left out. A dialogue is taken whole.
         """
 
         def epoch(first: int) -> Iterator[list[int]]:
@@ -112,9 +127,11 @@ class Dataset:
             texts = self.generator(mode, seed=seed, shuffle=shuffle)
             texts = itertools.islice(texts, first, None)
             for self.texts_read, text in enumerate(texts, start=first + 1):
-                encoded, start = _encoded(text, encoder, start_token)
-                tokens = _cut(encoded, sequence_length, start, end_token)
-                if tokens or (allow_empty and tokens is not None):
+                encoded, start, end = _encoded(text, encoder, start_token, end_token, chat)
+                tokens = _cut(encoded, sequence_length, start, end)
+                if tokens is None or not (tokens or allow_empty):
+                    continue
+                if chat is None or not chat.problem(encoded, tokens):
                     yield tokens + [encoder.padding_token] * (sequence_length - len(tokens))
 
         texts_to_skip, sequences_to_skip = skip
@@ -133,6 +150,7 @@ class Dataset:
         start_token: Tokens = None,
         end_token: Tokens = None,
         allow_empty: bool = True,
+        chat: ChatTemplate | None = None,
     ) -> Usage:
         """What `sequences` with these arguments makes of texts: see there.
 
@@ -145,25 +163,31 @@ class Dataset:
                 usage.is_all = False
                 break
             characters += len(text)
-            tokens, start = _encoded(text, encoder, start_token)
-            usage.add(tokens, sequence_length, start, end_token, allow_empty)
+            tokens, start, end = _encoded(text, encoder, start_token, end_token, chat)
+            usage.add(tokens, sequence_length, start, end, allow_empty, chat)
         return usage
 
 
 def _encoded(
-    text: str | list[int], encoder: Encoder, start_token: Tokens
-) -> tuple[list[int], Tokens]:
-    """(tokens of a text, the start token that they are to be cut after).
+    text: str | list[int],
+    encoder: Encoder,
+    start_token: Tokens,
+    end_token: Tokens,
+    chat: ChatTemplate | None,
+) -> tuple[list[int], Tokens, Tokens]:
+    """(tokens of a text, the start and the end token that they are to be cut at).
 
     Token ids are those of a label file: of GPT-2 for a model with a tokeniser of its own.
     """
     if isinstance(text, str):
-        return encoder.encode(text), start_token
+        if chat is not None and messages.is_dialogue(text):
+            return encoder.encode(text), None, None
+        return encoder.encode(text), start_token, end_token
     # A query of a label file was already cut after its start token.
     if isinstance(encoder, TokeniserEncoder):
         gpt2 = encodings.Main.get_encoder()
-        return encoder.encode(gpt2.decode(_label_query(text, gpt2))), None
-    return _label_query(text, encoder), None
+        return encoder.encode(gpt2.decode(_label_query(text, gpt2))), None, end_token
+    return _label_query(text, encoder), None, end_token
 
 
 def _label_query(tokens: list[int], encoder: Encoder) -> list[int]:

@@ -8,6 +8,7 @@ one by one. Special tokens are never made of what a text spells.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -22,7 +23,7 @@ import tokenizers
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
-from lm_human_preferences.language.encodings import Encoding
+from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.gpt2.sizes import released_name
 
 TOKENISER = 'tokenizer.json'
@@ -39,11 +40,16 @@ class TokeniserEncoder:
     """Text to token ids of a tokenizer.json and back, see the head of this module.
 
     rules: what the file holds. n_vocab: the padding token is the first id that is no token.
+    directory: what the file is in.
     """
 
-    def __init__(self, rules: Mapping[str, Any], n_vocab: int, eot_token: int | None) -> None:
+    def __init__(
+        self, rules: Mapping[str, Any], n_vocab: int, eot_token: int | None, directory: str
+    ) -> None:
+        self.directory = directory
         self.eot_token = eot_token
         self.padding_token = n_vocab
+        self.spells_special = True
         self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(_without_prefix_space(rules)))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -66,7 +72,13 @@ class TokeniserEncoder:
             if not 0 <= token <= self.padding_token:
                 raise KeyError(token)
         ids = [token for token in ids if token != self.padding_token]
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        return self._tokenizer.decode(ids, skip_special_tokens=not self.spells_special)
+
+    def reader(self) -> TokeniserEncoder:
+        """The same, but without special tokens in texts: for what people read of a dialogue."""
+        reader = copy.copy(self)
+        reader.spells_special = False
+        return reader
 
     def tokens_holding(self, text: str) -> frozenset[int]:
         """The tokens whose own text has `text` in it; UserError where none has.
@@ -99,7 +111,8 @@ class TokeniserEncoding(Encoding):
     def get_encoder(self) -> TokeniserEncoder:
         """The encoder, made once. UserError where its file is missing or damaged."""
         path = storage.join(self.directory, TOKENISER)
-        return _encoder(path, storage.md5(storage.cached_path(path)), self.n_vocab, self.eot_token)
+        md5 = storage.md5(storage.cached_path(path))
+        return _encoder(self.directory, md5, self.n_vocab, self.eot_token)
 
     def fits(self, rows: int) -> bool:
         """See Encoding: an embedding may have more rows, which belong to no token."""
@@ -143,7 +156,7 @@ def of_directory(directory: str) -> Encoding:
     Without a tokenizer.json it is `main`, as in GPT-2's releases; UserError where config.json
     describes another model than GPT-2.
     """
-    config = _read_object(directory, 'config.json')
+    config = read_object(directory, 'config.json')
     model_type = config.get('model_type', 'gpt2')
     if not storage.exists(storage.join(directory, TOKENISER)):
         if model_type == 'gpt2':
@@ -167,6 +180,11 @@ def read(directory: str) -> TokeniserEncoding:
         eot_token=_eot_token(directory, summary),
         directory=directory,
     )
+
+
+def reader(encoder: Encoder, is_chat: bool | None) -> Encoder:
+    """What decodes texts for people to read: of a chat, without the marks of its template."""
+    return encoder.reader() if is_chat and isinstance(encoder, TokeniserEncoder) else encoder
 
 
 def may_have_own(model: str) -> bool:
@@ -212,11 +230,12 @@ def _summary(path: str, md5: str) -> _Summary:
 
 
 @functools.lru_cache(maxsize=8)
-def _encoder(path: str, md5: str, n_vocab: int, eot_token: int | None) -> TokeniserEncoder:
+def _encoder(directory: str, md5: str, n_vocab: int, eot_token: int | None) -> TokeniserEncoder:
     """md5: of the file, which may change."""
+    path = storage.join(directory, TOKENISER)
     rules = _read_rules(path)
     try:
-        return TokeniserEncoder(rules, n_vocab, eot_token)
+        return TokeniserEncoder(rules, n_vocab, eot_token, directory)
     except Exception as e:  # the library raises no other
         raise UserError(f'{path} is no tokeniser: {e}') from e
 
@@ -291,19 +310,19 @@ def _bare(rule: Any) -> Any:
 
 def _eot_token(directory: str, summary: _Summary) -> int | None:
     """The token that ends a text, as the first file says that names one; None where none does."""
-    token = _read_object(directory, SETTINGS).get('eos_token')
+    token = read_object(directory, SETTINGS).get('eos_token')
     spelled = token.get('content') if isinstance(token, dict) else token
     if isinstance(spelled, str) and spelled in summary.token_of:
         return summary.token_of[spelled]
     for name in ('config.json', 'generation_config.json'):
-        tokens = _read_object(directory, name).get('eos_token_id')
+        tokens = read_object(directory, name).get('eos_token_id')
         first = tokens[0] if isinstance(tokens, list) and tokens else tokens
         if type(first) is int and 0 <= first < summary.n_vocab:
             return first
     return None
 
 
-def _read_object(directory: str, name: str) -> dict[str, Any]:
+def read_object(directory: str, name: str) -> dict[str, Any]:
     """The object in a JSON file of the directory; an empty one where there is none."""
     path = storage.join(directory, name)
     value = storage.read_json(path) if storage.exists(path) else {}

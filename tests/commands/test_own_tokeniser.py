@@ -4,10 +4,17 @@ import json
 import shutil
 
 import pytest
+from click.testing import CliRunner
 from command_line import error_of, invoke
-from tiny_tokenisers import write_byte_level, write_words
+from label_folders import HEADER
+from tiny_causal_lms import save, tiny
+from tiny_tokenisers import END, write_byte_level, write_words
 
-from lm_human_preferences.labels.folder import LabelFolder
+import launch
+from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
+from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
+from lm_human_preferences.labels.page.server import LabelServer
+from lm_human_preferences.language import chat, tokenisers
 
 PAIRS = [
     {'prompt': 'It was late.', 'chosen': ' The fox jumps.', 'rejected': ' She said so twice.'},
@@ -76,3 +83,88 @@ def test_a_folder_of_labels_has_the_tokeniser_with_it(tmp_path, pairs):
     other = write_model(tmp_path / 'other', lambda path: write_words(path, words))
     told = error_of(invoke(import_line(other, pairs, folder)))
     assert 'is a folder of another task: its encoding is ' in told and told.count('tokenizer-') == 2
+
+
+DIALOGUE = [
+    {'role': 'user', 'content': 'Who is lazy?'},
+    {'role': 'assistant', 'content': 'The dog.'},
+    {'role': 'user', 'content': 'Which?'},
+]
+READ = 'user: Who is lazy?\n\nassistant: The dog.\n\nuser: Which?'
+TEMPLATE = (
+    "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}"
+    f'{END}{{% endfor %}}[assistant]'
+)
+
+
+@pytest.fixture
+def queries(tmp_path):
+    path = tmp_path / 'queries.jsonl'
+    path.write_text(f'{json.dumps(DIALOGUE)}\n')
+    path.with_suffix('.test.jsonl').write_text('"It was late. Why?"\n')
+    return path
+
+
+def ask_line(model, queries, folder):
+    return (
+        f'ask sentiment {folder} --count 1 --task.chat on --task.policy.initial_model {model}'
+        f' --task.query_dataset {queries} --task.truncate_text {END} --task.truncate_after 0'
+    )
+
+
+def test_a_policy_is_asked_in_its_chat_template_and_people_read_the_dialogue(
+    tmp_path, queries, monkeypatch
+):
+    model = write_model(tmp_path / 'model', chat_template=TEMPLATE)
+    save(tiny('llama', vocab_size=512, max_position_embeddings=128), model)
+    contexts, own = [], chat.ChatTemplate.contexts
+
+    def seen(self, rows):
+        contexts.append((self.encoder, own(self, rows)))
+        return contexts[-1][1]
+
+    monkeypatch.setattr(chat.ChatTemplate, 'contexts', seen)
+    run(ask_line(model, queries, tmp_path / 'labels'))
+    folder = LabelFolder(str(tmp_path / 'labels'))
+    (question,) = folder.questions.values()
+    encoder = folder.encoding().get_encoder()
+    assert encoder.decode(folder.tokens(question)['query']) == READ
+    rendered = f'[user] Who is lazy?{END}[assistant] The dog.{END}[user] Which?{END}[assistant]'
+    for encoder, rows in contexts:
+        assert {encoder.decode(row) for row in rows} == {rendered}
+    assert contexts
+
+
+def test_a_model_without_a_chat_template_is_refused(tmp_path, queries):
+    model = write_model(tmp_path / 'model')
+    save(tiny('llama', vocab_size=512, max_position_embeddings=128), model)
+    told = error_of(invoke(ask_line(model, queries, tmp_path / 'labels')))
+    assert told.startswith(f'--task.chat: {model} has no chat template')
+
+
+def test_labellers_of_a_chat_see_no_marks(tmp_path):
+    """Neither on a terminal nor on the page."""
+    encoding = tokenisers.read(write_byte_level(tmp_path / 'model'))
+    encoder = encoding.get_encoder()
+
+    def tokens(text, length):
+        ids = [*encoder.encode(text), encoding.eot_token]
+        return ids + [encoder.padding_token] * (length - len(ids))
+
+    texts = {'query': 'It was late.', 'sample0': 'Why?', 'sample1': 'So what?'}
+    task = {
+        'label_type': 'best_of_2',
+        'encoding': encoding.name,
+        'instructions': 'Choose.',
+        'task': {'query_length': 40, 'response_length': 40, 'chat': True},
+    }
+    folder = str(tmp_path / 'labels')
+    with QuestionWriter(folder, task, encoding) as writer:
+        question = {field: tokens(text, 40) for field, text in texts.items()}
+        writer.add([question], [{**HEADER, 'policies': ['initial'] * 2}])
+    words = ['label', folder, '--labeller', 'anna']
+    printed = CliRunner().invoke(launch.cli, words, input='1').stdout
+    assert all(text in printed for text in texts.values()) and END not in printed
+    options = LabelHParams(web=WebHParams(port=0)).web
+    with LabelServer(folder, ['anna'], options, note=lambda line: None) as server:
+        assert server.service.encoder.decode(question['query']) == texts['query']

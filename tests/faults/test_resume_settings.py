@@ -79,6 +79,7 @@ WITHOUT_NUMBERS = {
 }
 OF_TEXTS = {
     'task.query_dataset',
+    'task.chat',
     'task.start_text',
     'task.end_text',
 }  # the run's data set has no texts

@@ -20,7 +20,7 @@ def write_byte_level(directory, sentences=SENTENCES, size=400, **settings):
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[END],
+        special_tokens=[END, '<s>'],
         show_progress=False,
     )
     tokenizer.train_from_iterator(sentences, trainer)

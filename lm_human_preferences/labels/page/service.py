@@ -17,6 +17,7 @@ from lm_human_preferences.labels.labeller import AlreadyAnswered, AlreadyUsed, L
 from lm_human_preferences.labels.page.access import QuestionTokens
 from lm_human_preferences.labels.page.assignments import LEASE_SECONDS, Assignments
 from lm_human_preferences.labels.page.key import FolderKey
+from lm_human_preferences.language import tokenisers
 from lm_human_preferences.runs.run_files import QUESTIONS
 
 REFRESH_SECONDS = 0.5  # after which it is worth looking for what others have written
@@ -48,7 +49,8 @@ class LabellingService:
         note: Callable[[str], None] = print,
     ) -> None:
         self.folder, self.note = folder, note
-        self.encoder = folder.encoding().get_encoder()
+        encoder = folder.encoding().get_encoder()
+        self.encoder = tokenisers.reader(encoder, folder.task['task'].get('chat'))
         self.labellers: dict[str, Labeller] = {}
         self.tokens = QuestionTokens(key)
         try:

@@ -21,9 +21,10 @@ import re
 import string
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 from lm_human_preferences import storage
+from lm_human_preferences.datasets.messages import are_messages, as_text
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType, Value, is_number
 
@@ -204,7 +205,7 @@ def preference(record: dict[str, Any], where: str) -> tuple[str, tuple[str, str]
     chosen, rejected = record.get('chosen'), record.get('rejected')
     if isinstance(chosen, str) and isinstance(rejected, str):
         return _of_strings(record, chosen, rejected, where)
-    if _are_messages(chosen) and _are_messages(rejected):
+    if are_messages(chosen) and are_messages(rejected):
         return _of_messages(record, chosen, rejected, where)
     missing = [field for field in ('chosen', 'rejected') if field not in record]
     which = f'field {missing[0]!r} is missing: ' if missing else 'fields '
@@ -220,8 +221,8 @@ def _of_strings(
     """(query, responses); without a prompt, of two dialogues that begin alike."""
     if 'prompt' in record:
         prompt = record['prompt']
-        if _are_messages(prompt):
-            return _as_text(prompt), (chosen, rejected)
+        if are_messages(prompt):
+            return as_text(prompt), (chosen, rejected)
         return text_field(record, 'prompt', where), (chosen, rejected)
     end = _end_of_prompt(chosen, rejected, where)
     return chosen[:end], (chosen[end:], rejected[end:])
@@ -269,37 +270,17 @@ def _of_messages(
     query = chosen[:shared]
     if 'prompt' in record:
         prompt = record['prompt']
-        if not _are_messages(prompt):
+        if not are_messages(prompt):
             prompt = [{'role': 'user', 'content': text_field(record, 'prompt', where)}]
         if [message['content'] for message in prompt] != _contents(query[-len(prompt) :]):
             query = [*prompt, *query]
     if not query:
         raise UserError(f"{where}, field 'prompt' is missing: it must be a text or messages")
-    return _as_text(query), (_as_text(chosen[shared:]), _as_text(rejected[shared:]))
-
-
-def _are_messages(value: Any) -> TypeGuard[list[dict[str, str]]]:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(
-            isinstance(message, dict)
-            and isinstance(message.get('role'), str)
-            and isinstance(message.get('content'), str)
-            for message in value
-        )
-    )
+    return as_text(query), (as_text(chosen[shared:]), as_text(rejected[shared:]))
 
 
 def _contents(messages: Sequence[dict[str, str]]) -> list[str]:
     return [message['content'] for message in messages]
-
-
-def _as_text(messages: Sequence[dict[str, str]]) -> str:
-    """One message is its content; each of several begins with its role."""
-    if len(messages) == 1:
-        return messages[0]['content']
-    return '\n\n'.join(f'{message["role"]}: {message["content"]}' for message in messages)
 
 
 # ---------------------------------------------------------------- Label Studio

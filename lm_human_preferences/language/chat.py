@@ -1,0 +1,148 @@
+"""Contexts by the chat template of a tokeniser, for models that were trained on dialogues.
+
+A query stays the text that people read, and that a reward model and labels have: see
+datasets/messages.py. Only the policy sees it in its template.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tokenizers
+
+from lm_human_preferences import storage
+from lm_human_preferences.datasets import messages
+from lm_human_preferences.datasets.messages import Message
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.language.encodings import Encoder
+from lm_human_preferences.language.tokenisers import (
+    SETTINGS,
+    TEMPLATE,
+    TOKENISER,
+    TokeniserEncoder,
+    read_object,
+)
+
+# A context may have so many tokens more than its query and the template: a query that was cut, put
+# into the template, is sometimes split in another way.
+SLACK = 4
+SPECIAL = ('bos_token', 'eos_token', 'unk_token', 'pad_token', 'sep_token', 'cls_token')
+TOO_LONG, REFUSED = 'too_long', 'refused'
+
+
+@functools.lru_cache(maxsize=4)
+def template_of(encoder: Encoder, prefix: str, suffix: str, query_length: int) -> ChatTemplate:
+    """The ChatTemplate of these arguments, made once."""
+    return ChatTemplate(encoder, prefix, suffix, query_length)
+
+
+class ChatTemplate:
+    """Turns queries into contexts (batch, length) that end where the assistant's answer begins.
+
+    encoder: of the queries; UserError where its tokeniser has no template, or one that fails.
+    prefix, suffix: texts around a query that is no dialogue. query_length: the most tokens of one.
+    """
+
+    def __init__(self, encoder: Encoder, prefix: str, suffix: str, query_length: int) -> None:
+        if not isinstance(encoder, TokeniserEncoder):
+            raise UserError('--task.chat: the model has no chat template; leave --task.chat off')
+        self.encoder = encoder
+        self.prefix, self.suffix = prefix, suffix
+        self._template = _template_in(encoder.directory)
+        self._special = _special_tokens(encoder.directory)
+        path = storage.cached_path(storage.join(encoder.directory, TOKENISER))
+        self._tokenizer = tokenizers.Tokenizer.from_file(path)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.context = functools.lru_cache(maxsize=1024)(self._context)
+        one = tuple(encoder.encode('a'))
+        self.overhead = len(self.context(one)) - len(one) + SLACK
+        self.length = query_length + self.overhead
+
+    def render(self, dialogue: Sequence[Message]) -> str:
+        """The text of messages in the template; UserError where the template refuses them."""
+        # It takes a second to import. What it renders in cannot reach the rest of Python.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            special: dict[str, Any] = self._special
+            (text,), _ = render_jinja_template(
+                [list(dialogue)],
+                chat_template=self._template,
+                add_generation_prompt=True,
+                **special,
+            )
+        except Exception as e:  # a template can raise anything
+            raise UserError(f'--task.chat: the chat template of the model fails: {e}') from e
+        return text
+
+    def _context(self, query: tuple[int, ...]) -> list[int]:
+        """The context of a query without its padding; UserError where the template refuses it."""
+        dialogue = messages.as_messages(self.encoder.decode(query))
+        if len(dialogue) == 1 and dialogue[0]['role'] == messages.USER:
+            content = f'{self.prefix}{dialogue[0]["content"]}{self.suffix}'
+            dialogue = [{'role': messages.USER, 'content': content}]
+        return self._tokenizer.encode(self.render(dialogue), add_special_tokens=False).ids
+
+    def problem(self, whole: Sequence[int], query: Sequence[int]) -> str | None:
+        """Why a query has no context: TOO_LONG or REFUSED; None if it has one.
+
+        whole: what `query` was cut from. Half a dialogue would lack its question.
+        """
+        if len(query) < len(whole) and self.is_dialogue(whole):
+            return TOO_LONG
+        try:
+            context = self.context(tuple(query))
+        except UserError:
+            return REFUSED
+        return TOO_LONG if len(context) > self.length else None
+
+    def is_dialogue(self, query: Sequence[int]) -> bool:
+        """Whether a query is a dialogue, and not the text of one message."""
+        return messages.is_dialogue(self.encoder.decode(query[:16]))
+
+    def contexts(self, queries: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The contexts of padded queries, padded on the right to the same length."""
+        padding = self.encoder.padding_token
+        rows = []
+        for query in queries:
+            row = self.context(tuple(token for token in query if token != padding))
+            if len(row) > self.length:
+                raise UserError(
+                    f'--task.chat: a query has {len(row)} tokens in the chat template, more than'
+                    f' {self.length}: shorten it'
+                )
+            rows.append(row + [padding] * (self.length - len(row)))
+        return rows
+
+
+def _template_in(directory: str) -> str:
+    """The chat template in a directory of transformers; UserError where there is none."""
+    path = storage.join(directory, TEMPLATE)
+    if storage.exists(path):
+        return storage.read_text(path)
+    template = read_object(directory, SETTINGS).get('chat_template')
+    if isinstance(template, list):  # several, by name
+        by_name = {each.get('name'): each.get('template') for each in template}
+        template = by_name.get('default')
+    if not isinstance(template, str):
+        raise UserError(
+            f'--task.chat: {directory} has no chat template, neither {TEMPLATE} nor in {SETTINGS}:'
+            ' take a chat model, or leave --task.chat off'
+        )
+    return template
+
+
+def _special_tokens(directory: str) -> dict[str, str]:
+    """{name: text} of the special tokens that templates may name."""
+    found = {}
+    for file in ('special_tokens_map.json', SETTINGS):
+        settings: dict[str, Any] = read_object(directory, file)
+        for name in SPECIAL:
+            token = settings.get(name)
+            spelled = token.get('content') if isinstance(token, dict) else token
+            if isinstance(spelled, str):
+                found[name] = spelled
+    return found

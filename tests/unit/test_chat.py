@@ -1,0 +1,162 @@
+"""language/chat and datasets/messages: contexts by the chat template of a tokeniser."""
+
+import json
+
+import pytest
+import torch
+from tiny_tokenisers import END, write_byte_level, write_sentencepiece
+
+from lm_human_preferences import lm_tasks
+from lm_human_preferences.datasets import jsonl, messages
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.language import encodings, tokenisers
+from lm_human_preferences.language.chat import ChatTemplate
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|> {{ message['content'] }}"
+    f'{END}\n'
+    '{% endfor %}{% if add_generation_prompt %}<|assistant|> {% endif %}'
+)
+# As of many: no message of the system, and the roles in turn.
+STRICT = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system, please') }}{% endif %}"
+    + TEMPLATE
+)
+DIALOGUE = [
+    {'role': 'system', 'content': 'Be brief.\n\nAlways.'},
+    {'role': 'user', 'content': 'Which dog is lazy?\n\n'},
+    {'role': 'assistant', 'content': 'user: me'},
+    {'role': 'user', 'content': ''},
+]
+
+
+def encoder_of(directory, write=write_byte_level, template=TEMPLATE):
+    settings = {} if template is None else {'chat_template': template}
+    return tokenisers.read(write(directory, bos_token='<s>', **settings)).get_encoder()
+
+
+def task(path='x.jsonl', **settings):
+    settings = {'chat': True, 'start_text': None, 'response_length': 2, **settings}
+    return lm_tasks.TaskHParams(query_dataset=str(path), **{'query_length': 40, **settings})
+
+
+def test_dialogues_are_texts_that_people_read():
+    text = messages.as_text(DIALOGUE)
+    assert text.startswith('system: Be brief.\n\nAlways.\n\nuser: Which dog')
+    assert messages.as_messages(text) == DIALOGUE
+    assert messages.as_messages('Hello.\n\nuser: me') == [
+        {'role': 'user', 'content': 'Hello.\n\nuser: me'}
+    ]
+
+
+@pytest.mark.parametrize(
+    'dialogue',
+    [
+        [{'role': 'user', 'content': 'a'}, {'role': 'critic', 'content': 'b'}],
+        [{'role': 'user', 'content': 'a\n\nsystem: b'}, {'role': 'assistant', 'content': ''}],
+        [{'role': 'system', 'content': 'a'}],
+        [{'role': 'user', 'content': 'assistant: a'}],
+    ],
+)
+def test_messages_that_a_text_cannot_tell_apart_are_refused(tmp_path, dialogue):
+    path = tmp_path / 'x.jsonl'
+    path.write_text(f'"a"\n{json.dumps(dialogue)}\n')
+    with pytest.raises(UserError, match=rf'^{path}, line 2: these messages cannot be told apart'):
+        jsonl.read_jsonl(str(path))
+
+
+@pytest.mark.parametrize('write', [write_byte_level, write_sentencepiece])
+@pytest.mark.parametrize('dialogue', [DIALOGUE, [{'role': 'user', 'content': ' the "dog" is.'}]])
+def test_contexts_are_those_of_transformers(tmp_path, write, dialogue):
+    from transformers import PreTrainedTokenizerFast
+
+    encoder = encoder_of(tmp_path, write)
+    query = tuple(encoder.encode(messages.as_text(dialogue)))
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    expected = theirs.apply_chat_template(dialogue, add_generation_prompt=True)['input_ids']
+    assert ChatTemplate(encoder, '', '', 100).context(query) == expected
+    assert expected.count(encoder.eot_token) == len(dialogue)
+
+
+def test_prefix_and_suffix_belong_to_the_message(tmp_path):
+    encoder = encoder_of(tmp_path)
+    template = ChatTemplate(encoder, 'Shorten: ', ' Now!', 40)
+
+    def text(query):
+        return encoder.decode(template.context(tuple(encoder.encode(query))))
+
+    assert text('the fox') == f'<s><|user|> Shorten: the fox Now!{END}\n<|assistant|> '
+    assert 'Shorten' not in text('user: a\n\nassistant: b\n\nuser: c')
+
+
+def test_contexts_have_one_length(tmp_path):
+    encoder = encoder_of(tmp_path)
+    hparams = task(query_length=9)
+    rows = [encoder.encode(text) for text in ('the fox', 'a')]
+    padded = torch.tensor([row + [encoder.padding_token] * (9 - len(row)) for row in rows])
+    contexts = lm_tasks.query_formatter(hparams, encoder)(padded)
+    assert contexts.dtype == torch.int64
+    lines = [encoder.decode(row) for row in contexts]
+    assert lines == [f'<s><|user|> {text}{END}\n<|assistant|> ' for text in ('the fox', 'a')]
+    assert contexts.shape[1] == 9 + lm_tasks.chat_template(hparams, encoder).overhead
+    lm_tasks.check_lengths(hparams, encoder, contexts.shape[1] + 2)
+    with pytest.raises(UserError, match=r'tokens of the chat template are \d+, more than the'):
+        lm_tasks.check_lengths(hparams, encoder, contexts.shape[1] + 1)
+
+
+def test_where_the_template_is(tmp_path):
+    encoder = encoder_of(tmp_path, template=None)
+    for place, told in [(encoder, f'{tmp_path} has no chat template'), (encodings.Test, 'has no')]:
+        place = place.get_encoder() if place is encodings.Test else place
+        with pytest.raises(UserError, match=f'^--task.chat: .*{told}'):
+            lm_tasks.query_formatter(task(), place)
+    several = [{'name': 'tools', 'template': 'x'}, {'name': 'default', 'template': TEMPLATE}]
+    encoder = encoder_of(tmp_path, template=several)
+    assert encoder.decode(ChatTemplate(encoder, '', '', 9).context((0,))).startswith('<s><|user|>')
+    (tmp_path / 'chat_template.jinja').write_text('{{ messages[0].content }}!')
+    assert encoder.decode(ChatTemplate(encoder, '', '', 9).context((50,))).endswith('!')
+
+
+@pytest.mark.parametrize(
+    'template', ["{{ raise_exception('never') }}", '{% for %}', "{{ ''.__class__.__mro__ }}"]
+)
+def test_a_template_that_fails_is_told_before_anything_starts(tmp_path, template):
+    encoder = encoder_of(tmp_path, template=template)
+    with pytest.raises(UserError, match='^--task.chat: the chat template of the model fails: '):
+        lm_tasks.check_lengths(task(), encoder, 1000)
+
+
+def write_queries(path, *queries):
+    path.write_text(''.join(f'{json.dumps(query)}\n' for query in queries))
+    path.with_suffix('.test.jsonl').write_text('"unused"\n')
+    return path
+
+
+def test_dialogues_are_taken_whole_or_left_out(tmp_path):
+    """Texts are cut as ever; what the template refuses is left out."""
+    encoder = encoder_of(tmp_path, template=STRICT)
+    short = [{'role': 'user', 'content': 'a. b'}, {'role': 'assistant', 'content': 'c'}]
+    long = [*short, {'role': 'user', 'content': 'the lazy dog. ' * 9}]
+    queries = [short, long, DIALOGUE[:2], 'a. the dog', 'x. ' + 'the lazy dog ' * 20, '', 'no stop']
+    hparams = task(write_queries(tmp_path / 'x.jsonl', *queries), start_text='.')
+    sampler = lm_tasks.make_query_sampler(hparams=hparams, encoder=encoder, batch_size=9)
+    found = {encoder.decode(row) for row in sampler()['tokens']}
+    assert found == {messages.as_text(short), ' the dog'} | {
+        text for text in found if text.startswith(' the lazy')
+    }
+    assert len(found) == 3
+    assert lm_tasks.query_notes(hparams, encoder, 'train')[1:] == [
+        "  cut up to their first --task.start_text '.': 2",
+        '  cut at --task.query_length 40: 1',
+        "  left out, without --task.start_text '.': 2",
+        '  left out, too long for --task.query_length 40 in the chat template: 1',
+        '  left out, refused by the chat template: 1',
+    ]
+
+
+def test_people_read_no_marks(tmp_path):
+    encoder = encoder_of(tmp_path)
+    tokens = [*encoder.encode('It was late.'), encoder.eot_token, encoder.padding_token]
+    assert tokenisers.reader(encoder, True).decode(tokens) == 'It was late.'
+    assert tokenisers.reader(encoder, False).decode(tokens) == f'It was late.{END}'
+    assert encoder.decode(tokens) == f'It was late.{END}'
