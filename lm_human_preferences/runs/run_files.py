@@ -25,7 +25,7 @@ _TOKENISER = (
 )
 _LABEL_FILES = rf'({"|".join(map(re.escape, (TASK, QUESTIONS, USED)))}|{_ANSWERS}|{_TOKENISER})'
 # Beside the weights of a network: its sizes, and its encoding with the files of a tokeniser.
-_MODEL_FILES = rf'hparams\.json|encoding|{_TOKENISER}'
+_MODEL_FILES = rf'hparams\.json|config\.json|encoding|{_TOKENISER}'
 _EVENTS = r'events\.out\.tfevents\..*'
 
 

@@ -154,6 +154,19 @@ def test_dialogues_are_taken_whole_or_left_out(tmp_path):
     ]
 
 
+def test_a_dialogue_whose_marks_take_too_much_room_is_left_out(tmp_path):
+    encoder = encoder_of(tmp_path)
+    template = ChatTemplate(encoder, '', '', 40)
+    turns = [{'role': 'tool', 'content': ''}] * 5
+    query = encoder.encode(messages.as_text(turns))
+    assert len(query) <= 40 < template.length < len(template.context(tuple(query)))
+    assert template.problem(query, query) == 'too_long'
+    with pytest.raises(
+        UserError, match=rf'tokens in the chat template, more than {template.length}'
+    ):
+        template.contexts([query])
+
+
 def test_people_read_no_marks(tmp_path):
     encoder = encoder_of(tmp_path)
     tokens = [*encoder.encode('It was late.'), encoder.eot_token, encoder.padding_token]

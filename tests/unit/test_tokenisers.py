@@ -150,9 +150,17 @@ def test_a_saved_model_has_its_tokeniser_with_it(tmp_path):
         TrainedModel(str(run)).encoding  # noqa: B018
 
 
-def test_the_files_of_a_tokeniser_belong_to_a_run():
+def test_the_files_of_a_model_belong_to_a_run(tmp_path):
     """So they are uploaded with it, and deleted."""
     pattern = run_files.written_by(['train_reward', 'train_policy'])
+    write_byte_level(tmp_path / 'model')
+    sizes = {'num_hidden_layers': 1, 'hidden_size': 8, 'num_attention_heads': 1, 'vocab_size': 400}
+    config = {'architectures': ['LlamaForCausalLM'], 'intermediate_size': 8, **sizes}
+    model = write_config(tmp_path / 'model', model_type='llama', **config)
+    model.write_files(str(tmp_path / 'policy'))
+    written = [path.name for path in (tmp_path / 'policy').iterdir()]
+    assert 'config.json' in written
+    assert all(pattern.fullmatch(f'policy/{name}') for name in written)
     for name in tokenisers.FILES:
         for folder in ('policy', 'reward_model', 'labels'):
             assert pattern.fullmatch(f'{folder}/{name}')
