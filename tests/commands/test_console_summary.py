@@ -212,7 +212,7 @@ def test_durations(seconds, text):
 
 
 def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path):
-    """Of a training of both models, and of its dry run."""
+    """Of a training of both models, of its dry run, and of a training of one."""
     (tmp_path / 'x.jsonl').write_text('"abc"\n"a.b"\n')
     (tmp_path / 'x.test.jsonl').write_text('"x.z"\n')
     words = f'--mpi 1 --task.query_dataset {tmp_path}/x.jsonl --task.start_text .'
@@ -221,8 +221,12 @@ def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path):
         "  cut up to their first --task.start_text '.': 1",
         "  left out, without --task.start_text '.': 1",
     ]
-    for more in ('--dry_run', f'--ppo.total_episodes 64 --save_dir {tmp_path}'):
-        result = invoke(f'train_policy test x {words} {more}')
+    for command, more in (
+        ('train_policy', '--dry_run'),
+        ('train_policy', f'--ppo.total_episodes 64 --save_dir {tmp_path}'),
+        ('train_reward', '--labels.num_train 32'),
+    ):
+        result = invoke(f'{command} test x {words} {more}')
         assert result.exit_code == 0, result.output
         lines = result.output.splitlines()
         begin = lines.index(told[0])

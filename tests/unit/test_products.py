@@ -173,6 +173,30 @@ def test_measuring_leaves_all_as_it_was():
     assert all(value > 0 for value in dataclasses.astuple(found))
 
 
+def test_each_library_is_measured_by_itself(monkeypatch):
+    """The fastest round of each counts, and the error is oneDNN's."""
+    selected, rounds = [], []
+
+    def seconds(shapes, dtype):
+        rounds.append((selected[-1], dtype))
+        slow = 4 if len(rounds) < 5 else 1
+        of_a_product = {'default': 2, 'onednn': 1}[selected[-1]] if dtype == torch.float32 else 0.5
+        return [slow * of_a_product] * len(shapes)
+
+    monkeypatch.setattr(products, 'select', selected.append)
+    monkeypatch.setattr(products, '_seconds_of_products', seconds)
+    monkeypatch.setattr(products, 'error_of_a_product', lambda: selected[-1])
+    monkeypatch.setattr(
+        processors, 'this_processor', lambda: processors.parse_cpuinfo(KINDS['ARM that rounds'][0])
+    )
+    found = products.measure()
+    assert rounds[:4] == 2 * [('default', torch.float32), ('onednn', torch.float32)]
+    assert len(rounds) == 3 * products.ROUNDS and found.error == 'onednn'
+    work = sum(2 * rows * inputs * outputs for rows, inputs, outputs in products.SHAPES) / 1e9
+    speeds = [work / len(products.SHAPES) / seconds for seconds in (2, 1, 0.5)]
+    assert [found.default, found.onednn, found.bf16] == pytest.approx(speeds)
+
+
 def test_bf16_without_instructions_is_told(machine):
     machine('Intel without bf16')
     assert products.note_on_bf16('bf16') == (

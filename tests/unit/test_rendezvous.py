@@ -1,6 +1,7 @@
 """Ranks without MPI: where they meet, what they send each other, and how long they wait."""
 
 import datetime
+import json
 import math
 import os
 import threading
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from launched import eventually, forget_launcher
 
-from lm_human_preferences.distributed import launch_methods, lifeline, messages, network
+from lm_human_preferences.distributed import channel, launch_methods, lifeline, messages, network
 from lm_human_preferences.errors import UserError
 
 
@@ -207,6 +208,29 @@ def test_other_errors_are_told_by_their_class(error, is_lost):
         lifeline.noticing_lost_ranks(),
     ):
         raise error('text')
+
+
+def lines_in(descriptor):
+    return [json.loads(line) for line in os.read(descriptor, 1000).splitlines()]
+
+
+def test_what_a_rank_tells_its_launcher(tmp_path):
+    with pytest.raises(OSError):
+        channel.StatusPipe(str(tmp_path), 1)  # nobody listens
+    status, life = channel.open_for_launcher(str(tmp_path), 1)
+    pipe = channel.StatusPipe(str(tmp_path), 1)
+    assert os.get_blocking(pipe.fd)  # a report waits for room, rather than fail
+    pipe.report()
+    pipe.report(done=True)
+    assert lines_in(status) == [{'process': os.getpid()}, {}, {'done': True}]
+    with pytest.raises(BlockingIOError):
+        os.read(life, 1)  # empty, and open
+    os.close(pipe.life)
+    assert os.read(life, 1) == b''
+    os.close(status)
+    pipe.report(done=True)  # the launcher is gone
+    os.close(pipe.fd)
+    os.close(life)
 
 
 class SlowStore:

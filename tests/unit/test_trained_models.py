@@ -21,6 +21,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.model_sizes import HParams
 from lm_human_preferences.language import encodings
+from lm_human_preferences.language.gpt2.sizes import RELEASED
 from lm_human_preferences.language.model import Model
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.utils import logging
@@ -150,6 +151,20 @@ def test_what_is_no_model_is_refused(tmp_path, model_dir):
         == f'{model_dir} has no TensorFlow checkpoint: no `checkpoint` file there or in'
         ' checkpoints/'
     )
+
+
+@pytest.mark.parametrize(
+    'name, heads, parameters',
+    [
+        ('124M', 12, 124_439_808),
+        ('355M', 16, 354_823_168),
+        ('774M', 20, 774_030_080),
+        ('1558M', 25, 1_557_611_200),
+    ],
+)
+def test_sizes_of_released_models(name, heads, parameters):
+    sizes = HParams(**RELEASED[name])
+    assert (sizes.n_head, sizes.parameters()) == (heads, parameters)
 
 
 @pytest.mark.parametrize('owner', ['', 'openai-community/'])
