@@ -246,6 +246,41 @@ def test_bf16_agrees_with_float32_within_its_digits(library):
         assert_close(sampled[name], analyzed[name], rtol=0, atol=0.02, name=name)
 
 
+def test_the_gradients_of_logits_are_multiplied_in_bf16(net, library):
+    precision.configure('bf16', CPU, library)
+    labels, weights = torch.randint(VOCABULARY, (12,)), torch.randn(12)
+    weight = net.transformer.wte.weight
+    inputs = torch.randn(12, 64)
+
+    def gradient(compute):
+        h = inputs.clone().requires_grad_()
+        logprobs, _ = compute(h)
+        return torch.autograd.grad((weights * logprobs).sum(), [h, weight])
+
+    found = gradient(lambda h: net.logprobs_and_entropies(h, labels, 0.5))
+    rounded, exact = (
+        gradient(lambda h, type=type: core.logprobs_and_entropies(h / 0.5, weight, labels, type))
+        for type in (torch.bfloat16, torch.float32)
+    )
+    assert all(map(torch.equal, found, rounded))
+    assert not any(map(torch.equal, found, exact))
+
+
+@pytest.mark.parametrize('name, dtype', [('fp32', torch.float32), ('bf16', torch.bfloat16)])
+def test_masks_have_the_type_of_the_layers(net, library, monkeypatch, name, dtype):
+    """Autocast would convert them, but anew for each layer."""
+    types = []
+
+    def attend(q, k, v, bias):
+        types.append(bias.dtype)
+        return attention.attend(q, k, v, bias)
+
+    monkeypatch.setattr(model, 'attend', attend)
+    precision.configure(name, CPU, library)
+    net.hidden(padded(3, QUERY, share=0))
+    assert types == 3 * [dtype]
+
+
 @needs_bf16
 def test_weights_laid_out_for_sampling_are_those_of_now(net, library):
     precision.configure('bf16', CPU, library)
