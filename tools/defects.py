@@ -130,11 +130,14 @@ class Finder(ast.NodeVisitor):
             return
         if name_of(node) not in SYMMETRIC:
             self.swap(node.args)
+        for part in [node.func, *node.args]:
+            self.visit(part)
         for keyword in node.keywords:
-            is_assertion = keyword.arg == 'strict'  # that zip gets equally many
-            if not is_text(keyword.value) and not is_assertion:
+            if keyword.arg == 'strict':  # an assertion: that zip gets equally many
+                continue
+            if not is_text(keyword.value):
                 self.replace('left out', keyword, b'')
-        self.generic_visit(node)
+            self.visit(keyword.value)
 
     def swap(self, arguments: list[ast.expr]) -> None:
         """Note that neighbours on one line could be swapped."""

@@ -13,6 +13,7 @@ from lm_human_preferences.labels.agreement import (
     chi_square,
     chi_square_tail,
     clustered_interval,
+    correlation_interval,
     design_effect,
     interval_alpha,
     krippendorff_alpha,
@@ -143,6 +144,21 @@ def test_wilson_interval_of_the_published_table(successes, n, low, high):
     assert [round(bound, 4) for bound in wilson_interval(successes, n)] == [low, high]
     mirrored = [round(bound, 4) for bound in wilson_interval(n - successes, n)]
     assert mirrored == [round(1 - high, 4), round(1 - low, 4)]
+
+
+@pytest.mark.parametrize(
+    'correlation, n, low, high',
+    [
+        (0.5, 52, 0.2630, 0.6801),  # as tables of Fisher's transformation have it
+        (-0.5, 52, -0.6801, -0.2630),
+        (0.0, 103, -0.1935, 0.1935),
+        (0.9, 4, -0.4524, 0.9979),
+        (0.9, 3, -1, 1),
+        (1.0, 4, 1, 1),
+    ],
+)
+def test_interval_of_a_correlation(correlation, n, low, high):
+    assert correlation_interval(correlation, n) == pytest.approx((low, high), abs=1e-4)
 
 
 def test_wilson_interval_of_nothing_is_everything():

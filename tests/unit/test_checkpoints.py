@@ -402,3 +402,30 @@ def test_killed_while_saving(tmp_path):
 @pytest.mark.slow
 def test_killed_while_saving_at_length(tmp_path):
     kill_repeatedly(str(tmp_path), 40)
+
+
+@pytest.mark.parametrize(
+    'value, schema, matches',
+    [
+        ({'a': 1, 'more': 2}, {'a': int}, True),
+        ({'a': 1.5}, {'a': int}, False),
+        ({}, {'a': int}, False),
+        ([], {'a': int}, False),
+        ([1, 2], [int], True),
+        ([1, 'x'], [int], False),
+        ([], [int], False),  # at least one
+        ('x', [str], False),  # though all its letters match
+        ([1, 'x'], (int, str), True),
+        ([1], (int, str), False),
+        ([1, 'x', 2], (int, str), False),
+        (['x', 1], (int, str), False),
+        ({0: 1, 1: 'x'}, (int, int), False),
+        (3, range(3, 5), True),
+        (2, range(3, 5), False),
+        (True, range(0, 5), False),
+        ('x', str, True),
+        (None, str, False),
+    ],
+)
+def test_what_matches_a_schema(value, schema, matches):
+    assert checkpoints.matches_schema(value, schema) is matches

@@ -1,4 +1,4 @@
-"""What the runs of the figures measure, and what the pictures of labels show: by hand."""
+"""What the runs of the figures measure, by hand."""
 
 import json
 import math
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from lm_human_preferences import lm_tasks, train_policy, train_reward
-from lm_human_preferences.evaluation import label_picture, optimum, plots
+from lm_human_preferences.evaluation import optimum
 from lm_human_preferences.hparams.policy_options import AdaptiveKLParams
-from lm_human_preferences.reproduction import jobs, online_figures, online_picture
+from lm_human_preferences.reproduction import jobs, online_figures
 from lm_human_preferences.rewards import RewardModel
 
 # Two responses, as likely as each other, with rewards 0 and 1. The best policy at this KL chooses
@@ -202,104 +202,3 @@ def test_the_summary_of_labels_on_the_way():
     ]
     assert [line.split()[0] for line in lines[3:]] == ['0.25', '0.25']
     assert len({len(line) for line in lines}) == 1
-
-
-@pytest.fixture
-def pictures(monkeypatch):
-    """{path: figure} of what is saved."""
-    saved = {}
-    monkeypatch.setattr(plots, 'save', lambda figure, path: saved.update({path: figure}))
-    return saved
-
-
-def lines_of(axes):
-    """(label, colour, style, x, y) of each line."""
-    return [
-        (
-            line.get_label(),
-            line.get_color(),
-            line.get_linestyle(),
-            list(line.get_xdata()),
-            list(line.get_ydata()),
-        )
-        for line in axes.lines
-    ]
-
-
-def bands_of(axes):
-    """(colour, lowest, highest) of each area between two lines."""
-    return [
-        (hexadecimal(band.get_facecolor()), *band.get_paths()[0].get_extents().intervaly)
-        for band in axes.collections
-    ]
-
-
-def hexadecimal(rgba):
-    return '#' + ''.join(f'{round(255 * value):02X}' for value in rgba[0][:3])
-
-
-def test_the_picture_of_labels_on_the_way(pictures):
-    online_picture.draw('out.png', ROWS, 96)
-    figure = pictures['out.png']
-    assert tuple(figure.get_size_inches()) == (2 * 5.6, 3.9)
-    left, right = figure.axes
-    assert left.get_title(loc='left') == '96 labels, mean and range of 2 seeds'
-    assert lines_of(left) == [
-        ('25% of the answers random', plots.BLUE, '-', [0, 1], [0.4375, 0.4375]),
-        ('0% of the answers random', plots.VERMILION, '-', [0, 1], [0.6875, 0.6875]),
-    ]
-    assert [line.get_marker() for line in left.lines] == ['o', 'o']
-    assert bands_of(left) == [(plots.BLUE, 0.375, 0.5), (plots.VERMILION, 0.625, 0.75)]
-    assert bands_of(right) == [(plots.BLUE, 0.25, 0.875), (plots.VERMILION, 0.25, 0.875)]
-    assert lines_of(right) == [
-        ('25% of the answers random', plots.BLUE, '-', [0, 1], [0.375, 0.75]),
-        ('0% of the answers random', plots.VERMILION, '-', [0, 1], [0.375, 0.75]),
-        ('chance', plots.GREY, ':', [0, 1], [0.25, 0.25]),
-    ]
-    for axes in (left, right):
-        assert list(axes.get_xticks()) == [0, 1]
-        ticks = [tick.get_text() for tick in axes.get_xticklabels()]
-        assert ticks == ['0\n(all labels before)', '3']
-    assert left.get_legend() is None and len(right.get_legend().get_texts()) == 3
-
-
-CURVE = [
-    {'labels': 8, 'held_out': 30, 'chance': 0.25, 'accuracy': [0.25, 0.75], 'low': [0.125, 0.25]},
-    {'labels': 16, 'held_out': 30, 'chance': 0.25, 'accuracy': [0.5, 1.0], 'low': [0.25, 0.5]},
-]
-for row in CURVE:
-    row.update(agreement=[0.5, 0.5], high=[1.0, 1.0])
-COMPARED = {'win_rate': 0.75, 'low': 0.5, 'high': 0.875, 'policy': 'initial', 'against': 'a/run/'}
-
-
-def test_the_picture_of_a_report_on_labels(pictures):
-    report = {'learning_curve': CURVE, 'comparisons': [COMPARED, {**COMPARED, 'win_rate': 0.625}]}
-    label_picture.draw(report, 'out.png')
-    left, right = pictures['out.png'].axes
-    assert lines_of(left) == [
-        ('_child0', plots.BLUE, 'None', [8, 8], [0.25, 0.75]),
-        ('_child1', plots.BLUE, 'None', [16, 16], [0.5, 1.0]),
-        ('reward model', plots.BLUE, '-', [8, 16], [0.5, 0.75]),
-        ('chance', plots.GREY, '--', [0, 1], [0.25, 0.25]),
-    ]
-    assert bands_of(left) == [(plots.BLUE, 0.1875, 1.0)]
-    assert left.get_ylabel() == 'accuracy (30 labels)' and left.get_xscale() == 'log'
-    assert [tick.get_text() for tick in left.get_xticklabels()] == ['8', '16']
-    first, second = right.containers
-    marker, caps, (bar,) = first.lines
-    assert (marker.get_color(), marker.get_marker()) == (plots.VERMILION, 'o')
-    assert (list(marker.get_xdata()), list(marker.get_ydata())) == ([0], [0.75])
-    assert hexadecimal(bar.get_color()) == plots.INK and len(caps) == 2
-    assert bar.get_segments()[0].tolist() == [[0, 0.5], [0, 0.875]]
-    assert second.lines[2][0].get_segments()[0].tolist() == [[1, 0.5], [1, 0.875]]
-    assert (right.get_xlim(), right.get_ylim()) == ((-0.5, 1.5), (0, 1))
-    assert [tick.get_text() for tick in right.get_xticklabels()] == ['run\nover initial'] * 2
-    assert lines_of(right)[-1][2:] == ('--', [0, 1], [0.5, 0.5])
-
-
-def test_without_a_chance_the_curve_is_of_correlations(pictures):
-    report = {'learning_curve': [{**row, 'chance': None} for row in CURVE], 'comparisons': []}
-    label_picture.draw(report, 'out.png')
-    (axes,) = pictures['out.png'].axes
-    assert axes.get_ylabel() == 'correlation (30 labels)'
-    assert [line[4] for line in lines_of(axes)] == [[0.5, 0.5]] * 3

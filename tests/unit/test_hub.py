@@ -409,3 +409,15 @@ def test_a_name_that_is_neither_a_directory_nor_on_the_hub():
     )
     told = failure(TrainedModel, 'hf://datasets/org/labels/sentiment/offline.json')
     assert told.endswith('this is no model: give hf://ORG/NAME')
+
+
+def test_a_file_that_breaks_off_again_and_again_is_given_up():
+    counts = []
+    progress = hub_client._Progress(types.SimpleNamespace(update=counts.append))
+    with progress.start(total=100) as bar:
+        for _ in range(blobs.RETRIES):
+            bar.update(7)
+            bar.update(-7)
+        assert sum(counts) == 0 and len(counts) == 2 * blobs.RETRIES
+        with pytest.raises(ConnectionError, match=f'ended early {blobs.RETRIES + 1} times'):
+            bar.update(-7)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import time
+import types
 
 import numpy as np
 import pytest
@@ -344,6 +346,16 @@ def test_questions_that_others_add_leave_those_of_a_run_what_they_are(tmp_path):
     assert len(alone) == 24 + 4 and len({texts_read for _, texts_read, _ in alone}) == 28
     assert [labellers for _, _, labellers in alone].count(3) == 24 * 0.25
     assert asked_by_a_run(tmp_path / 'both', add_others) == alone
+
+
+def test_who_has_answered_in_the_last_ten_minutes_is_active(monkeypatch):
+    def log(time):
+        return types.SimpleNamespace(last=lambda: time and types.SimpleNamespace(time=time))
+
+    monkeypatch.setattr(time, 'time', lambda: 10000.0)
+    times = {'anna': 10000.0, 'bob': 9400.5, 'carl': 9399.5, 'dora': None}
+    folder = types.SimpleNamespace(logs={name: log(time) for name, time in times.items()})
+    assert given.active_labellers(folder) == ['anna', 'bob']
 
 
 @pytest.fixture

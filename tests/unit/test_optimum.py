@@ -304,3 +304,9 @@ def test_truncated_responses_score_what_they_do_in_training(tiny):
     close(scores[:, 3, 0], scores[:, 3, 1])
     assert (scores[:, 0, 0] == -7).all()
     close(scores[0, 8, 3], reward_model.score(queries[:1], torch.tensor([[8, 3]]))[0])
+
+
+def test_samples_are_equally_likely():
+    found = optimum.as_distribution(torch.zeros(2, 4, dtype=torch.float32))
+    assert found.dtype == torch.float64 and found.shape == (2, 4)
+    assert (found == math.log(1 / 4)).all()

@@ -86,10 +86,13 @@ def test_a_python_without_torch_ends_in_one_line(environment, monkeypatch):
     monkeypatch.setattr(shell, '_ROOT', environment.parents[1])
     monkeypatch.setattr(sys, 'argv', ['./launch.py', 'evaluate', 'a run'])
     told = f"{sys.executable} has no module 'torch': "
-    assert error_of(invoke('evaluate /tmp')) == (
-        f'{told}`sh tools/setup.sh` installs what this program needs into .venv'
-    )
+    installs = f'{told}`sh tools/setup.sh` installs what this program needs into .venv'
+    assert error_of(invoke('evaluate /tmp')) == installs
+    (environment / 'python').touch(0o755)
+    assert error_of(invoke('evaluate /tmp')) == installs  # this is that Python
     monkeypatch.setattr(sys, 'prefix', '/usr')
+    (environment / 'python').unlink()
+    assert error_of(invoke('evaluate /tmp')) == installs
     (environment / 'python').touch(0o755)
     assert error_of(invoke('evaluate /tmp')) == (
         f"{told}type `.venv/bin/python ./launch.py evaluate 'a run'`, or `. .venv/bin/activate`"

@@ -1,0 +1,255 @@
+"""What pictures show: lines, bands, bars and their colours, from made-up rows."""
+
+import numpy as np
+import pytest
+
+from lm_human_preferences.evaluation import label_picture, plots
+from lm_human_preferences.reproduction import figure_plots, online_picture
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    """{path: figure} of what is saved."""
+    saved = {}
+    monkeypatch.setattr(plots, 'save', lambda figure, path: saved.update({path: figure}))
+    return saved
+
+
+def lines_of(axes):
+    """(label, colour, style, x, y) of each line."""
+    return [
+        (
+            line.get_label(),
+            line.get_color(),
+            line.get_linestyle(),
+            list(line.get_xdata()),
+            list(line.get_ydata()),
+        )
+        for line in axes.lines
+    ]
+
+
+def bands_of(axes):
+    """(colour, lowest, highest) of each area between two lines."""
+    return [
+        (hexadecimal(band.get_facecolor()), *band.get_paths()[0].get_extents().intervaly)
+        for band in axes.collections
+    ]
+
+
+def hexadecimal(rgba):
+    return '#' + ''.join(f'{round(255 * value):02X}' for value in rgba[0][:3])
+
+
+ROWS = [
+    {
+        'retrainings': retrainings,
+        'error': error,
+        'seed': seed,
+        'kl': 4.0 + seed,
+        'known_reward': 2.0 * seed,
+        'share': 0.5 + 0.125 * seed - error,
+        'own_accuracy': 0.25 * seed + retrainings / 8,
+    }
+    for error in (0.25, 0.0)
+    for retrainings in (0, 3)
+    for seed in (1, 2)
+]
+
+
+def test_the_picture_of_labels_on_the_way(pictures):
+    online_picture.draw('out.png', ROWS, 96)
+    figure = pictures['out.png']
+    assert tuple(figure.get_size_inches()) == (2 * 5.6, 3.9)
+    left, right = figure.axes
+    assert left.get_title(loc='left') == '96 labels, mean and range of 2 seeds'
+    assert lines_of(left) == [
+        ('25% of the answers random', plots.BLUE, '-', [0, 1], [0.4375, 0.4375]),
+        ('0% of the answers random', plots.VERMILION, '-', [0, 1], [0.6875, 0.6875]),
+    ]
+    assert [line.get_marker() for line in left.lines] == ['o', 'o']
+    assert bands_of(left) == [(plots.BLUE, 0.375, 0.5), (plots.VERMILION, 0.625, 0.75)]
+    assert bands_of(right) == [(plots.BLUE, 0.25, 0.875), (plots.VERMILION, 0.25, 0.875)]
+    assert lines_of(right) == [
+        ('25% of the answers random', plots.BLUE, '-', [0, 1], [0.375, 0.75]),
+        ('0% of the answers random', plots.VERMILION, '-', [0, 1], [0.375, 0.75]),
+        ('chance', plots.GREY, ':', [0, 1], [0.25, 0.25]),
+    ]
+    for axes in (left, right):
+        assert list(axes.get_xticks()) == [0, 1]
+        ticks = [tick.get_text() for tick in axes.get_xticklabels()]
+        assert ticks == ['0\n(all labels before)', '3']
+    assert left.get_legend() is None and len(right.get_legend().get_texts()) == 3
+
+
+CURVE = [
+    {'labels': 8, 'held_out': 30, 'chance': 0.25, 'accuracy': [0.25, 0.75], 'low': [0.125, 0.25]},
+    {'labels': 16, 'held_out': 30, 'chance': 0.25, 'accuracy': [0.5, 1.0], 'low': [0.25, 0.5]},
+]
+for row in CURVE:
+    row.update(agreement=[0.5, 0.5], high=[1.0, 1.0])
+COMPARED = {'win_rate': 0.75, 'low': 0.5, 'high': 0.875, 'policy': 'initial', 'against': 'a/run/'}
+
+
+def test_the_picture_of_a_report_on_labels(pictures):
+    report = {'learning_curve': CURVE, 'comparisons': [COMPARED, {**COMPARED, 'win_rate': 0.625}]}
+    label_picture.draw(report, 'out.png')
+    left, right = pictures['out.png'].axes
+    assert lines_of(left) == [
+        ('_child0', plots.BLUE, 'None', [8, 8], [0.25, 0.75]),
+        ('_child1', plots.BLUE, 'None', [16, 16], [0.5, 1.0]),
+        ('reward model', plots.BLUE, '-', [8, 16], [0.5, 0.75]),
+        ('chance', plots.GREY, '--', [0, 1], [0.25, 0.25]),
+    ]
+    assert bands_of(left) == [(plots.BLUE, 0.1875, 1.0)]
+    assert left.get_ylabel() == 'accuracy (30 labels)' and left.get_xscale() == 'log'
+    assert [tick.get_text() for tick in left.get_xticklabels()] == ['8', '16']
+    first, second = right.containers
+    marker, caps, (bar,) = first.lines
+    assert (marker.get_color(), marker.get_marker()) == (plots.VERMILION, 'o')
+    assert (list(marker.get_xdata()), list(marker.get_ydata())) == ([0], [0.75])
+    assert hexadecimal(bar.get_color()) == plots.INK and len(caps) == 2
+    assert bar.get_segments()[0].tolist() == [[0, 0.5], [0, 0.875]]
+    assert second.lines[2][0].get_segments()[0].tolist() == [[1, 0.5], [1, 0.875]]
+    assert (right.get_xlim(), right.get_ylim()) == ((-0.5, 1.5), (0, 1))
+    assert [tick.get_text() for tick in right.get_xticklabels()] == ['run\nover initial'] * 2
+    assert lines_of(right)[-1][2:] == ('--', [0, 1], [0.5, 0.5])
+
+
+def test_without_a_chance_the_curve_is_of_correlations(pictures):
+    report = {'learning_curve': [{**row, 'chance': None} for row in CURVE], 'comparisons': []}
+    label_picture.draw(report, 'out.png')
+    (axes,) = pictures['out.png'].axes
+    assert axes.get_ylabel() == 'correlation (30 labels)'
+    assert [line[4] for line in lines_of(axes)] == [[0.5, 0.5]] * 3
+
+
+def row(access, episodes, target, seed, kl, reward):
+    return {
+        'access': access,
+        'episodes': episodes,
+        'target': target,
+        'seed': seed,
+        'kl': kl,
+        'known_reward': reward,
+    }
+
+
+FRONTIER = [
+    {'kl': kl, 'known_reward': reward} for kl, reward in ((0.0, 0.0), (2.0, 3.0), (8.0, 4.0))
+]
+
+
+def test_figure_2_has_a_line_for_each_access(pictures):
+    rows = [
+        row(access, episodes, 2.0, seed, 2.0, reward + seed)
+        for access, rewards in (('direct', (1.0, 2.0)), ('64', (0.5, 1.0)))
+        for episodes, reward in zip((0, 1000), rewards)
+        for seed in (0, 1)
+    ]
+    figure_plots.figure2('out.png', rows, 2.0, 3.5)
+    figure = pictures['out.png']
+    assert tuple(figure.get_size_inches()) == (12, 3.9)
+    left, right = figure.axes
+    assert left.get_title(loc='left') == 'mock_sentiment, mean and range of 2 seeds; KL 2'
+    assert lines_of(left) == [
+        ('optimum', plots.INK, '--', [0, 1], [3.5, 3.5]),
+        ('direct access', plots.VERMILION, '-', [0, 1000], [1.5, 2.5]),
+        ('64 labels', plots.BLUE, '-', [0, 1000], [1.0, 1.5]),
+    ]
+    assert bands_of(left) == [(plots.VERMILION, 1.0, 3.0), (plots.BLUE, 0.5, 2.0)]
+    assert left.xaxis.get_major_formatter()(51200, 0) == '51.2k'
+    assert right.get_title(loc='left').endswith('compare shapes, not numbers; KL 8')
+    assert len(right.lines) == 4 and all(len(line[3]) > 5 for line in lines_of(right))
+    for axes in figure.axes:
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ('episodes', 'known reward')
+        assert axes.get_legend() is not None
+
+
+def test_figure_3_has_a_line_for_each_access_and_budget(pictures):
+    rows = [
+        row(access, episodes, target, 1, 2 * target, reward / 4 + target + episodes / 8000)
+        for access, reward in (('direct', 1), ('64', 0))
+        for episodes in (1000, 2000)
+        for target in (1.0, 2.0)
+    ]
+    figure_plots.figure3('out.png', rows, FRONTIER)
+    left, right = pictures['out.png'].axes
+    assert left.get_title(loc='left') == 'mock_sentiment, 1 seed'
+    end = 1.05 * 4
+    best = 3 + (end - 2) / 6
+    lines = lines_of(left)
+    assert lines[0] == ('optimum', plots.INK, '-', [0, 2, end], [0, 3, pytest.approx(best)])
+    assert [line[:3] for line in lines[1:] if line[3]] == [
+        ('direct access', plots.VERMILION, '-'),
+        ('64 labels', plots.BLUE, '-'),
+        (lines[4][0], plots.VERMILION, ':'),
+        (lines[5][0], plots.BLUE, ':'),
+    ]
+    assert [line for line in lines if not line[3]] == [
+        ('1k episodes', plots.GREY, '-', [], []),
+        ('2k episodes', plots.GREY, ':', [], []),
+    ]
+    assert lines[1][3:] == ([2, 4], [1.375, 2.375]) and lines[5][3:] == ([2, 4], [1.25, 2.25])
+    legend = [text.get_text() for text in left.get_legend().get_texts()]
+    assert legend == ['optimum', 'direct access', '64 labels', '1k episodes', '2k episodes']
+    assert left.get_ylim() == (0, pytest.approx(1.05 * best))
+    assert left.get_xlabel() == 'KL from the initial policy, nats'
+    # That frontier ends before its points, and goes on as 'optimum, at least'.
+    assert len(right.get_legend().get_texts()) == 2 + 4 + 2
+
+
+@pytest.fixture
+def axes():
+    (empty,) = plots.panels()[1]
+    return empty
+
+
+def test_the_frontier_has_a_band_and_goes_on_at_its_last_reward(axes):
+    plots.draw_frontier(axes, [0, 2, 4], [0, 2, 3], [0, 0.5, 1], label='best', up_to=8)
+    assert lines_of(axes) == [
+        ('best', plots.INK, '-', [0, 2, 4], [0, 2, 3]),
+        ('best, at least', plots.INK, ':', [4, 8], [3, 3]),
+    ]
+    assert bands_of(axes) == [(plots.INK, 0, 4)]
+
+
+@pytest.mark.parametrize('up_to, kls, rewards', [(3, [0, 2, 3], [0, 2, 2.5]), (2, [0, 2], [0, 2])])
+def test_the_frontier_is_cut_between_its_points(axes, up_to, kls, rewards):
+    plots.draw_frontier(axes, [0, 2, 4], [0, 2, 3], up_to=up_to)
+    assert lines_of(axes) == [('optimum', plots.INK, '-', kls, rewards)]
+    assert bands_of(axes) == []
+
+
+def test_policies_are_markers_with_bars_and_captions(axes):
+    errors = ([0.25, 0.5], None)
+    style = {'marker': 's', 'colour': plots.GREEN, 'label': 'some'}
+    plots.draw_points(axes, [1, 2], [3, 4], errors=errors, texts=('a', 'b'), **style)
+    plots.draw_points(axes, [5], [6], **{**style, 'marker': '*'})
+    squares, star = axes.containers
+    marker, _, (bars,) = squares.lines
+    assert (marker.get_marker(), marker.get_color(), marker.get_linestyle()) == (
+        's',
+        plots.GREEN,
+        'None',
+    )
+    assert marker.get_markeredgecolor() == plots.INK and hexadecimal(bars.get_color()) == plots.INK
+    assert np.array(bars.get_segments()).tolist() == [[[0.75, 3], [1.25, 3]], [[1.5, 4], [2.5, 4]]]
+    assert [(text.get_text(), text.xy) for text in axes.texts] == [('a', (1, 3)), ('b', (2, 4))]
+    assert star.lines[0].get_markersize() > marker.get_markersize()
+    assert star.lines[0].get_zorder() > marker.get_zorder()
+
+
+def test_a_quiet_grid_and_no_frame(axes):
+    plots.label(axes, title='a title', x='across', y='up')
+    assert (axes.get_title(loc='left'), axes.get_xlabel(), axes.get_ylabel()) == (
+        'a title',
+        'across',
+        'up',
+    )
+    visible = {name: spine.get_visible() for name, spine in axes.spines.items()}
+    assert visible == {'top': False, 'right': False, 'left': True, 'bottom': True}
+    assert axes.get_axisbelow() is True and axes.xaxis.get_gridlines()[0].get_visible()
+    axes.plot([0], [0], label='a line')
+    plots.legend(axes, loc='upper left')
+    assert not axes.get_legend().get_frame_on()
