@@ -224,7 +224,7 @@ def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path):
     for command, more in (
         ('train_policy', '--dry_run'),
         ('train_policy', f'--ppo.total_episodes 64 --save_dir {tmp_path}'),
-        ('train_reward', '--labels.num_train 32'),
+        ('train_reward', f'--labels.num_train 32 --save_dir {tmp_path}/reward'),
     ):
         result = invoke(f'{command} test x {words} {more}')
         assert result.exit_code == 0, result.output
