@@ -25,7 +25,7 @@ from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.language import datasets, encodings, trained_models
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.gpt2.sizes import RELEASED, released_name
-from lm_human_preferences.runs import run_dir
+from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.synthetic import known_reward, language_model
 from lm_human_preferences.training import memory
 from lm_human_preferences.utils.core import default_device
@@ -57,6 +57,7 @@ class DryRun:
         """Raise UserError if the training could not start; see `dry_run`."""
         session.check_settings(self.hparams, self.ranks)
         self._check_directory(overwrite, explicitly_set)
+        self.hparams.override_from_dict(run_settings.pins(self.hparams, ask=False))
         model = self._find_model()
         if model is not None:
             self._check_task(*model)
@@ -96,8 +97,7 @@ class DryRun:
         if storage.is_remote(path) and not is_in_cache:
             self.unchecked.append(f'--task.policy.initial_model {name}')
             return None
-        directory = storage.pinned(path, ask=False) if is_in_cache else None
-        trained_model = trained_models.TrainedModel(name, directory)
+        trained_model = trained_models.TrainedModel(name)
         return trained_model.hparams(), trained_model.encoding
 
     def _check_task(self, sizes: Sizes, encoding: Encoding) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lm_human_preferences import storage
+from lm_human_preferences.datasets import mirrors
 from lm_human_preferences.datasets.jsonl import read_jsonl
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.utils.logging import log_line
@@ -38,7 +39,8 @@ def _passages(url: str, labels: str) -> Sequence[str | list[int]]:
     except storage.StorageError as e:
         unavailable = e
     try:
-        queries = _queries(labels)
+        with mirrors.named_on_failure(labels):
+            queries = _queries(labels)
     except storage.StorageError as e:
         raise storage.StorageError(
             f'{e}; or name a .jsonl file of texts as --task.query_dataset'

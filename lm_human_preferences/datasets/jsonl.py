@@ -22,6 +22,7 @@ def numbered_texts(path: str) -> list[tuple[str, str]]:
     A line is a JSON string, or a list of chat messages, whose text is that of messages.query_text.
     Raises UserError naming the file and the first bad line.
     """
+    refuse_parquet(path)
     found = []
     for where, value in storage.read_json_lines(path):
         if messages.are_messages(value):
@@ -30,6 +31,15 @@ def numbered_texts(path: str) -> list[tuple[str, str]]:
             raise UserError(f'{where} is not a JSON string, as every line must be')
         found.append((where, value))
     return found
+
+
+def refuse_parquet(path: str) -> None:
+    """UserError, which says how to convert it, for a file of texts that is Parquet by its name."""
+    if path.lower().endswith('.parquet'):
+        raise UserError(
+            f'{path} is Parquet, which is not read: write its texts to a .jsonl, one JSON string a'
+            " line: for text in pandas.read_parquet(FILE)['text']: print(json.dumps(text))"
+        )
 
 
 def jsonl_generator(path: str, mode: str, seed: int = 0, shuffle: bool = False) -> Iterator[str]:

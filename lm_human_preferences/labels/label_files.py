@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from lm_human_preferences import label_types, storage
+from lm_human_preferences.datasets import mirrors
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import LabelType
@@ -118,8 +119,9 @@ def _objects(
         records.check_kind_of_file(path)
     except UserError as e:
         raise UserError(f'{option} {e}') from e
-    found = records.read(path) if path.endswith('.jsonl') else None
-    objects = storage.read_json(path) if found is None else [record for _, record in found]
+    with mirrors.named_on_failure(path):
+        found = records.read(path) if path.endswith('.jsonl') else None
+        objects = storage.read_json(path) if found is None else [record for _, record in found]
     if not isinstance(objects, list) or not objects:
         return objects, []
     try:

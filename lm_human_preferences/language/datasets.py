@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from lm_human_preferences import storage
-from lm_human_preferences.datasets import messages, registry
+from lm_human_preferences.datasets import jsonl, messages, registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.chat import REFUSED, TOO_LONG, ChatTemplate
@@ -268,6 +268,7 @@ def get_dataset(name: str, labels: str | None = None) -> Dataset:
         if info.labels_stand_in:
             generator = functools.partial(generator, labels=labels)
         return Dataset(name, generator)
+    jsonl.refuse_parquet(str(name))
     if not str(name).endswith('.jsonl'):
         raise UserError(
             f'--task.query_dataset {name}: choose {registry.choices()} or a .jsonl file of texts'

@@ -152,11 +152,12 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
         print(f'note: going on with {text}', file=sys.stderr)
 
 
-def pins(hparams: Training) -> dict[str, str]:
-    """{setting: its value with the commit} of all that is on the hub and has a revision or none.
+def pins(hparams: Training, *, ask: bool = True) -> dict[str, str]:
+    """{setting: its value with the commit} of what is on the hub.
 
     The commit is the one that a resumed run has recorded, else what the revision means now; what
-    describes a model is fetched, and so are files. StorageError for what cannot be had.
+    describes a model is fetched. StorageError for what cannot be had. ask: False for that which the
+    cache has, as it was when it was fetched.
     """
     recorded: dict[str, Any] = {}
     if hparams.run.resume and hparams.run.directory is not None:
@@ -168,16 +169,21 @@ def pins(hparams: Training) -> dict[str, str]:
     for key, value in _settings(hparams).items():
         if storage.is_pin_of(recorded.get(key), value):
             found[key] = recorded[key]
-        elif isinstance(value, str) and _is_on_hub(key, value):
-            scheme = '' if storage.is_hub(value) else storage.HUB
-            found[key] = storage.pinned(scheme + value).removeprefix(scheme)
+            continue
+        path = _path_on_hub(key, value)
+        if path is not None and (ask or storage.is_here(path)):
+            scheme = path.removesuffix(value)
+            found[key] = storage.pinned(path, ask=ask).removeprefix(scheme)
     return found
 
 
-def _is_on_hub(key: str, value: str) -> bool:
+def _path_on_hub(key: str, value: Any) -> str | None:
+    """The hf:// path that a setting names; None where it names none."""
+    if not isinstance(value, str):
+        return None
     if key.endswith(INITIAL_MODEL):
-        return storage.model_path(value) is not None
-    return storage.is_hub(value)
+        return storage.model_path(value)
+    return value if storage.is_hub(value) else None
 
 
 def simulated_labellers(save_dir: str) -> re.Pattern[str]:

@@ -328,6 +328,11 @@ def test_a_text_in_ten_is_a_test_text_and_stays_one(tmp_path):
     assert part('test', 500) == [text for text in test if text in texts[:500]]
 
 
+def test_parquet_is_refused_with_a_way_to_convert_it():
+    with pytest.raises(UserError, match='is Parquet, which is not read: write its texts to a .js'):
+        next(datasets.get_dataset('hf://datasets/org/data/a.parquet').generator('train'))
+
+
 def test_a_part_without_texts_is_an_error_that_says_what_to_do(tmp_path):
     texts = {jsonl.is_test_text(letter): letter for letter in 'abcdefghijklmnopqrstuvwxyz'}
     for is_test, mode, part in ((True, 'train', 'all but one text in 10'), (False, 'test', 'one')):
@@ -449,7 +454,8 @@ def test_books_themselves_come_first(recorded_files, tmp_path, capsys):
 def test_neither_books_nor_labels(empty_store, tmp_path):
     with pytest.raises(
         storage.StorageError,
-        match='labels/descriptiveness/offline_5k.json.* as --task.query_dataset$',
+        match='labels/descriptiveness/offline_5k.json.* give its mirror hf://datasets/.*'
+        ' as --task.query_dataset$',
     ):
         next(datasets.get_dataset('books').generator('train'))
     with pytest.raises(

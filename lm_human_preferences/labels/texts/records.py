@@ -36,6 +36,7 @@ TEXT_FIELDS = ('query', 'sample', 'sample0')  # hold token ids in other labels
 PAIR_FIELDS = {'chosen', 'rejected', 'annotations'}  # which no other record has
 KTO = {'prompt', 'completion', 'label'}  # fields of a format that is known, but not read
 KNOWN = 'query and samples; prompt, chosen and rejected; or data and annotations of Label Studio'
+CONVERT = "pandas.read_parquet(FILE).to_json('labels.jsonl', orient='records', lines=True)"
 OTHER_FILES = {
     '.arrow': 'Arrow',
     '.csv': 'CSV',
@@ -100,9 +101,10 @@ def check_kind_of_file(path: str) -> None:
     """Raise UserError for a file whose name says that it is of a format that is not read."""
     suffix = os.path.splitext(path)[1].lower()
     if suffix in OTHER_FILES:
+        how = f'; to convert it: {CONVERT}' if suffix == '.parquet' else ''
         raise UserError(
             f'{path} is {OTHER_FILES[suffix]}, which is not read: give a .json with an array of'
-            f' labels, or a .jsonl with one a line; what a label has: {KNOWN}'
+            f' labels, or a .jsonl with one a line{how}; what a label has: {KNOWN}'
         )
 
 
