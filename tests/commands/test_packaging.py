@@ -277,6 +277,28 @@ def test_setup_makes_a_venv_that_was_moved_again(setup):
     assert setup.chosen() == str(setup.bin / 'python3.13')
 
 
+@pytest.mark.parametrize('rpath', ['$ORIGIN/../../torch/lib', ''])
+def test_a_kept_horovod_finds_the_libraries_of_any_venv(tmp_path, rpath):
+    """Its library has no path of the .venv that it was compiled in."""
+    for name in ('.', 'horovod/torch', 'horovod/common/ops/cuda', 'cmake/Modules'):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / 'CMakeLists.txt').touch()
+    (tmp_path / 'cmake/Modules/FindPytorch.cmake').touch()
+    cmake = tmp_path / 'bin/cmake'
+    cmake.parent.mkdir()
+    cmake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    cmake.chmod(0o755)
+    told = subprocess.run(
+        [ROOT / 'tools/horovod-cmake', tmp_path, '-DOTHER=1'],
+        env={'PATH': f'{cmake.parent}:{os.environ["PATH"]}', 'HOROVOD_RPATH': rpath},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    linked = ['-DCMAKE_SKIP_RPATH=ON', f'-DCMAKE_SHARED_LINKER_FLAGS= -Wl,-rpath,{rpath}']
+    assert told == [str(tmp_path), '-DOTHER=1', *(linked if rpath else [])]
+
+
 def test_ci_runs_the_readme_test_command():
     assert (ROOT / '.ci/run').stat().st_mode & 0o111
     (command,) = re.findall(
