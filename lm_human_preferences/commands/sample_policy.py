@@ -69,16 +69,13 @@ def sample_policy(
         task, encoder = hparams.task, trained_model.encoding.get_encoder()
         if is_original:
             _show_settings(hparams, trained_model.hparams())
-        precisions.configure_for(trained_model.hparams().n_embd, precision)
-        _show_precision(precision)
+        _prepare_to_compute(trained_model.hparams(), precision)
         lm_tasks.check_lengths(task, encoder, trained_model.hparams().n_ctx)
         scopes = _checked_scopes(trained_model)
         given = given_queries(prompt, queries, task, encoder)
 
         judge = Judge(save_dir, hparams, scopes) if output is not None else None
         set_seed(seed, comm.rank)
-        if temperature is None:
-            temperature = task.policy.temperature
         with contextlib.nullcontext() if is_original else warnings_only():
             policy = _policy(trained_model, task, temperature)
         if given is None and comm.rank == 0 and not is_original:
@@ -100,8 +97,9 @@ def _show_settings(hparams: HParams, sizes: Sizes) -> None:
     hyperparams.dump(sizes, name='model_hparams')
 
 
-def _show_precision(precision: str) -> None:
-    """Print the note on one in which this processor is slow."""
+def _prepare_to_compute(sizes: Sizes, precision: str) -> None:
+    """Set this process up for a network of these sizes; notes on a precision that is slow here."""
+    precisions.configure_for(sizes.n_embd, precision)
     note = products.note_on_bf16(precision)
     if note:
         print(note)
@@ -137,11 +135,14 @@ def _rounds(
 
 
 def _policy(
-    trained_model: trained_models.TrainedModel, task: TaskHParams, temperature: float
+    trained_model: trained_models.TrainedModel, task: TaskHParams, temperature: float | None
 ) -> Policy:
+    """temperature: None for the task's own."""
     formatter = lm_tasks.query_formatter(task, trained_model.encoding.get_encoder())
     scope = trained_model.scope
     assert scope is not None
+    if temperature is None:
+        temperature = task.policy.temperature
     return Policy(trained_model, scope=scope, embed_queries=formatter, temperature=temperature)
 
 
@@ -321,7 +322,7 @@ class Judge:
         self.reference = self.score_fn = None
         with warnings_only():
             if 'ref_policy' in scopes:
-                self.reference = _policy(model, hparams.task, hparams.task.policy.temperature)
+                self.reference = _policy(model, hparams.task, temperature=None)
             else:
                 print(f'note: {policy_dir} has no ref_policy, so kl is null', file=sys.stderr)
             places = [rewards.reward_model_of(save_dir, hparams), policy_dir]
