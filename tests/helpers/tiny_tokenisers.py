@@ -2,7 +2,15 @@
 
 import json
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 SENTENCES = (
     'The quick brown fox jumps over the lazy dog. It was late.',
@@ -57,6 +65,9 @@ def write_sentencepiece(directory, **settings):
         ]
     )
     tokenizer.add_special_tokens(['<s>', END])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single='<s> $A', special_tokens=[('<s>', 0)]
+    )
     return _save(tokenizer, directory, settings)
 
 

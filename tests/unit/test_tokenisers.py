@@ -183,6 +183,7 @@ def test_a_tokeniser_with_the_vocabulary_of_gpt2_is_main(tmp_path):
     rules = {'model': {'type': 'BPE', 'vocab': vocab, 'merges': []}}
     (tmp_path / 'tokenizer.json').write_text(json.dumps(rules))
     assert write_config(tmp_path, model_type='gpt2', vocab_size=50257).encoding is encodings.Main
+    assert write_config(tmp_path, model_type='gpt2').encoding is encodings.Main
     own = write_config(tmp_path, model_type='llama', vocab_size=50257).encoding
     assert own.name.startswith('tokenizer-')
 
