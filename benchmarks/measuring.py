@@ -10,7 +10,7 @@ import sys
 import time
 
 import torch
-from workload import QUERY_LENGTH, RESPONSE_LENGTH, SIZES, library_for
+from workload import MODELS, QUERY_LENGTH, RESPONSE_LENGTH, SIZES, library_for
 
 from lm_human_preferences.machine import processors, products
 from lm_human_preferences.training import precision
@@ -122,7 +122,7 @@ def arguments(doc, batch, variants=VARIANTS):
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('--size', choices=SIZES, default='124M')
+    add_model(parser)
     parser.add_argument('--batch', type=int, default=batch)
     parser.add_argument('--repeats', type=int, default=3)
     parser.add_argument('--threads', type=int, default=2)
@@ -130,6 +130,12 @@ def arguments(doc, batch, variants=VARIANTS):
     parser.add_argument('--variant', choices=variants)
     parser.set_defaults(variants=variants)
     return parser.parse_args()
+
+
+def add_model(parser):
+    """Add the options that say which network is measured."""
+    parser.add_argument('--model', choices=MODELS, default='gpt2')
+    parser.add_argument('--size', choices=SIZES, default='124M')
 
 
 def add_library(parser):
@@ -158,8 +164,8 @@ def table(args, unit):
     """Print each variant beside the plain one, and beside itself on one thread of a CPU."""
     several_threads = args.threads > 1 and not torch.cuda.is_available()
     print(
-        f'{machine(args.size, args.library)}, torch {torch.__version__}, {args.size},'
-        f' batch {args.batch}, {args.threads} threads'
+        f'{machine(args.size, args.library)}, torch {torch.__version__}, {args.model}'
+        f' {args.size}, batch {args.batch}, {args.threads} threads'
     )
     print(
         f'{"":20} {"s/" + unit:>9} {"faster":>7} {"cpu s":>7} {"1 thread":>9} {"gain":>5} {"GB":>5}'

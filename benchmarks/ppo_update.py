@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 """One PPO update (rollout, reference, reward, 4 epochs) beside plain PyTorch on the same work.
 
-    pipenv run python benchmarks/ppo_update.py [--size 124M] [--batch 16] [--repeats 3]
-        [--threads 2] [--library default]
+    pipenv run python benchmarks/ppo_update.py [--model gpt2] [--size 124M] [--batch 16]
+        [--repeats 3] [--threads 2] [--library default]
 
 Both are measured in the same run. The plain version is what one would write first: transformers'
-GPT-2, sampling with its cache, logits at every position, and a second pass over the rollout for
+model, sampling with its cache, logits at every position, and a second pass over the rollout for
 log-probabilities and values. Weights are random. TRL's PPO is compared if that package is
 installed. `GFLOP` is the least work that an update needs in any implementation; `of rate` is the
 achieved share of this machine's rate of matrix products, measured in the same process.
 """
 
+import functools
 import sys
+from collections.abc import Callable
 
 import measuring
 import torch
@@ -49,7 +51,9 @@ def hparams_of(episodes):
 class Ours:
     """The trainer that `./launch.py train_policy` uses."""
 
-    def __init__(self, size, hparams, queries, world, model=RandomModel):
+    def __init__(
+        self, size, hparams, queries, world, model: Callable[[str], RandomModel] = RandomModel
+    ):
         trained_model = model(size)
         self.reward_model = scorer = RewardModel(trained_model)
         scorer.score = scorer.get_rewards
@@ -81,11 +85,11 @@ class Ours:
 class Plain:
     """The same update in the plainest PyTorch."""
 
-    def __init__(self, size, hparams, queries):
-        self.policy = workload.plain_model(size)
-        self.initial = workload.plain_model(size)
-        self.scorer = workload.plain_model(size)
-        width = self.policy.config.n_embd
+    def __init__(self, size, hparams, queries, model):
+        self.policy = workload.plain_model(size, model)
+        self.initial = workload.plain_model(size, model)
+        self.scorer = workload.plain_model(size, model)
+        width = self.policy.config.hidden_size
         device = self.policy.device
         self.value = torch.nn.Linear(width, 1, device=device)
         self.reward_head = torch.nn.Linear(width, 1, device=device)
@@ -177,7 +181,7 @@ class Plain:
         self.epochs(tokens, logprobs, values, *self.targets(values, rewards))
 
 
-def flops(size, queries, epochs, length=RESPONSE_LENGTH):
+def flops(size, queries, epochs, length=RESPONSE_LENGTH, model='gpt2'):
     """The FLOPs of one update.
 
     It samples and scores once, and makes a forward and a backward pass (twice the work) in each
@@ -187,10 +191,10 @@ def flops(size, queries, epochs, length=RESPONSE_LENGTH):
     for real in (queries != PADDING).sum(1).tolist():
         tokens = real + length - 1
         attention = workload.attention_flops(size, tokens)
-        analyzed = (
-            workload.linear_flops(size, tokens=tokens, read=length, logits=length) + attention
+        analyzed = attention + workload.linear_flops(
+            size, tokens=tokens, read=length, logits=length, model=model
         )
-        scored = workload.linear_flops(size, tokens=tokens + 1, read=1) + attention
+        scored = attention + workload.linear_flops(size, tokens=tokens + 1, read=1, model=model)
         total += (1 + 1 + 3 * epochs) * analyzed + scored
     return total
 
@@ -200,16 +204,17 @@ def measure(args):
     hparams = hparams_of(args.batch)
     queries = workload.queries(args.batch)
     if args.variant == 'plain':
-        run = Plain(args.size, hparams, queries)
+        run = Plain(args.size, hparams, queries, args.model)
     elif args.variant == 'trl':
         run = trl_ppo.Trl(args.size, hparams, queries, TEMPERATURE)
     else:
-        run = Ours(args.size, hparams, queries, comm.init_comm())
+        model = functools.partial(workload.random_model, model=args.model)
+        run = Ours(args.size, hparams, queries, comm.init_comm(), model)
     clock = measuring.Clock()
     run.time_phases(clock)
     return {
         **measuring.repeat(run.update, clock, args.repeats),
-        'flops': flops(args.size, queries, 4),
+        'flops': flops(args.size, queries, 4, model=args.model),
     }
 
 

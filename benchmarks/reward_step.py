@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """One training step of a reward model on best-of-4 labels beside plain PyTorch on the same work.
 
-    pipenv run python benchmarks/reward_step.py [--size 124M] [--batch 8] [--repeats 3]
-        [--threads 2] [--library default]
+    pipenv run python benchmarks/reward_step.py [--model gpt2] [--size 124M] [--batch 8]
+        [--repeats 3] [--threads 2] [--library default]
 
 Both are measured in the same run. The plain version passes each query four times through
-transformers' GPT-2, once with each response. `GFLOP` is the least work that a step needs in any
+transformers' model, once with each response. `GFLOP` is the least work that a step needs in any
 implementation; `of rate` is the achieved share of this machine's rate of matrix products, measured
 in the same process.
 """
@@ -48,7 +48,7 @@ def ours(args, batch):
         }
     )
     trainer = train_reward.RewardModelTrainer(
-        reward_model=RewardModel(workload.RandomModel(args.size)),
+        reward_model=RewardModel(workload.random_model(args.size, args.model)),
         policy=NOT_USED,
         query_sampler=NOT_USED,
         labels=batch,
@@ -61,8 +61,8 @@ def ours(args, batch):
 
 def plain(args, batch):
     """The same step in the plainest PyTorch."""
-    network = workload.plain_model(args.size)
-    head = torch.nn.Linear(network.config.n_embd, 1, device=network.device)
+    network = workload.plain_model(args.size, args.model)
+    head = torch.nn.Linear(network.config.hidden_size, 1, device=network.device)
     batch = {field: values.to(network.device) for field, values in batch.items()}
     optimizer = torch.optim.Adam([*network.parameters(), *head.parameters()], lr=5e-5, eps=1e-5)
     queries, mask = workload.padded_left(batch['query'])
@@ -86,7 +86,7 @@ def plain(args, batch):
     return step
 
 
-def flops(size, queries):
+def flops(size, queries, model):
     """The FLOPs of one step.
 
     It makes a forward and a backward pass (twice the work) of each query, once, and its responses.
@@ -99,7 +99,10 @@ def flops(size, queries):
         total += 3 * (
             attention
             + workload.linear_flops(
-                size, tokens=real + NUM_RESPONSES * RESPONSE_LENGTH, read=NUM_RESPONSES
+                size,
+                tokens=real + NUM_RESPONSES * RESPONSE_LENGTH,
+                read=NUM_RESPONSES,
+                model=model,
             )
         )
     return total
@@ -111,7 +114,7 @@ def measure(args):
     step = (plain if args.variant == 'plain' else ours)(args, batch)
     return {
         **measuring.repeat(step, measuring.Clock(), args.repeats),
-        'flops': flops(args.size, batch['query']),
+        'flops': flops(args.size, batch['query'], args.model),
     }
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Tokens per second of `./sample.py sample` beside `generate` of transformers.
 
-    pipenv run python benchmarks/sampling.py [--size 124M] [--batches 16,1] [--repeats 5]
-        [--threads 2] [--library default]
+    pipenv run python benchmarks/sampling.py [--model gpt2] [--size 124M] [--batches 16,1]
+        [--repeats 5] [--threads 2] [--library default]
 
 Both continue 64 tokens by 24 at temperature 0.7, in the same run; weights are random. Ours also
 gives log-probabilities and values. bf16 is what the rollouts of `--run.precision bf16` take;
@@ -15,7 +15,7 @@ import statistics
 import measuring
 import torch
 import workload
-from workload import QUERY_LENGTH, RESPONSE_LENGTH, SIZES, VOCABULARY
+from workload import QUERY_LENGTH, RESPONSE_LENGTH, VOCABULARY
 
 from lm_human_preferences.policy import Policy
 
@@ -49,18 +49,18 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('--size', choices=SIZES, default='124M')
+    measuring.add_model(parser)
     parser.add_argument('--batches', default='16,1')
     parser.add_argument('--repeats', type=int, default=5)
     parser.add_argument('--threads', type=int, default=2)
     measuring.add_library(parser)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    policy = Policy(workload.RandomModel(args.size), temperature=TEMPERATURE)
-    network = workload.plain_model(args.size).eval()
+    policy = Policy(workload.random_model(args.size, args.model), temperature=TEMPERATURE)
+    network = workload.plain_model(args.size, args.model).eval()
     print(
-        f'{measuring.machine(args.size, args.library)}, torch {torch.__version__}, {args.size},'
-        f' {args.threads} threads, tokens per second'
+        f'{measuring.machine(args.size, args.library)}, torch {torch.__version__}, {args.model}'
+        f' {args.size}, {args.threads} threads, tokens per second'
     )
     print(f'{"batch":>5} {"generate":>9} {"fp32":>7} {"faster":>7} {"bf16":>7} {"faster":>7}')
     for batch in map(int, args.batches.split(',')):

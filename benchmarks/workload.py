@@ -28,6 +28,9 @@ SIZES = {
     '774M': (1280, 20, 36),
     '1558M': (1600, 25, 48),
 }
+# By --model: this program's own GPT-2, models of transformers that it drives.
+MODELS = 'gpt2', 'llama', 'transformers-gpt2'
+KEY_VALUE_HEADS = {2: 1, 12: 4, 16: 4, 20: 5, 25: 5}  # of a Llama, by its number of heads
 QUERY_LENGTH, RESPONSE_LENGTH, VOCABULARY, PADDING = 64, 24, encodings.Main.n_vocab, 50259
 
 
@@ -57,6 +60,7 @@ class RandomModel(TrainedModel):
 
     def __init__(self, size: str) -> None:
         super().__init__('test')
+        self.size = size
         n_embd, n_head, n_layer = SIZES[size]
         self.sizes = model.HParams(
             n_vocab=VOCABULARY, n_ctx=1024, n_embd=n_embd, n_head=n_head, n_layer=n_layer
@@ -74,6 +78,27 @@ class RandomModel(TrainedModel):
         return model.Model(self.sizes, scalar_heads).initialize()
 
 
+class RandomCausalLM(RandomModel):
+    """Random weights of a model of transformers."""
+
+    def __init__(self, size: str, model: str) -> None:
+        super().__init__(size)
+        self.model = model
+
+    def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> Any:
+        from lm_human_preferences.language.causal_lm.network import TransformersNetwork
+        from lm_human_preferences.language.causal_lm.sizes import sizes_of
+
+        network = plain_model(self.size, self.model)
+        sizes = sizes_of(network, VOCABULARY)
+        return TransformersNetwork(network, sizes, scalar_heads).initialize()
+
+
+def random_model(size: str, model: str) -> RandomModel:
+    """What our variants begin with."""
+    return RandomModel(size) if model == 'gpt2' else RandomCausalLM(size, model)
+
+
 class SameQueries(QuerySampler):
     """Gives the same queries at each call."""
 
@@ -85,19 +110,47 @@ class SameQueries(QuerySampler):
         return {'tokens': self.tokens}
 
 
-def plain_model(size: str) -> Any:
-    """GPT-2 as `transformers` makes it, of random weights and without dropout."""
+def plain_model(size: str, model: str = 'gpt2') -> Any:
+    """A model as `transformers` makes it, of random weights and without dropout."""
+    torch.manual_seed(0)
+    network: Any = _llama(size) if model == 'llama' else _gpt2(size)
+    return network.to(default_device())
+
+
+def _gpt2(size: str) -> Any:
     # Takes seconds to import: only who needs it waits.
     from transformers import GPT2Config, GPT2LMHeadModel
 
     n_embd, n_head, n_layer = SIZES[size]
-    # Decorators of its class hide from type checkers what its methods take.
-    network: Any = GPT2LMHeadModel(
+    return GPT2LMHeadModel(
         GPT2Config(
             n_embd=n_embd, n_head=n_head, n_layer=n_layer, embd_pdrop=0, attn_pdrop=0, resid_pdrop=0
         )
     )
-    return network.to(default_device())
+
+
+def _llama(size: str) -> Any:
+    """A Llama as wide and as deep as GPT-2 of that size, of the same tokens, which are tied."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    n_embd, n_head, n_layer = SIZES[size]
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=n_embd,
+            intermediate_size=_inner_width(n_embd),
+            num_hidden_layers=n_layer,
+            num_attention_heads=n_head,
+            num_key_value_heads=KEY_VALUE_HEADS[n_head],
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+        )
+    )
+
+
+def _inner_width(n_embd: int) -> int:
+    """Of a Llama's layers: two thirds of GPT-2's, for they have three products instead of two."""
+    return 8 * n_embd // 3
 
 
 def queries(batch):
@@ -129,16 +182,20 @@ def positions(mask):
     return (mask.long().cumsum(1) - 1).clamp_(min=0)
 
 
-def linear_flops(size, *, tokens, read, logits=0):
+def linear_flops(size, *, tokens, read, logits=0, model='gpt2'):
     """FLOPs of the linear layers for so many `tokens`.
 
     read: positions at which the last block's output is needed. logits: those whose logits are.
     """
-    d, _, n_layer = SIZES[size]
+    d, n_head, n_layer = SIZES[size]
+    keys_and_values, others = 4 * d * d, 20 * d * d
+    if model == 'llama':
+        keys_and_values = keys_and_values * KEY_VALUE_HEADS[n_head] // n_head
+        others = 4 * d * d + 6 * d * _inner_width(d)
     return (
-        tokens * 24 * d * d * (n_layer - 1)
-        + tokens * 4 * d * d
-        + read * 20 * d * d
+        tokens * (keys_and_values + others) * (n_layer - 1)
+        + tokens * keys_and_values
+        + read * others
         + logits * 2 * d * VOCABULARY
     )
 

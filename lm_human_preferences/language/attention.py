@@ -40,32 +40,51 @@ def attention_mask(
     return allowed | ((key_columns == query_columns) & sees_nothing)
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Attention of `q (batch, n_head, queries, d)` to `k` and `v (batch, n_head, keys, d)`.
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attention of `q (batch, n_head, queries, d)` to `k` and `v (batch, n_group, keys, d)`.
 
-    bias (batch, 1, queries, keys) is added to the scores of all heads: -inf where a key is masked.
-    Returns (batch, queries, n_embd).
+    Each key and value serves n_head / n_group neighbouring heads. bias (batch, 1, queries, keys) is
+    added to the scores of all heads: -inf where a key is masked. scale: of the products, by default
+    d ** -.5. Returns (batch, queries, n_head * d).
     """
     if precision.fuses_attention():
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        shared_by = q.shape[1] // k.shape[1]
+        if shared_by > 1:
+            k, v = (each.repeat_interleave(shared_by, dim=1) for each in (k, v))
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
         return attended.transpose(1, 2).flatten(2)
-    return attend_by_two_products(q, k, v, bias)
+    return attend_by_two_products(q, k, v, bias, scale)
 
 
 def attend_by_two_products(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """`attend`, with a softmax between two products: faster at our lengths by oneDNN's products."""
-    q_rows = q.flatten(0, 1)
+    batch, n_head, queries, d = q.shape
+    n_group = k.shape[1]
+    # The heads that share keys stand below each other, as if they were more queries.
+    q_rows = q.unflatten(1, (n_group, -1)).flatten(2, 3).flatten(0, 1)
     k_rows = k.flatten(0, 1)
-    alpha = q.shape[-1] ** -0.5
-    bias = bias.expand(-1, q.shape[1], -1, -1).flatten(0, 1)
-    if q.shape[2] == 1:
+    alpha = d**-0.5 if scale is None else scale
+    bias = bias.expand(-1, n_head // n_group, -1, -1).flatten(1, 2)
+    bias = bias.unsqueeze(1).expand(-1, n_group, -1, -1).flatten(0, 1)
+    if queries == 1:
         # Keys times query: query times keys would copy the keys, which have gaps in a cache.
         scores = torch.baddbmm(bias.mT, k_rows, q_rows.mT, alpha=alpha).mT
     else:
         scores = torch.baddbmm(bias, q_rows, k_rows.mT, alpha=alpha)
-    attended = torch.bmm(scores.softmax(-1), v.flatten(0, 1)).unflatten(0, q.shape[:2])
+    attended = torch.bmm(scores.softmax(-1), v.flatten(0, 1))
+    attended = attended.view(batch, n_head, queries, -1)
     return attended.transpose(1, 2).flatten(2)
 
 

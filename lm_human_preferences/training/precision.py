@@ -139,6 +139,24 @@ def linear(
     return _times_prepacked(x.to(low), weight, lambda: weight.to(low).T, bias.to(low), gelu)
 
 
+def linear_transposed(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """`linear` of `x (..., inputs)` with the `weight (outputs, inputs)` of an nn.Linear.
+
+    What a model computes in float32, without autocast, stays in float32.
+    """
+    if (
+        _kernels.prepack is None
+        or torch.is_grad_enabled()
+        or not torch.is_autocast_enabled(x.device.type)
+    ):
+        return F.linear(x, weight, bias)
+    low = _kernels.reduced
+    bias = None if bias is None else bias.to(low)
+    return _times_prepacked(x.to(low), weight, lambda: weight.to(low), bias)
+
+
 def logits(h: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """`h (..., n_embd)` times `table (n_vocab, n_embd)` transposed, in their own type."""
     if _kernels.prepack is None or torch.is_grad_enabled():

@@ -84,14 +84,30 @@ def ordinary_products():
             'reward_step --size test --batch 1 --repeats 1 --threads 1',
             r'plain PyTorch, fp32 .*\n(.*\n)*ours, bf16 ',
         ),
+        (
+            'reward_step --model llama --size test --batch 1 --repeats 1 --threads 1',
+            r' llama test, batch 1.*\n(.*\n)*ours, bf16 ',
+        ),
         ('sampling --size test --batches 2 --repeats 1 --threads 1', r'\n +2( +\d+\.\d+){5}'),
+        (
+            'sampling --model transformers-gpt2 --size test --batches 2 --repeats 1 --threads 1',
+            r' transformers-gpt2 test, .*\n.*\n +2( +\d+\.\d+){5}',
+        ),
         (
             'tokenise --size test --repeats 1',
             r'(transformers, all at once|encoding: left out).*\n(.*\n)*500 labels',
         ),
         ('interval_coverage --trials 3', r'\| 200 \| 1 or 5 \|( \d+\.\d \|){7}\n'),
     ],
-    ids=['ppo_update', 'reward_step', 'sampling', 'tokenise', 'interval_coverage'],
+    ids=[
+        'ppo_update',
+        'reward_step',
+        'reward_step llama',
+        'sampling',
+        'sampling transformers',
+        'tokenise',
+        'interval_coverage',
+    ],
 )
 def test_benchmark_in_this_process(command, printed, monkeypatch, capsys, ordinary_products):
     """Without seconds of start-up: what else runs in processes of its own runs here, too."""
@@ -149,6 +165,7 @@ def test_on_a_gpu(waits, capsys, monkeypatch, name, variant):
     monkeypatch.setattr(importlib.import_module('ppo_update'), 'RESPONSE_LENGTH', 4)
     importlib.import_module('measuring').measure_here(
         argparse.Namespace(
+            model='gpt2',
             size='test',
             batch=1,
             micro_batch_size=None,

@@ -154,6 +154,20 @@ def test_the_cache_grows(net, monkeypatch):
             assert_close(part[real], whole[:, start:end][real], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize('queries', [7, 1])
+@pytest.mark.parametrize('groups', [4, 2, 1])
+def test_heads_that_share_keys(queries, groups):
+    torch.manual_seed(0)
+    q = torch.randn(2, 4, queries, 16)
+    k, v = torch.randn(2, 2, groups, 7, 16)
+    bias = torch.zeros(2, 1, queries, 7).masked_fill(torch.rand(2, 1, queries, 7) < 0.5, -torch.inf)
+    bias[..., 0] = 0
+    for_each_head = (each.repeat_interleave(4 // groups, dim=1) for each in (k, v))
+    scores = torch.einsum('bhqd,bhkd->bhqk', q, next(for_each_head)) * 0.5 + bias
+    expected = torch.einsum('bhqk,bhkd->bqhd', scores.softmax(-1), next(for_each_head))
+    assert_close(attention.attend(q, k, v, bias, 0.5), expected.flatten(2), atol=1e-5)
+
+
 def test_attention_by_either_way_is_the_same_function(monkeypatch, library):
     fused, calls = torch.nn.functional.scaled_dot_product_attention, []
     monkeypatch.setattr(

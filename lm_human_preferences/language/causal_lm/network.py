@@ -1,4 +1,4 @@
-"""A causal language model of transformers as a Network: nothing of the model itself is changed."""
+"""A causal language model of transformers as a Network: its values and names stay as they are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.hparams.model_sizes import Sizes
+from lm_human_preferences.language.attention import KVCache
+from lm_human_preferences.language.causal_lm import rows
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import index_each
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CAUSAL_LM = 'causal_lm.'  # what own names of the model's parameters begin with
+ROWS_TOLERANCE = 1e-3  # of the largest output, in float32
 
 
 class OwnNames:
@@ -63,6 +66,8 @@ class TransformersNetwork(Network):
         self.causal_lm: Any = causal_lm.eval()
         self.logit_scale = _logit_scale(causal_lm.config)
         self._layers = _checkpointed_layers(causal_lm)
+        # Whether the model computes by rows: see there. None before it has its values.
+        self.takes_rows: bool | None = None if rows.prepare(causal_lm) else False
         self.add_heads(scalar_heads)
 
     def train(self, mode: bool = True) -> TransformersNetwork:
@@ -76,9 +81,10 @@ class TransformersNetwork(Network):
         allowed: torch.Tensor,
         real: torch.Tensor,
         output_positions: torch.Tensor | None,
-        cache: TransformersCache | None = None,
+        cache: Any = None,
     ) -> torch.Tensor:
         """See Network.outputs. All columns are computed, and those that are wanted are returned."""
+        takes_rows = self._computes_by_rows()
         dtype = precision.autocast_dtype(torch.float32)
         # As small as can be, not -inf: some families add masks of their own.
         smallest = torch.finfo(dtype).min
@@ -89,23 +95,34 @@ class TransformersNetwork(Network):
             # What transformers calls training means for a layer itself only that it recomputes: its
             # parts, which might have dropout, are never in training.
             layer.training = recomputes
+        model = self.causal_lm.base_model
         with precision.autocast(tokens.device):
-            h = self.causal_lm.base_model(
-                input_ids=tokens,
-                attention_mask=bias,
-                position_ids=positions,
-                past_key_values=cache.layers if cache is not None else None,
-                use_cache=cache is not None,
-            ).last_hidden_state
+            if takes_rows:
+                h = rows.outputs(model, tokens, positions, bias, real, cache)
+            else:
+                h = model(
+                    input_ids=tokens,
+                    attention_mask=bias,
+                    position_ids=positions,
+                    past_key_values=cache.layers if cache is not None else None,
+                    use_cache=cache is not None,
+                ).last_hidden_state
         if cache is not None:
             cache.length += tokens.shape[1]
         # In float32 like the logits and values that are made of it.
         h = h.float()
         return h if output_positions is None else index_each(h, output_positions)
 
-    def new_cache(self) -> TransformersCache:
+    def new_cache(self) -> KVCache | TransformersCache:
         """See Network.new_cache."""
-        return TransformersCache(self.causal_lm.config)
+        return KVCache() if self._computes_by_rows() else TransformersCache(self.causal_lm.config)
+
+    def logits(self, h: torch.Tensor) -> torch.Tensor:
+        """See Network.logits. The whole table is multiplied: of a part, no copy could be kept."""
+        table = self.causal_lm.get_output_embeddings().weight
+        logits = precision.logits(self._scaled(h), table)[..., : self.hparams.n_vocab]
+        _, bias = self.output_layer()
+        return logits if bias is None else logits + bias
 
     def output_layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The rows of the model's own tokens: see Network.output_layer."""
@@ -114,6 +131,38 @@ class TransformersNetwork(Network):
         if len(layer.weight) == n_vocab:
             return layer.weight, layer.bias
         return layer.weight[:n_vocab], None if layer.bias is None else layer.bias[:n_vocab]
+
+    def _computes_by_rows(self) -> bool:
+        if self.takes_rows is None:
+            self.takes_rows = rows_are_exact(self)
+        return self.takes_rows
+
+
+@torch.no_grad()
+def rows_are_exact(network: TransformersNetwork) -> bool:
+    """Whether the network computes the same by rows as by the model's own pass, in float32.
+
+    False, too, where it cannot compute: see `probe` for what is said then.
+    """
+    try:
+        with precision.plain():
+            by_rows, own = (_short_outputs(network, takes_rows) for takes_rows in (True, False))
+    except Exception:  # whatever a family's own code raises for what it does not know
+        return False
+    return bool((by_rows - own).abs().max() <= ROWS_TOLERANCE * own.abs().max())
+
+
+def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tensor:
+    """Outputs for two short sequences with padding, whose last tokens come by a cache."""
+    device = network.output_layer()[0].device
+    tokens = torch.arange(10, device=device).reshape(2, 5) % network.hparams.n_vocab
+    mask = torch.ones(2, 5, dtype=torch.bool, device=device)
+    mask[0, 2] = mask[1, 0] = False
+    columns = torch.arange(1, 4, device=device)  # from where both have a real token
+    network.takes_rows = takes_rows
+    cache = network.new_cache()
+    first = network.hidden(tokens[:, :4], mask[:, :4], cache, columns)
+    return torch.cat([first, network.hidden(tokens[:, 4:], mask, cache)], dim=1)
 
 
 def _logit_scale(config: Any) -> float:

@@ -1,0 +1,155 @@
+"""Models of transformers by rows against their own pass: padding, a cache, several responses."""
+
+import pytest
+import torch
+from compare import assert_close, assert_norm_close
+from tiny_causal_lms import N_VOCAB, tiny
+
+from lm_human_preferences.language.causal_lm import rows
+from lm_human_preferences.language.causal_lm.network import TransformersNetwork, rows_are_exact
+from lm_human_preferences.language.causal_lm.sizes import sizes_of
+from lm_human_preferences.machine import products
+from lm_human_preferences.training import precision
+
+CPU = torch.device('cpu')
+FAMILIES = 'llama', 'qwen3', 'gpt_neox', 'opt'
+WITHOUT_DROPOUT = {'opt': {'dropout': 0.0}}
+PADDING = 99
+needs_bf16 = pytest.mark.skipif(
+    precision._prepack_operator() is None, reason='no bf16 on this processor'
+)
+
+
+@pytest.fixture(autouse=True)
+def ordinary_products():
+    """Afterwards, products are what they are for other tests."""
+    yield
+    precision.configure('fp32', CPU, 'default')
+
+
+def network_of(family):
+    model = tiny(family, **WITHOUT_DROPOUT.get(family, {}))
+    return TransformersNetwork(model, sizes_of(model, N_VOCAB), ['value']).initialize()
+
+
+def padded(*shape):
+    """Random tokens with padding anywhere but in the first column."""
+    tokens = torch.randint(N_VOCAB, shape)
+    tokens[..., 1:][torch.rand(*shape[:-1], shape[-1] - 1) < 0.3] = PADDING
+    return tokens
+
+
+def analyzed(network):
+    """Outputs at some columns of rows with padding, and at the ends of responses in one row."""
+    torch.manual_seed(0)
+    tokens, mask = network.mask_padding(padded(4, 12), PADDING)
+    h = network.hidden(tokens, mask, output_positions=torch.arange(5, 12))
+    ends = network.last_hidden(padded(3, 6), padded(3, 4, 5), PADDING)
+    return torch.cat([h.flatten(0, 1), ends.flatten(0, 1)])
+
+
+@torch.no_grad()
+def sampled(network):
+    """Logits of rows with padding, whose last tokens come one by one."""
+    torch.manual_seed(1)
+    tokens, mask = network.mask_padding(padded(3, 9), PADDING)
+    cache = network.new_cache()
+    last = torch.tensor([5])
+    h = [network.hidden(tokens[:, :6], mask[:, :6], cache, last)]
+    for end in range(7, 10):
+        h.append(network.hidden(tokens[:, end - 1 : end], mask[:, :end], cache))
+    return network.logits(torch.cat(h, dim=1))
+
+
+def by_both(network, compute):
+    """What `compute(network)` finds by rows, and by the model's own pass."""
+    found = []
+    for network.takes_rows in (True, False):
+        found.append(compute(network))
+    return found
+
+
+def gradients(network):
+    network.zero_grad()
+    h = analyzed(network)
+    (h * torch.randn(h.shape)).sum().backward()
+    return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize('library', products.LIBRARIES)
+@pytest.mark.parametrize('family', FAMILIES)
+def test_rows_are_the_models_own_pass(family, library):
+    precision.configure('fp32', CPU, library)
+    network = network_of(family)
+    assert rows_are_exact(network)
+    for compute in (analyzed, sampled):
+        by_rows, own = by_both(network, compute)
+        assert_norm_close(by_rows, own.detach(), rtol=1e-5)
+    for network.gradient_checkpointing in (False, True):
+        by_rows, own = by_both(network, gradients)
+        assert by_rows.keys() == own.keys() and len(own) > 10
+        for name, gradient in own.items():
+            # A bias of keys changes nothing: its gradient is noise.
+            atol = 1e-5 * max(1, gradient.norm().item())
+            assert (by_rows[name] - gradient).norm() <= atol, name
+
+
+@needs_bf16
+@pytest.mark.parametrize('family', FAMILIES)
+def test_rows_in_bf16_are_within_its_digits(family):
+    network = network_of(family)
+    exact = analyzed(network).detach()
+    precision.configure('bf16', CPU, 'default')
+    for rounded in by_both(network, analyzed):
+        error = (rounded.detach() - exact).norm() / exact.norm()
+        assert 1e-4 < error < 0.03, error
+    with torch.no_grad():
+        assert_norm_close(analyzed(network), exact, rtol=0.03)
+    by_rows, own = by_both(network, sampled)
+    assert_norm_close(by_rows, own, rtol=0.03)
+
+
+@needs_bf16
+def test_weights_are_laid_out_once():
+    """In the layers, and in an output layer with more rows than there are tokens."""
+    network = network_of('llama')
+    precision.configure('bf16', CPU, 'default')
+    copies = []
+    for _ in range(2):
+        logits = sampled(network)
+        layers = [each for each in network.causal_lm.modules() if isinstance(each, torch.nn.Linear)]
+        copies.append([layer.weight.prepacked[1] for layer in layers])
+    assert len(layers) == 15 and logits.shape[-1] == N_VOCAB < len(layers[-1].weight)
+    for first, second in zip(*copies, strict=True):
+        assert first is second is not None
+
+
+@needs_bf16
+@torch.no_grad()
+def test_what_a_model_computes_in_float32_stays_so():
+    precision.configure('bf16', CPU, 'default')
+    x, layer = torch.randn(3, 8), rows.Linear(8, 5)
+    with precision.autocast(CPU):
+        assert layer(x).dtype == torch.bfloat16
+        with torch.autocast('cpu', enabled=False):
+            assert_close(layer(x), x @ layer.weight.T + layer.bias, atol=1e-6)
+
+
+@pytest.mark.parametrize('family', ['nemotron', 'stablelm', 'gpt_neo'])
+def test_other_families_keep_their_own_pass(family):
+    """Whose attention is another class, has no interface, or is no plain softmax of products."""
+    network = network_of(family)
+    with torch.no_grad():
+        tokens, mask = network.mask_padding(padded(2, 8), PADDING)
+        network.hidden(tokens, mask)
+    assert network.takes_rows is False
+
+
+def test_without_rows_attention_is_the_models_own():
+    """As an exported model calls it: with a mask of two dimensions, and none at all."""
+    network, other = network_of('llama'), tiny('llama')
+    tokens = torch.arange(10).reshape(2, 5)
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    for each in (None, mask):
+        ours = network.causal_lm(input_ids=tokens, attention_mask=each).logits
+        assert_close(ours, other(input_ids=tokens, attention_mask=each).logits, atol=1e-6)
