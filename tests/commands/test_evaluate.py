@@ -290,7 +290,7 @@ def test_the_picture_has_error_bars_a_name_and_a_mark_for_each_kind(monkeypatch)
     picture.draw(results_of(), 'out.png')
     ((figure, path),) = saved
     assert path == 'out.png' and figure.get_suptitle().startswith('Run a $run^$: ')
-    figure.canvas.draw()  # as a formula, the name would be an error
+    figure.draw_without_rendering()  # as a formula, the name would be an error
     for axes in figure.axes:
         line = next(line for line in axes.lines if line.get_label() == 'frontier')
         kls, rewards = line.get_data()

@@ -703,7 +703,7 @@ def test_export_to_a_file(tmp_path):
 
 
 def test_lock_that_is_no_text_or_leads_elsewhere(tmp_path):
-    (tmp_path / 'precious').write_text('mine')
+    (tmp_path / 'precious').write_text('of 8 ranks')
     (tmp_path / 'lock').write_bytes(b'\xff' * 5000)
     hparams = launch_hparams()
     hparams.run.save_dir = str(tmp_path)
@@ -715,7 +715,8 @@ def test_lock_that_is_no_text_or_leads_elsewhere(tmp_path):
         make(tmp_path / 'lock')
         with pytest.raises(UserError, match='cannot be written'):
             run_dir.lock_run_dir(hparams, LocalComm()).__enter__()
-    assert (tmp_path / 'precious').read_text() == 'mine'
+        assert run_dir.ranks_of(str(tmp_path)) is None
+    assert (tmp_path / 'precious').read_text() == 'of 8 ranks'
 
 
 def test_list_of_checkpoints_that_is_a_pipe(tmp_path):

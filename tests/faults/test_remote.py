@@ -217,6 +217,21 @@ def test_a_checkpoint_that_is_replaced_is_not_named_meanwhile(server, store, tmp
     }
 
 
+def test_settings_are_uploaded_before_checkpoints_and_their_list_last(store, tmp_path):
+    names = [
+        'train_policy_hparams.json',
+        'policy/checkpoints/model.ckpt-1.data-00000-of-00001',
+        'policy/checkpoints/model.ckpt-1.index',
+        'policy/checkpoints/checkpoint',
+    ]
+    (tmp_path / 'policy/checkpoints').mkdir(parents=True)
+    for name in names:
+        (tmp_path / name).write_bytes(checkpoints.format_checkpoint_file(['model.ckpt-1']))
+    uploads.DirectoryUploader(RUN, str(tmp_path), re.compile('.*'), 'me').sync()
+    uploaded = [name.removeprefix('run/') for name in store]
+    assert [name for name in uploaded if name in names] == names
+
+
 @pytest.mark.parametrize('moment', range(3))
 def test_what_is_saved_or_deleted_during_an_upload(server, store, tmp_path, monkeypatch, moment):
     """It is not named before it is whole, and uploaded, or deleted, next time."""

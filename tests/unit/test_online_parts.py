@@ -304,7 +304,7 @@ def asked_by_a_run(path, while_interrupted=None):
     """The questions of a run, (id, texts read, labellers); it may be interrupted in its second
     step."""
     hparams = resolved('train_policy', 'test')
-    settings = {'labels': 96, 'repeated': 0.25, 'labellers': 3}
+    settings = {'labels': 96, 'repeated': 0.3, 'labellers': 3}
     hparams.override_from_dict(
         {'rewards.online': 'on', **{f'rewards.online.{name}': n for name, n in settings.items()}}
     )
@@ -344,7 +344,7 @@ def test_questions_that_others_add_leave_those_of_a_run_what_they_are(tmp_path):
 
     alone = asked_by_a_run(tmp_path / 'alone')
     assert len(alone) == 24 + 4 and len({texts_read for _, texts_read, _ in alone}) == 28
-    assert [labellers for _, _, labellers in alone].count(3) == 24 * 0.25
+    assert [labellers for _, _, labellers in alone].count(3) == 7  # 0.3 of 24
     assert asked_by_a_run(tmp_path / 'both', add_others) == alone
 
 

@@ -527,3 +527,21 @@ def test_any_record_is_read_or_refused(record, label_type):
     with contextlib.suppress(UserError):
         query, responses = score.texts_of(record, 'here')
         assert isinstance(query, str) and responses
+
+
+@pytest.mark.parametrize(
+    'counts, notes',
+    [
+        ({}, []),
+        ({'padded query': 2}, ['Padded: 2 queries to 3 tokens, 0 responses to 4']),
+        ({'padded response': 5}, ['Padded: 0 queries to 3 tokens, 5 responses to 4']),
+        ({'cut query': 1}, ['Cut: 1 queries to 3 tokens, 0 responses to 4']),
+        ({'cut response': 6}, ['Cut: 0 queries to 3 tokens, 6 responses to 4']),
+        ({'skipped': 7}, ['Skipped: 7 records with longer texts']),
+        ({'unanswered': 8}, ['Left out: 8 records without an answer']),
+    ],
+)
+def test_what_did_not_fit_is_told(counts, notes):
+    tokeniser = tokenise.Tokeniser(encodings.Test.get_encoder(), 3, 4, 'cut', '--too_long')
+    tokeniser.counts.update(counts)
+    assert tokeniser.notes() == notes
