@@ -96,6 +96,16 @@ def test_how_a_run_multiplies_is_kept(tmp_path, products, kept):
         assert checkpoints.products == kept
 
 
+def test_before_it_begins_there_is_room_for_all_that_it_will_save(tmp_path, monkeypatch):
+    planned = []
+    monkeypatch.setattr(saving, 'check_disk_space', planned.append)
+    trainer = CountingTrainer()
+    with Checkpointer(str(tmp_path), LocalComm(), resume=False, max_to_keep=3) as checkpoints:
+        checkpoints.restore(trainer, saves=7)
+    size = saving.size_of({'ppo/step': trainer.steps})
+    assert planned == [saving.Planned(str(tmp_path), 7, size, 3)]
+
+
 @pytest.mark.parametrize('size', [1, 2, 3])
 def test_every_rank_goes_on_from_its_own_random_state(tmp_path, generators, size):
     def train(comm):

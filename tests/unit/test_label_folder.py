@@ -23,6 +23,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels import answers, json_lines
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
+from lm_human_preferences.labels.page import key
 from lm_human_preferences.online import collected_answers as online_answers
 
 ROOT = Path(__file__).parents[2]
@@ -783,3 +784,29 @@ def test_large_folders_are_quick(tmp_path):
     # of the processor: others may be at work as well
     assert opened - before < 2
     assert answered - opened < 20 * 0.05
+
+
+def test_a_key_that_another_program_is_making_is_waited_for(tmp_path, monkeypatch):
+    with open(tmp_path / key.KEY_FILE, 'wb+', buffering=0) as file:
+        os.fchmod(file.fileno(), 0o600)
+        storage.lock_file(file)
+
+        def make_it(seconds):
+            file.write(b'0123456789abcdef' * 4 + b'\n')
+            file.close()
+
+        monkeypatch.setattr(time, 'sleep', make_it)
+        made = key.folder_key(str(tmp_path))
+    assert made == key.folder_key(str(tmp_path))
+    assert (tmp_path / key.KEY_FILE).read_bytes() == b'0123456789abcdef' * 4 + b'\n'
+
+
+def test_a_key_that_stays_locked_is_an_error(tmp_path, monkeypatch):
+    times = iter([0.0, key.LOCK_SECONDS, key.LOCK_SECONDS + 0.1])
+    monkeypatch.setattr(time, 'monotonic', lambda: next(times))
+    monkeypatch.setattr(time, 'sleep', lambda seconds: None)
+    with open(tmp_path / key.KEY_FILE, 'wb', buffering=0) as file:
+        storage.lock_file(file)
+        with pytest.raises(UserError, match=f'{key.KEY_FILE} cannot be used: '):
+            key.folder_key(str(tmp_path))
+    assert next(times, None) is None
