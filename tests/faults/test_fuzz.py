@@ -522,7 +522,7 @@ def test_numbers_of_thousands_of_digits(tmp_path):
         (
             'theirs/config.json',
             [],
-            'a model whose type it does not say: this program knows only GPT-2',
+            'config.json does not say which model it is of: it has no model_type',
         ),
         (
             'theirs/config.json',
