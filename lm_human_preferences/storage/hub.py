@@ -102,7 +102,7 @@ def cached_path(path: str) -> str:
 
 
 def exists(path: str) -> bool:
-    """Whether the hub has a file; offline, whether the cache has it."""
+    """Whether the hub has a file; if it cannot be asked, whether the cache has it."""
     hub = HubPath(path)
     if hub_client.is_forbidden():
         return is_here(path)
@@ -115,12 +115,19 @@ def exists(path: str) -> bool:
         return hub.name in listing
     if _copy(hub, commit) is not None:
         return True
-    with explained(hub):
-        return (
-            library()
-            .HfApi()
-            .file_exists(hub.repository, hub.name, revision=commit, repo_type=hub.kind)
-        )
+    try:
+        hub_client.require(hub)
+        with explained(hub):
+            return (
+                library()
+                .HfApi()
+                .file_exists(hub.repository, hub.name, revision=commit, repo_type=hub.kind)
+            )
+    except NotFound:
+        return False
+    except Unreachable as e:
+        _note(e)
+        return False
 
 
 def is_here(path: str) -> bool:
@@ -264,7 +271,7 @@ def _commit(hub: HubPath, *, ask: bool = True) -> str:
             if commit is None:
                 raise
             if not hub_client.is_forbidden():
-                print(f'note: {e}; going on with what the cache has', file=sys.stderr)
+                _note(e)
         _commits[hub.key] = commit
     return _commits[hub.key]
 
@@ -293,3 +300,7 @@ def _resolve(hub: HubPath, *, local_files_only: bool = False) -> str:
         )
     )
     return revision.resolved
+
+
+def _note(e: Unreachable) -> None:
+    print(f'note: {e}; going on with what the cache has', file=sys.stderr)

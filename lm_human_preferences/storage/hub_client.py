@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ NO_PROGRESS_BELOW = 1 << 22  # bytes: such a download is over before a progress 
 
 # What the hub has answered about in this process: values of HubPath.key.
 _answered: set[tuple[str, str, str]] = set()
+# endpoint -> (time until which it is not asked again, reason)
+_unreachable: dict[str, tuple[float, str]] = {}
 
 
 class Unreachable(StorageError):
@@ -55,18 +58,31 @@ def require(hub: HubPath) -> None:
         raise hub.error(f'not in the cache, and {variable}=1', Unreachable)
     if hub.key in _answered:
         return
-    api = library().HfApi()
-    with explained(hub):
-        blobs.first_answer(
-            lambda: api.repo_info(
-                hub.repository,
-                revision=hub.revision,
-                repo_type=hub.kind,
-                timeout=blobs.READ_TIMEOUT,
-            ),
-            'the hub',
-        )
+    endpoint = library().constants.ENDPOINT
+    until, reason = _unreachable.get(endpoint, (0, ''))
+    if time.monotonic() < until:
+        raise hub.error(reason, Unreachable)
+    try:
+        with explained(hub):
+            blobs.first_answer(lambda: _describe(hub), 'the hub')
+    except Unreachable as e:
+        reason = str(e).removeprefix(f'{hub.path}: ')
+        _unreachable[endpoint] = (time.monotonic() + blobs.UNREACHABLE_SECONDS, reason)
+        raise
     _answered.add(hub.key)
+
+
+def _describe(hub: HubPath) -> Any:
+    return (
+        library()
+        .HfApi()
+        .repo_info(
+            hub.repository,
+            revision=hub.revision,
+            repo_type=hub.kind,
+            timeout=blobs.READ_TIMEOUT,
+        )
+    )
 
 
 def is_reachable() -> bool:

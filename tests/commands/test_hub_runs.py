@@ -67,15 +67,15 @@ def test_a_run_records_its_commits_and_goes_on_with_them(hub, tmp_path, monkeypa
     assert settings['task']['policy']['initial_model'] == f'org/gpt2@{model}'
     assert settings['labels']['source'] == f'{DATA}@{data}/labels/train.jsonl'
     assert settings['task']['query_dataset'] == f'{DATA}@{data}/queries.jsonl'
-    # Both have moved, and cannot be asked either: the command, and its repetition, do not care.
+    # Both have moved, and then cannot be asked: the same command, and `resume`, do not care.
     for repository in ('org/gpt2', 'datasets/org/data'):
         hub.holds[repository] = {'main': {'moved': b''}}
     forget()
-    monkeypatch.setenv('LMHP_OFFLINE', '1')
     result = train_reward(tmp_path, '--run.resume')
     assert result.exit_code == 0, result.output
     assert recorded(tmp_path) == settings
     shutil.rmtree(tmp_path / 'run' / 'reward_model' / 'checkpoints')  # so it has to learn again
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
     result = invoke(['resume', str(tmp_path / 'run')])
     assert result.exit_code == 0, result.output
     for other in ('org/other', f'org/gpt2@{40 * "a"}'):

@@ -119,6 +119,7 @@ def forget():
     """Have this process ask the hub anew, as another one would."""
     hub._commits.clear()
     hub_client._answered.clear()
+    hub_client._unreachable.clear()
 
 
 @pytest.fixture

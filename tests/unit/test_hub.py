@@ -135,6 +135,17 @@ def test_two_processes_share_a_download_and_the_environment_means_what_it_does(h
     assert not hub_server.requests('/api/agent-harnesses')  # which is telemetry
 
 
+@pytest.mark.parametrize('is_long', [True, False])
+def test_a_long_download_shows_its_progress(monkeypatch, capsys, is_long):
+    monkeypatch.setattr(hub_client, 'NO_PROGRESS_BELOW', 3000 + (not is_long))
+    storage.cached_directory('hf://org/model')
+    shown = capsys.readouterr().err
+    if is_long:
+        assert 'fetching hf://org/model: 100%' in shown and '3.00k/3.00k' in shown
+    else:
+        assert not shown
+
+
 # --- files ---
 
 
@@ -269,6 +280,7 @@ def test_without_a_network_the_cache_is_used(in_cache, monkeypatch, capsys, netw
         assert files_in(storage.cached_directory(path)) == WANTED
         assert storage.is_here(LABELS) and storage.exists(LABELS)
         assert storage.read_json(LABELS) == [1]
+        assert not storage.exists('hf://datasets/org/labels/sentiment/offline.test.jsonl')
         note = f'note: hf://org/model: {reason}; going on with what the cache has'
         notes = capsys.readouterr().err.splitlines()
         assert notes[:1] == ([] if 'OFFLINE' in reason else [note])
