@@ -232,3 +232,10 @@ def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path):
         begin = lines.index(told[0])
         assert lines[begin : begin + 3] == told
         assert result.output.count('Queries are from') == 1
+
+
+@pytest.mark.parametrize('rank, rollout', [(1, object()), (0, None), (1, None)])
+def test_samples_are_shown_by_rank_0_once_there_are_any(monkeypatch, rank, rollout):
+    monkeypatch.setattr(console, 'show_samples', lambda *arguments, **more: pytest.fail('shown'))
+    trainer = SimpleNamespace(rollout=rollout, comm=SimpleNamespace(rank=rank))
+    hooks.Samples(trainer, None).after_step(1, {})
