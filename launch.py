@@ -226,6 +226,7 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
             note(line)
     user_settings.override(hparams, {**settings, 'run.save_dir': save_dir, 'run.resume': True})
     run_dir.prepare_run_dir(launch.validated(hparams), overwrite=False, explicitly_set=settings)
+    user_settings.use_own_model(hparams)
     if mpi is None:
         mpi = run_dir.ranks_of(hparams.run.directory)
     experiment = run_settings.experiment_of(directory, command)

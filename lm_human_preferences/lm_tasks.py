@@ -14,6 +14,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.datasets import jsonl, registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.task_options import PolicyHParams, TaskHParams
 from lm_human_preferences.language import datasets, encodings
 from lm_human_preferences.language.chat import ChatTemplate, template_of
@@ -165,10 +166,10 @@ def chat_template(hparams: TaskHParams, encoder: Encoder) -> ChatTemplate | None
     return template_of(encoder, *affixes, hparams.query_length)
 
 
-def check_task(hparams: TaskHParams, encoding: Encoding, n_ctx: int) -> None:
+def check_task(hparams: TaskHParams, encoding: Encoding, sizes: Sizes) -> None:
     """Raise UserError if the task does not suit the model.
 
-    Its vocabulary may be another, or its context of `n_ctx` tokens too short.
+    Its vocabulary may be another, or its `sizes` too small for the task's sequences.
     """
     token = hparams.truncate_token
     if not hparams.truncate_text and token is not None and token >= encoding.n_vocab:
@@ -179,11 +180,11 @@ def check_task(hparams: TaskHParams, encoding: Encoding, n_ctx: int) -> None:
     encoder = encoding.get_encoder()
     for option in ('start_text', 'end_text', 'truncate_text'):
         _tokens_holding(encoder, hparams, option)
-    check_lengths(hparams, encoder, n_ctx)
+    check_lengths(hparams, encoder, sizes)
 
 
-def check_lengths(hparams: TaskHParams, encoder: Encoder, n_ctx: int) -> None:
-    """Raise UserError if prefix, query, suffix and response do not fit into `n_ctx` tokens."""
+def check_lengths(hparams: TaskHParams, encoder: Encoder, sizes: Sizes) -> None:
+    """Raise UserError if prefix, query, suffix and response are too long for a model."""
     chat = chat_template(hparams, encoder)
     if chat is not None:
         affixes, what = chat.overhead, 'the chat template'
@@ -193,11 +194,11 @@ def check_lengths(hparams: TaskHParams, encoder: Encoder, n_ctx: int) -> None:
         )
         what = 'prefix and suffix'
     total = affixes + hparams.query_length + hparams.response_length
-    if total > n_ctx:
+    if total > sizes.n_ctx:
         raise UserError(
             f'--task.query_length {hparams.query_length} + --task.response_length'
             f' {hparams.response_length} + {affixes} tokens of {what} are {total}, more'
-            f' than the {n_ctx} of --task.policy.initial_model {hparams.policy.initial_model}'
+            f' than the {sizes.limit} of --task.policy.initial_model {hparams.policy.initial_model}'
         )
 
 

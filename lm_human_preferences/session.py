@@ -134,7 +134,7 @@ def check(
     lm_tasks.check_offline(hparams.task, _files(hparams))
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     sizes = initial_model.hparams()
-    lm_tasks.check_task(hparams.task, initial_model.encoding, sizes.n_ctx)
+    lm_tasks.check_task(hparams.task, initial_model.encoding, sizes)
     for estimate in memory_plans(sizes):
         memory.check(estimate, comm, default_device())
     if comm.rank == 0:

@@ -1,12 +1,17 @@
 """The user's settings, laid over those of an experiment."""
 
+import os
 import types
 from collections.abc import Mapping
 from typing import Any
 
+from lm_human_preferences import storage
+from lm_human_preferences.checkpointing import names
 from lm_human_preferences.cli import option_help
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.task_options import GPT2_TEXTS, TaskHParams
+from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 from lm_human_preferences.utils.hyperparams import group_class, members
@@ -82,6 +87,39 @@ def settings_with_own_token(settings: Mapping[str, Any], task: TaskHParams) -> d
     if 'truncate_token' in given and task.truncate_text and 'truncate_text' not in given:
         settings['task.truncate_text'] = None
     return settings
+
+
+def use_own_model(hparams: hyperparams.HParams) -> None:
+    """Let a run that goes on do without its initial model, where that is not on this machine.
+
+    A checkpoint of the policy holds all networks, and its directory what else there is to know of
+    them. hparams: of the run, whose directory has been fetched.
+    """
+    from lm_human_preferences.language import tokenisers  # a library that --help does not need
+
+    if not isinstance(hparams, policy_options.HParams):
+        return
+    model = hparams.task.policy.initial_model
+    save_dir = hparams.run.save_dir
+    directory = hparams.run.directory
+    assert save_dir is not None and directory is not None
+    if not tokenisers.may_have_own(model) or _is_at_hand(model):
+        return
+    if not names.resumable(os.path.join(directory, run_files.POLICY.unfinished)):
+        return
+    note(f'note: {model} is not on this machine; the run has what it needs of it')
+    hparams.task.policy.initial_model = save_dir
+    new_model = hparams.rewards.train_new_model
+    if new_model is not None:
+        new_model.task.policy.initial_model = save_dir
+
+
+def _is_at_hand(model: str) -> bool:
+    """Whether a model is a file of this machine, or in the cache of the hub."""
+    path = storage.model_path(model)
+    if path is not None:
+        return storage.is_here(path)
+    return storage.is_remote(model) or os.path.exists(model)
 
 
 def _is_on(hparams: Any, group: str) -> bool:

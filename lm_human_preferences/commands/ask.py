@@ -81,7 +81,7 @@ def ask(
         policies = {name: _load_policy(name, task) for name in names}
     encoding = _one_encoding(policies)
     sizes = [each.trained_model.hparams() for each in policies.values()]
-    lm_tasks.check_task(task, encoding, min(size.n_ctx for size in sizes))
+    lm_tasks.check_task(task, encoding, min(sizes, key=lambda each: each.n_ctx))
     threads.limit_for(max(size.n_embd for size in sizes))
     for note in lm_tasks.query_notes(task, encoding.get_encoder(), PARTS[_kind(names)]):
         click.echo(note)

@@ -62,6 +62,7 @@ class DryRun:
         if model is not None:
             self._check_task(*model)
             self._check_memory(model[0])
+            self._check_network()
         encoding = model[1] if model is not None else None
         self._check_dataset(self.hparams.task, encoding)
         if self.online is not None:
@@ -100,11 +101,21 @@ class DryRun:
         trained_model = trained_models.TrainedModel(name)
         return trained_model.hparams(), trained_model.encoding
 
+    def _check_network(self) -> None:
+        """Whether networks of the initial model can be driven, which its weights tell."""
+        name = self.hparams.task.policy.initial_model
+        if name == language_model.NAME or released_name(name) is not None:
+            return
+        if storage.model_path(name) is not None:
+            self.unchecked.append(f'the weights of --task.policy.initial_model {name}')
+            return
+        trained_models.TrainedModel(name).check()
+
     def _check_task(self, sizes: Sizes, encoding: Encoding) -> None:
         if not _has_encoder(encoding):
             self.unchecked.append("GPT-2's encoding, which is needed to check lengths")
             return
-        lm_tasks.check_task(self.hparams.task, encoding, sizes.n_ctx)
+        lm_tasks.check_task(self.hparams.task, encoding, sizes)
 
     def _check_memory(self, sizes: Sizes) -> None:
         self.estimates = plans.memory_plans(self.hparams, sizes, self.ranks)

@@ -70,7 +70,7 @@ def sample_policy(
         if is_original:
             _show_settings(hparams, trained_model.hparams())
         _prepare_to_compute(trained_model.hparams(), precision)
-        lm_tasks.check_lengths(task, encoder, trained_model.hparams().n_ctx)
+        lm_tasks.check_lengths(task, encoder, trained_model.hparams())
         scopes = _checked_scopes(trained_model)
         given = given_queries(prompt, queries, task, encoder)
 

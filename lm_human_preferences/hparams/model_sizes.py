@@ -8,6 +8,7 @@ from lm_human_preferences.utils.hyperparams import option
 
 # Tokens that a cache of keys and values has room for beyond those it holds.
 CACHE_HEADROOM = 64
+FLOAT, HALF = 4, 2  # bytes
 
 
 @dataclass
@@ -21,16 +22,30 @@ class Sizes(hyperparams.HParams, ABC):
     n_layer: int = option(12, 'blocks', at_least=1)
 
     @property
+    def limit(self) -> str:
+        """What n_ctx is, for the user."""
+        return str(self.n_ctx)
+
+    @property
     @abstractmethod
     def key_value_width(self) -> int:
         """How many numbers the keys of a token are in one block; its values are as many."""
 
     @property
     @abstractmethod
-    def kept_by_block(self) -> int:
-        """How many numbers a block keeps of a token for the gradient.
+    def attention_weights(self) -> int:
+        """How many weights a block keeps of each pair of tokens where attention is not fused."""
 
-        Attention's weights are not counted. 2 * n_embd of them are float32 in any precision.
+    @property
+    @abstractmethod
+    def copies_all_blocks(self) -> bool:
+        """Whether on CPUs bf16 takes a copy of every network, and not of the one at work alone."""
+
+    @abstractmethod
+    def kept_by_block(self, reduced: bool) -> int:
+        """How many bytes a block keeps of a token for the gradient, without attention's weights.
+
+        reduced: it computes in bf16.
         """
 
     @abstractmethod
@@ -60,9 +75,18 @@ class HParams(Sizes):
         return self.n_embd
 
     @property
-    def kept_by_block(self) -> int:
+    def attention_weights(self) -> int:
         """See Sizes."""
-        return 16 * self.n_embd
+        return self.n_head
+
+    @property
+    def copies_all_blocks(self) -> bool:
+        """See Sizes: training.precision keeps them prepared for products."""
+        return True
+
+    def kept_by_block(self, reduced: bool) -> int:
+        """See Sizes. Two values for each value of the input are always in float32."""
+        return (2 * FLOAT + 14 * (HALF if reduced else FLOAT)) * self.n_embd
 
     def parameters_of_blocks(self) -> int:
         """How many numbers all blocks of the network hold."""

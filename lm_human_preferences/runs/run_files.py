@@ -24,7 +24,8 @@ _TOKENISER = (
     r'|generation_config\.json'
 )
 _LABEL_FILES = rf'({"|".join(map(re.escape, (TASK, QUESTIONS, USED)))}|{_ANSWERS}|{_TOKENISER})'
-# Beside the weights of a network: its sizes, and its encoding with the files of a tokeniser.
+# Beside the weights of a network: its sizes, transformers' config of it, and its encoding with the
+# files of a tokeniser.
 _MODEL_FILES = rf'hparams\.json|config\.json|encoding|{_TOKENISER}'
 _EVENTS = r'events\.out\.tfevents\..*'
 

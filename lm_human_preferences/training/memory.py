@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model_sizes import CACHE_HEADROOM
+from lm_human_preferences.hparams.model_sizes import CACHE_HEADROOM, FLOAT, HALF
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
     from lm_human_preferences.hparams.model_sizes import Sizes
 
-FLOAT, HALF, DOUBLE = 4, 2, 8  # bytes
+DOUBLE = 8  # bytes
 # Of a token of an episode: its id, log-probabilities, value, reward, advantage, return and so on.
 BYTES_OF_A_TOKEN = 48
 OUT_OF_MEMORY = re.compile(
@@ -81,21 +81,20 @@ class MemoryEstimate:
             networks += self.retrained
         if not self.reduced:
             return FLOAT * network * networks
-        copies = 1 if self.fused else self.networks
+        copies = 1
+        if self.sizes.copies_all_blocks and not self.fused:
+            copies = self.networks
         in_bf16 = HALF * self.sizes.parameters_of_blocks() * copies
         return FLOAT * network * networks + in_bf16
 
     def block_bytes(self, rows: int, tokens: int) -> int:
         """What a block keeps for the gradient.
 
-        Two values for each value of its input are always in float32. Unless attention is fused,
-        there are also the probabilities of each head.
+        Unless attention is fused, there are also its weights of each head.
         """
-        in_float32 = 2 * self.sizes.n_embd
-        others = self.sizes.kept_by_block - in_float32
-        probabilities = 0 if self.fused else self.sizes.n_head * tokens
+        weights = 0 if self.fused else self.sizes.attention_weights * tokens
         number = HALF if self.reduced else FLOAT
-        of_a_token = FLOAT * in_float32 + (others + probabilities) * number
+        of_a_token = self.sizes.kept_by_block(self.reduced) + weights * number
         return rows * tokens * of_a_token
 
     def learning_bytes(self, rows: int) -> float:

@@ -203,7 +203,7 @@ def result_of(directory):
                 {
                     (name, variable): np.array(bundle[variable]).tobytes()
                     for variable in bundle
-                    if variable not in ('start_time', 'last_time')
+                    if variable.rpartition('/')[2] not in ('start_time', 'last_time')
                 }
             )
             state = checkpoints.restore_state(str(path.with_suffix('')))

@@ -1,5 +1,6 @@
 """What libraries call private is used in few functions, each with a test that tells when it has
-gone: those of blobfile in test_storage.py, those of PyTorch in test_fast_paths.py."""
+gone: those of blobfile in test_storage.py, those of PyTorch in test_fast_paths.py and
+test_memory.py."""
 
 import ast
 
@@ -8,6 +9,8 @@ from launched import REPOSITORY
 PACKAGE = REPOSITORY / 'lm_human_preferences'
 # {function: what it uses}
 KNOWN = {
+    'language.causal_lm.kept._storage_of': {'_cdata'},
+    'language.causal_lm.kept._traced': {'_subclasses'},
     'storage.blobs._has_credentials': {'_azure', '_load_credentials'},
     'storage.blobs._use_anonymous_access': {'_azure', '_tokens', '_expirations'},
     'training.precision._version_of': {'_version'},

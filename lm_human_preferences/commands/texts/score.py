@@ -41,11 +41,11 @@ def score(
     found = records.read(file)
     saved = saved_model(run)
     lengths = _lengths(run, query_length, response_length)
-    n_ctx = saved.hparams().n_ctx
-    if sum(lengths) > n_ctx:
+    sizes = saved.hparams()
+    if sum(lengths) > sizes.n_ctx:
         raise UserError(
             f'--query_length {lengths[0]} + --response_length {lengths[1]} are more than the'
-            f' {n_ctx} tokens that the reward model takes'
+            f' {sizes.limit} tokens that the reward model takes'
         )
     tokeniser = Tokeniser(saved.encoding.get_encoder(), *lengths, too_long, option='--too_long')
     scored = [_tokens(record, where, tokeniser) for where, record in found]

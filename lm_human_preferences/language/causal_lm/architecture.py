@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,32 +43,19 @@ class CausalLM:
         with told(self.path):
             self._config = _config_of(self._content, self.path)
 
-    @functools.cached_property
-    def _sizes(self) -> TransformersSizes:
-        with told(self.path), torch.device('meta'):
-            empty = self._causal_lm()
-            sizes = sizes_of(empty, self._n_vocab)
-        rows = len(empty.get_output_embeddings().weight)
-        if rows < self._n_vocab:
-            raise UserError(
-                f'{self.path}: the model knows {rows} tokens, but its tokeniser has {self._n_vocab}'
-            )
-        sizes.validate()
-        return sizes
-
     def check(self, network: TransformersNetwork, name: str) -> None:
         """See Architecture: by the values that it has."""
         probe.check(network, name)
 
     def sizes(self) -> TransformersSizes:
         """See Architecture."""
-        return self._sizes
+        return _sizes(self.path, json.dumps(self._content), self._n_vocab)
 
     @property
     def embedding(self) -> str:
         """See Architecture: the embedding of tokens, which each family calls differently."""
         with told(self.path), torch.device('meta'):
-            empty = self._causal_lm()
+            empty = _empty(self._config)
         table = empty.get_input_embeddings().weight
         (found,) = (name for name, each in empty.named_parameters() if each is table)
         return CAUSAL_LM + found
@@ -75,7 +63,7 @@ class CausalLM:
     def create(self, scalar_heads: Iterable[str]) -> TransformersNetwork:
         """See Architecture."""
         with told(self.path):
-            return TransformersNetwork(self._causal_lm(), self.sizes(), scalar_heads)
+            return TransformersNetwork(_empty(self._config), self.sizes(), scalar_heads)
 
     def saved_weights(self, directory: str) -> PretrainedWeights:
         """See Architecture."""
@@ -92,15 +80,31 @@ class CausalLM:
         storage.write_json(storage.join(directory, 'hparams.json'), self.sizes().to_nested_dict())
         storage.write_json(storage.join(directory, 'config.json'), self._content)
 
-    def _causal_lm(self) -> Any:
-        """The model, with memory for its parameters but no values in it."""
-        from transformers import AutoModelForCausalLM
-        from transformers.initialization import no_init_weights
 
-        with no_init_weights():
-            causal_lm = AutoModelForCausalLM.from_config(self._config, dtype=torch.float32)
-        causal_lm.tie_weights()  # as far as the config says so
-        return causal_lm
+@functools.lru_cache(maxsize=8)
+def _sizes(path: str, content: str, n_vocab: int) -> TransformersSizes:
+    """The sizes of the model that the `content` of the config.json at `path` describes."""
+    with told(path):
+        config = _config_of(json.loads(content), path)
+        with torch.device('meta'):
+            empty = _empty(config)
+        sizes = sizes_of(empty, n_vocab)
+    rows = len(empty.get_output_embeddings().weight)
+    if rows < n_vocab:
+        raise UserError(f'{path}: the model knows {rows} tokens, but its tokeniser has {n_vocab}')
+    sizes.validate()
+    return sizes
+
+
+def _empty(config: Any) -> Any:
+    """A model with memory for its parameters but no values in it."""
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        causal_lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    causal_lm.tie_weights()  # as far as the config says so
+    return causal_lm
 
 
 def _read_content(path: str) -> dict[str, Any]:

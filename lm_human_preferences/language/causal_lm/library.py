@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 from lm_human_preferences.errors import UserError
+
+# transformers switches initialisation off, and the generator is put back, for all threads at once.
+_one_at_a_time = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -20,7 +24,7 @@ def told(path: str) -> Iterator[None]:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with _one_at_a_time, torch.random.fork_rng(devices=[]):
             yield
     except UserError:
         raise

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from lm_human_preferences.hparams.model_sizes import Sizes
+from lm_human_preferences.language.causal_lm.kept import blocks_of, kept_by
 from lm_human_preferences.utils.hyperparams import option
 
 if TYPE_CHECKING:
@@ -19,10 +20,18 @@ class TransformersSizes(Sizes):
     """What the hparams.json beside a saved config.json holds. family: transformers' model_type."""
 
     family: str = option('', "transformers' model_type")
+    is_window: bool = option(False, 'whether attention sees no farther than the longest sequence')
     keys: int = option(0, 'numbers that the keys of a token are in a block')
-    kept: int = option(0, 'numbers that a block keeps of a token for the gradient')
+    kept: int = option(0, 'bytes that a block keeps of a token for the gradient')
+    kept_in_bf16: int = option(0, 'the same where it computes in bf16')
+    kept_of_pairs: int = option(0, 'weights that a block keeps of each pair of tokens')
     numbers_of_blocks: int = option(0, 'numbers that all blocks hold')
     numbers: int = option(0, 'numbers that the network holds')
+
+    @property
+    def limit(self) -> str:
+        """See Sizes."""
+        return f'sliding window of {self.n_ctx}' if self.is_window else str(self.n_ctx)
 
     @property
     def key_value_width(self) -> int:
@@ -30,9 +39,18 @@ class TransformersSizes(Sizes):
         return self.keys
 
     @property
-    def kept_by_block(self) -> int:
+    def attention_weights(self) -> int:
         """See Sizes."""
-        return self.kept
+        return self.kept_of_pairs
+
+    @property
+    def copies_all_blocks(self) -> bool:
+        """See Sizes."""
+        return False
+
+    def kept_by_block(self, reduced: bool) -> int:
+        """See Sizes."""
+        return self.kept_in_bf16 if reduced else self.kept
 
     def parameters_of_blocks(self) -> int:
         """See Sizes."""
@@ -49,48 +67,43 @@ def sizes_of(causal_lm: 'PreTrainedModel', n_vocab: int) -> TransformersSizes:
     n_vocab: tokens of its encoding.
     """
     config: Any = causal_lm.config
-    blocks = _blocks(causal_lm)
+    blocks = blocks_of(causal_lm)
     heads = config.num_attention_heads
     head_width = getattr(config, 'head_dim', None) or config.hidden_size // heads
     key_value_heads = getattr(config, 'num_key_value_heads', None) or heads
-    # What goes into each product and what comes out of it.
-    kept = sum(sum(weight.shape) for weight in _weights_of_products(blocks[0]))
+    length, is_window = longest(config)
+    kept = kept_by(config, reduced=False)
     return TransformersSizes(
         family=config.model_type,
         n_vocab=n_vocab,
-        n_ctx=longest(config),
+        n_ctx=length,
+        is_window=is_window,
         n_embd=config.hidden_size,
         n_head=heads,
         n_layer=len(blocks),
         keys=key_value_heads * head_width,
-        kept=max(kept, 2 * config.hidden_size),
+        kept=kept.of_a_token,
+        kept_in_bf16=kept_by(config, reduced=True).of_a_token,
+        kept_of_pairs=kept.of_a_pair,
         numbers_of_blocks=sum(each.numel() for each in nn.ModuleList(blocks).parameters()),
         numbers=sum(each.numel() for each in causal_lm.parameters()),
     )
 
 
-def longest(config: Any) -> int:
-    """The longest sequence for which positions are known and attention sees everything before.
+def longest(config: Any) -> tuple[int, bool]:
+    """(the longest sequence that the model computes as it should, whether a window limits it).
 
-    A model with a window of attention computes something else beyond it.
+    Beyond it positions are not known, or attention does not see everything before, so that a model
+    computes something else.
     """
-    names = ('max_position_embeddings', 'sliding_window', 'window_size', 'attention_chunk_size')
-    limits = [getattr(config, name, None) for name in names]
-    known = [limit for limit in limits if isinstance(limit, int) and limit > 0]
-    return min(known, default=UNKNOWN_LENGTH)
+    positions = _least(config, 'max_position_embeddings')
+    window = _least(config, 'sliding_window', 'window_size', 'attention_chunk_size')
+    if window is not None and (positions is None or window < positions):
+        return window, True
+    return positions or UNKNOWN_LENGTH, False
 
 
-def _weights_of_products(block: nn.Module) -> list[Any]:
-    """The weights (inputs, outputs), or the other way round, that tokens are multiplied by."""
-    from transformers.pytorch_utils import Conv1D
-
-    return [each.weight for each in block.modules() if isinstance(each, (nn.Linear, Conv1D))]
-
-
-def _blocks(causal_lm: 'PreTrainedModel') -> list[nn.Module]:
-    """The blocks of a model: the list of modules that are as many as its config says."""
-    count = causal_lm.config.num_hidden_layers
-    for module in causal_lm.base_model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return list(module)
-    return [causal_lm.base_model]
+def _least(config: Any, *names: str) -> int | None:
+    """The least of these settings, as far as they are set."""
+    values = [getattr(config, name, None) for name in names]
+    return min((value for value in values if isinstance(value, int) and value > 0), default=None)

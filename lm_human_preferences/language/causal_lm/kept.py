@@ -1,0 +1,128 @@
+"""What a block of a model of transformers keeps for the gradient, found without computing it.
+
+Families differ in what their blocks keep by a factor of two for the same sizes. So a block of the
+model passes tensors that have shapes and types but no values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from lm_human_preferences.hparams.model_sizes import FLOAT, HALF
+
+LENGTH = 1009  # tokens; a prime, as no size of a weight is a multiple of it
+
+
+class Kept(NamedTuple):
+    """See hparams.model_sizes.Sizes. of_a_token: bytes. of_a_pair: numbers."""
+
+    of_a_token: int
+    of_a_pair: int
+
+
+class _PassedError(Exception):
+    """The block has been passed; what comes after it is not needed."""
+
+
+def kept_by(config: Any, reduced: bool) -> Kept:
+    """What a block of a model with this config keeps. reduced: it computes in bf16.
+
+    Where values decide what is computed, as with experts, it is a guess.
+    """
+    logger = logging.getLogger('torch._subclasses.fake_tensor')
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        return _traced(config, reduced)
+    except Exception:  # of any kind: it is a family's own code
+        return _guessed(config, reduced)
+    finally:
+        logger.disabled = was_disabled
+
+
+def _traced(config: Any, reduced: bool) -> Kept:
+    """As kept_by; raises whatever code raises that would need values."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from transformers import AutoModelForCausalLM
+
+    kept: dict[int, torch.Tensor] = {}
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda each: _keep(kept, each), _unpack)
+
+    def leave(*_: Any) -> None:
+        hooks.__exit__()
+        raise _PassedError
+
+    with FakeTensorMode(), torch.autocast('cpu', torch.bfloat16, enabled=reduced):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        block = blocks_of(model)[0]
+        block.register_forward_pre_hook(lambda *_: hooks.__enter__())
+        block.register_forward_hook(leave)
+        dtype = torch.bfloat16 if reduced else torch.float32
+        mask = torch.zeros(1, 1, LENGTH, LENGTH, dtype=dtype)
+        with contextlib.suppress(_PassedError):
+            model.base_model(
+                input_ids=torch.zeros(1, LENGTH, dtype=torch.int64),
+                attention_mask=mask,
+                position_ids=torch.arange(LENGTH).unsqueeze(0),
+                use_cache=False,
+            )
+        for own in (mask, *model.parameters()):
+            kept.pop(_storage_of(own), None)
+        return _sum_of(list(kept.values()))
+
+
+def _guessed(config: Any, reduced: bool) -> Kept:
+    """What goes into each product with a weight and what comes out of it, as if all were so."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device('meta'):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    chosen = getattr(config, 'num_experts_per_tok', None) or 1
+    numbers = 4 * config.hidden_size
+    for weight in blocks_of(model)[0].parameters():
+        if weight.ndim > 1:
+            times = chosen if weight.ndim > 2 else 1  # a weight for each expert
+            numbers += times * sum(weight.shape[-2:])
+    return Kept(numbers * (HALF if reduced else FLOAT), 0)
+
+
+def blocks_of(causal_lm: Any) -> list[nn.Module]:
+    """The blocks of a model: the list of modules that are as many as its config says."""
+    count = causal_lm.config.num_hidden_layers
+    for module in causal_lm.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    return [causal_lm.base_model]
+
+
+def _sum_of(tensors: list[torch.Tensor]) -> Kept:
+    """Of tensors with different storages; copies of weights in bf16 have no tokens in them."""
+    bytes_of_all = 0
+    numbers_of_pairs = 0
+    for tensor in tensors:
+        stored = tensor.untyped_storage().nbytes()
+        number = stored // tensor.itemsize
+        if number % LENGTH**2 == 0:
+            numbers_of_pairs += number
+        elif number % LENGTH == 0:
+            bytes_of_all += stored
+    return Kept(bytes_of_all // LENGTH, numbers_of_pairs // LENGTH**2)
+
+
+def _keep(kept: dict[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    """Remember a tensor, one of each storage."""
+    kept[_storage_of(tensor)] = tensor
+    return tensor
+
+
+def _unpack(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    """What tells a storage without values from another, as long as one of its tensors lives."""
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,295 @@
+"""The whole chain with models of transformers: every command that takes or makes one."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from command_line import invoke
+from experiments import resolved
+from interrupted import STEP, assert_same, result_anywhere
+from interrupted import run as run_in_child
+from online_runs import WORDS as ONLINE
+from online_runs import models_of
+from ranks import on_ranks
+from tiny_causal_lms import save, tiny
+from tiny_tokenisers import write_byte_level
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import sample
+from lm_human_preferences import train_reward
+from lm_human_preferences.checkpointing import checkpoints, names
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.rewards import TrainedRewardModel
+from lm_human_preferences.runs import run_files
+from lm_human_preferences.training import precision
+
+NEW = '--rewards.train_new_model'
+N_VOCAB = 448  # rows of the embedding, more than the tokeniser has tokens
+
+
+def make_model(directory, family, disk='float32', shards=None, **settings):
+    """A random model with a tokeniser, as transformers saves it. disk: the type of its weights."""
+    model = tiny(family, vocab_size=N_VOCAB, **settings).to(getattr(torch, disk))
+    sizes = {} if shards is None else {'max_shard_size': shards}
+    model.save_pretrained(directory, **sizes)
+    write_byte_level(directory)
+    return directory
+
+
+MAKE = {
+    'llama': {'disk': 'float16', 'attention_dropout': 0.1},
+    'qwen3': {'disk': 'bfloat16', 'shards': '30KB', 'tie_word_embeddings': True},
+}
+
+
+def run(line, cli=None):
+    result = invoke(line) if cli is None else invoke(line, cli)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result
+
+
+def both_steps(model, directory, more=''):
+    """A reward model of five batches, and a policy of three steps, with two checkpoints."""
+    small = (
+        f'--run.save_interval 2 --task.policy.initial_model {model} --labels.num_train 160'
+        ' --normalize_samples 64'
+    ).replace('--', f'{NEW}.')
+    return (
+        f'train_policy test run --mpi 1 --save_dir {directory} --run.save_interval 2'
+        f' --task.policy.initial_model {model} --ppo.total_episodes 192 {small} {more}'
+    )
+
+
+class Trained:
+    """What a run that trained both models has left, on a machine without its initial model."""
+
+    def __init__(self, folder, family):
+        self.family = family
+        model = make_model(folder / 'model', family, **MAKE[family])
+        self.original = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        self.weight_files = sorted(path.name for path in model.glob('*.safetensors*'))
+        self.printed = run(both_steps(model, folder)).stdout
+        self.run = folder / 'moved'
+        (folder / 'run').rename(self.run)
+        self.tokeniser = (model / 'tokenizer.json').read_bytes()
+        self.config = json.loads((model / 'config.json').read_text())
+        shutil.rmtree(model)
+
+
+@pytest.fixture(scope='module', params=MAKE)
+def trained(request, tmp_path_factory):
+    return Trained(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def variables(directory):
+    bundle = Bundle(checkpoints.latest(str(directory)))
+    return {name: np.array(bundle[name]) for name in bundle}
+
+
+def step_of(directory):
+    return names.step_of(names.resumable(str(directory / 'policy/checkpoints'))[0])
+
+
+def test_a_run_begins_with_the_weights_that_are_in_the_files(trained):
+    """In float16 or bfloat16, in one file or in several; the policy learns all of them."""
+    assert len(trained.weight_files) == (1 if trained.family == 'llama' else 4)
+    saved = variables(trained.run / 'policy/checkpoints')
+    for name, parameter in trained.original.named_parameters():
+        np.testing.assert_array_equal(saved[f'ref_policy/{name}'], parameter.detach().numpy())
+        assert not np.array_equal(saved[f'policy/{name}'], saved[f'ref_policy/{name}'])
+    assert not np.array_equal(
+        saved['reward_model/model.norm.weight'], saved['ref_policy/model.norm.weight']
+    )
+    assert 'time left' in trained.printed
+
+
+def test_all_files_of_a_run_are_known_to_be_its_own(trained):
+    """So that they are uploaded with it, and deleted by --overwrite."""
+    own = run_files.written_by(run_files.COMMANDS)
+    files = [str(path.relative_to(trained.run)) for path in trained.run.rglob('*')]
+    others = [name for name in files if '.' in name and not own.fullmatch(name)]
+    assert others == [] and 'policy/config.json' in files
+
+
+def test_an_export_is_what_transformers_loads(trained, tmp_path):
+    """The same logits, the tokeniser, and the dropout that the model came with."""
+    run(f'export {trained.run} {tmp_path}/exported')
+    exported = tmp_path / 'exported'
+    theirs = AutoModelForCausalLM.from_pretrained(exported).eval()
+    tokens = torch.arange(30).reshape(2, 15)
+    policy = TrainedModel(str(trained.run)).build(scope='policy')
+    n_vocab = policy.hparams.n_vocab
+    with torch.no_grad():
+        expected = policy.logits(policy.hidden(tokens))
+        found = theirs(input_ids=tokens).logits[..., :n_vocab]
+        begun = trained.original(input_ids=tokens).logits[..., :n_vocab]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert (found - begun).abs().max() > 1e-3
+    tokeniser = AutoTokenizer.from_pretrained(exported)
+    assert tokeniser.decode(tokeniser('It was late.')['input_ids']) == 'It was late.'
+    assert (exported / 'tokenizer.json').read_bytes() == trained.tokeniser
+    dropout = json.loads((exported / 'config.json').read_text())['attention_dropout']
+    assert (
+        dropout
+        == trained.config['attention_dropout']
+        == MAKE[trained.family].get('attention_dropout', 0.0)
+    )
+
+
+def test_a_policy_is_sampled_evaluated_and_asked_about(trained, tmp_path):
+    printed = run(f'sample --save_dir {trained.run} --nsamples 4 --mpi 1', sample.cli).stdout
+    assert printed.count('=' * 80) == 4
+    output = f'--queries 2 --samples 64 --output_dir {tmp_path}'
+    table = run(f'evaluate {trained.run} {output}').stdout
+    assert re.search(r'\nbase +0\.000 .*\npolicy +\d', table)
+    folder = tmp_path / 'labels'
+    run(f'ask test {folder} --count 6 --policy {trained.run}')
+    assert len(LabelFolder(str(folder)).questions) == 6
+    assert '6 questions, 0 answered' in run(f'labels {folder}').stdout
+
+
+def test_a_reward_model_scores_texts(trained, tmp_path):
+    """As it scores tokens; by the model of the policy's run."""
+    texts = tmp_path / 'texts.jsonl'
+    texts.write_text('{"query": "abc", "response": "was"}\n')
+    (scored,) = run(f'score {trained.run} {texts}').stdout.splitlines()
+    encoding = TrainedModel(str(trained.run)).encoding
+    model, encoder = TrainedRewardModel(str(trained.run), encoding), encoding.get_encoder()
+    query, response = (torch.tensor([encoder.encode(text)]) for text in ('abc', 'was'))
+    expected = model.score(query, response).item()
+    assert json.loads(scored)['score'] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_run_goes_on_without_the_model_that_it_began_with(trained, tmp_path):
+    moved = shutil.copytree(trained.run, tmp_path / 'moved')
+    result = run(f'resume {moved} --ppo.total_episodes 256')
+    assert 'is not on this machine; the run has what it needs of it' in result.stderr
+    before, after = (variables(path / 'policy/checkpoints') for path in (trained.run, moved))
+    assert (step_of(trained.run), step_of(moved)) == (3, 4)
+    for name in before:
+        if name.startswith(('ref_policy/', 'reward_model/')):
+            np.testing.assert_array_equal(after[name], before[name])
+    # It knows that from now on, wherever it goes.
+    again = moved.rename(tmp_path / 'again')
+    run(f'resume {again} --ppo.total_episodes 320')
+    assert step_of(again) == 5
+
+
+def test_a_kill_changes_nothing(tmp_path):
+    model = make_model(tmp_path / 'model', 'qwen3')
+    results = []
+    for name in ('alone', 'killed'):
+        directory = tmp_path / name
+        directory.mkdir()
+        line = both_steps(model, directory)
+        if name == 'alone':
+            run(line)
+        else:
+            output = directory / 'out'
+            assert run_in_child(line.split(), output, kill_at=3, moments=[STEP]) == -9
+            output.unlink()
+            assert 'Step 2 of the policy' not in run(f'resume {directory}/run').stdout
+        results.append(result_anywhere(directory))
+    assert_same(*results)
+
+
+WAYS = {
+    'ranks': (2, {}),
+    'micro-batches': (1, {'micro_batch_size': 4}),
+    'gradient checkpointing': (1, {'run.gradient_checkpointing': True}),
+    'bf16': (1, {'run.precision': 'bf16'}),
+}
+
+
+@pytest.fixture(scope='module')
+def losses_of(tmp_path_factory):
+    """Function of a family and a way to train -> the loss of each batch of a reward model."""
+    directory = tmp_path_factory.mktemp('models')
+    models = {family: make_model(directory / family, family) for family in MAKE}
+
+    def losses_of(family, ranks=1, settings=None):
+        hparams = resolved('train_reward', 'test')
+        model = str(models[family])
+        hparams.override_from_dict({'task.policy.initial_model': model, **(settings or {})})
+        hparams.validate()
+        precision.configure(hparams.run.precision, torch.device('cpu'), 'default')
+
+        def work(comm):
+            trainer = train_reward.build_trainer(hparams, TrainedModel(model), comm)
+            torch.nn.init.constant_(trainer.reward_model.model.heads['reward'].w, 0.1)
+            batches = np.arange(160).reshape(5, 32)
+            mine = slice(comm.rank, None, comm.size)
+            return [float(trainer.train_batch(batch[mine], lr=1e-3)['loss']) for batch in batches]
+
+        try:
+            return on_ranks(ranks, work)[0]
+        finally:
+            precision.configure('fp32', torch.device('cpu'), 'default')
+
+    return losses_of
+
+
+@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize('family', MAKE)
+def test_ways_to_train_learn_the_same(family, way, losses_of):
+    """Of labels of the best of four; bf16 nearly so."""
+    plain = losses_of(family)
+    assert abs(plain[-1] - plain[0]) > 0.1
+    other = losses_of(family, *WAYS[way])
+    assert other == pytest.approx(plain, abs=0.02 if way == 'bf16' else 2e-5)
+    assert (other == plain) == (way == 'gradient checkpointing')
+
+
+def test_labels_come_in_while_a_policy_trains(tmp_path):
+    model = make_model(tmp_path / 'model', 'llama')
+    words = [
+        *f'train_policy test run --mpi 1 --save_dir {tmp_path}'.split(),
+        f'--task.policy.initial_model={model}',
+        f'{NEW}.task.policy.initial_model={model}',
+        *ONLINE,
+    ]
+    run(words)
+    assert len(models_of(tmp_path / 'run')) == 5
+
+
+# ---------------------------------------------------------------- before anything starts
+
+
+REFUSALS = {
+    'mpt': ('mpt', {}, '', 'models of the family mpt are not taken: their positions cannot be set'),
+    'positions': (
+        'llama',
+        {'max_position_embeddings': 6},
+        '',
+        'are 7, more than the 6 of --task.policy.initial_model ',
+    ),
+    'window': (
+        'mistral',
+        {'sliding_window': 5},
+        '',
+        'are 7, more than the sliding window of 5 of --task.policy.initial_model ',
+    ),
+}
+
+
+@pytest.mark.parametrize('dry', ['', '--dry_run'])
+@pytest.mark.parametrize('case', REFUSALS)
+def test_what_cannot_be_driven_is_refused_before_a_run_is_there(case, dry, tmp_path):
+    family, settings, _, told = REFUSALS[case]
+    model = make_model(tmp_path / 'model', family, **settings)
+    result = invoke(both_steps(model, tmp_path, dry))
+    assert result.exit_code == 2
+    assert told in result.stderr.splitlines()[-1]
+    assert not (tmp_path / 'run').exists()
+
+
+def test_a_dry_run_reads_no_weights_of_gpt2(tmp_path, monkeypatch):
+    """They are known to be taken: it takes no longer for a large one."""
+    save(tiny('gpt2', vocab_size=50257), tmp_path / 'model')
+    monkeypatch.setattr(TrainedModel, 'open_weights', lambda self: pytest.fail('weights are read'))
+    run(f'train_reward test a --dry_run --task.policy.initial_model {tmp_path}/model')
