@@ -195,7 +195,7 @@ def may_have_own(model: str) -> bool:
     if model in ('test', 'reviews') or released_name(model) is not None:
         return False
     if storage.is_remote(model) or not os.path.exists(model):
-        return True
+        return '/' in model  # as every URL has, and ORG/NAME of the hub
     run = os.path.join(model, 'policy')
     return any(os.path.exists(os.path.join(folder, TOKENISER)) for folder in (model, run))
 
