@@ -18,8 +18,8 @@ class PolicyHParams(hyperparams.HParams):
     )
     initial_model: str = option(
         None,
-        'language model to start from: 124M (or gpt2), 355M, 774M, 1558M, test, reviews, the'
-        ' path or URL of a directory, or ORG/NAME or ORG/NAME@REVISION of the Hugging Face hub',
+        'language model to start from: 124M (or gpt2), 355M, 774M, 1558M, test, reviews, a'
+        ' directory, ORG/NAME of the hub',
     )
 
 
