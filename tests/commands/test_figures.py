@@ -16,7 +16,7 @@ import pytest
 import worker_jobs
 from command_line import error_of, invoke
 from experiments import resolved
-from launched import Launch, eventually
+from launched import PYTHONPATH, Launch, eventually
 
 from lm_human_preferences import storage, train_policy
 from lm_human_preferences.errors import UserError
@@ -307,12 +307,11 @@ def test_end_to_end(tmp_path, monkeypatch, experiment, capsys):
     )
 
 
+# ---------------------------------------------------------------- no worker survives
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'signum, status, unseen',
-    [(signal.SIGINT, 130, 'Traceback|Warning'), (signal.SIGKILL, -signal.SIGKILL, 'Traceback')],
-)
-def test_no_worker_survives(tmp_path, signum, status, unseen):
+def test_ctrl_c_ends_the_workers(tmp_path):
     launch = Launch(
         tmp_path,
         str(tmp_path / 'out'),
@@ -322,7 +321,24 @@ def test_no_worker_survives(tmp_path, signum, status, unseen):
         command=('launch.py', 'figures'),
     )
     eventually(lambda: list(tmp_path.glob('out/*/*.log')) or launch.process.poll() is not None)
-    launch.process.send_signal(signum)
-    assert launch.wait() == status, launch.stderr.read_text()
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.wait() == 130, launch.stderr.read_text()
     launch.assert_nothing_left(10)
-    assert not re.search(unseen, launch.stderr.read_text())
+    assert not re.search('Traceback|Warning', launch.stderr.read_text())
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path):
+    """In the midst of jobs that would never end."""
+    launch = Launch(
+        tmp_path,
+        str(tmp_path / 'out'),
+        command=('tests/helpers/worker_jobs.py',),
+        PYTHONPATH=PYTHONPATH,
+    )
+    eventually(
+        lambda: len(list(tmp_path.glob('out/*.log'))) == 2 or launch.process.poll() is not None
+    )
+    launch.process.kill()
+    assert launch.wait() == -signal.SIGKILL, launch.stderr.read_text()
+    launch.assert_nothing_left(10)
+    assert 'Traceback' not in launch.stderr.read_text()

@@ -134,8 +134,12 @@ def _give_up(number, frame):
 
 def confined(place, call, *arguments):
     """What `call` returns, within PATIENCE; meanwhile nothing is executed, and nothing written but
-    in `place`."""
+    in `place`.
+
+    Nor what Python keeps of a module that is imported for the first time.
+    """
     global _place
+    writes_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     handler = signal.signal(signal.SIGALRM, _give_up)
     signal.setitimer(signal.ITIMER_REAL, PATIENCE)
     _place = os.path.realpath(place)
@@ -143,6 +147,7 @@ def confined(place, call, *arguments):
         return call(*arguments)
     finally:
         _place = None
+        sys.dont_write_bytecode = writes_no_bytecode
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
 

@@ -1,5 +1,5 @@
 """Jobs for the workers of `./launch.py figures` that are done in no time: nothing here loads
-torch."""
+torch. Run as a program, this is a pool whose jobs never end."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.reproduction import worker_pool
 
 
 def write_number(path, number, folder):
@@ -47,3 +48,14 @@ def write_frontier(path, task):
     Path(path).write_text(
         json.dumps([{'kl': kl, 'known_reward': kl**0.5} for kl in (0.0, 1.0, 2.0, 4.0)])
     )
+
+
+def wait(path):
+    """A job that never ends by itself."""
+    while True:
+        time.sleep(1)
+
+
+if __name__ == '__main__':
+    with worker_pool.pool(2) as pool:
+        worker_pool.finish(pool, {f'{sys.argv[1]}/{name}': (wait,) for name in 'ab'}, lambda: None)

@@ -55,6 +55,8 @@ def is_own(config: Any, n_vocab: int) -> bool:
     if not isinstance(config, dict) or config.get('model_type') != 'gpt2':
         return False
     width = config.get('n_embd', 768)
+    if not isinstance(width, int):
+        return True  # and load_config says that it is no size
     return (
         config.get('vocab_size', _GPT2['n_vocab']) == n_vocab
         and config.get('activation_function', 'gelu_new') in TANH_GELUS
