@@ -106,10 +106,11 @@ class DryRun:
         name = self.hparams.task.policy.initial_model
         if name == language_model.NAME or released_name(name) is not None:
             return
-        if storage.model_path(name) is not None:
+        trained_model = trained_models.TrainedModel(name)
+        if trained_model.is_probed and storage.model_path(name) is not None:
             self.unchecked.append(f'the weights of --task.policy.initial_model {name}')
-            return
-        trained_models.TrainedModel(name).check()
+        else:
+            trained_model.check()
 
     def _check_task(self, sizes: Sizes, encoding: Encoding) -> None:
         if not _has_encoder(encoding):

@@ -183,7 +183,7 @@ class Network(nn.Module, ABC):
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """Language-model logits of `h (..., n_embd)` -> `(..., n_vocab)`."""
         weight, bias = self.output_layer()
-        logits = precision.logits(self._scaled(h), weight)
+        logits = precision.logits(self.scaled(h), weight)
         return logits if bias is None else logits + bias
 
     def logprobs_and_entropies(
@@ -195,7 +195,7 @@ class Network(nn.Module, ABC):
         """
         weight, bias = self.output_layer()
         temperature = max(temperature, MIN_TEMPERATURE)
-        h = self._scaled(h) / temperature
+        h = self.scaled(h) / temperature
         if bias is not None:
             # A column of ones makes the bias a part of the product.
             h = torch.cat([h, torch.full_like(h[..., :1], 1 / temperature)], dim=-1)
@@ -204,7 +204,7 @@ class Network(nn.Module, ABC):
             h, weight, labels, gradient_type=precision.autocast_dtype(h.dtype)
         )
 
-    def _scaled(self, h: torch.Tensor) -> torch.Tensor:
+    def scaled(self, h: torch.Tensor) -> torch.Tensor:
         """Outputs `h (..., n_embd)` times the scale of logits."""
         return h if self.logit_scale == 1 else h * self.logit_scale
 

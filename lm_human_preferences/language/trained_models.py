@@ -128,12 +128,17 @@ class TrainedModel:
         """This model as a causal language model of transformers, without scalar heads."""
         return self._architecture.to_transformers(self.build(scope='model'))
 
+    @property
+    def is_probed(self) -> bool:
+        """Whether only its values tell that this program can drive it: it is no GPT-2."""
+        return self._architecture.is_probed
+
     def check(self) -> None:
         """UserError unless this program can drive a network of this kind.
 
-        Unless it is a GPT-2, all values are read for that, as `build` does.
+        Where it `is_probed`, all values are read for that, as `build` does.
         """
-        if self._architecture.is_probed:
+        if self.is_probed:
             self.build(scope='model')
 
     def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> Network:

@@ -284,7 +284,8 @@ def ranks_of(directory: str | None) -> int | None:
             size = _ranks_of_checkpoint(os.path.join(directory, files.unfinished, name))
             if size is not None:
                 return size
-    return run_lock.size_of_holder(directory)
+    # A run without a checkpoint may have been ended in good order, and have no lock any more.
+    return run_lock.size_of_holder(directory) or run_settings.ranks_of(directory)
 
 
 def _ranks_of_checkpoint(prefix: str) -> int | None:

@@ -100,6 +100,15 @@ def experiment_of(directory: str, command: str) -> str | None:
     return experiment if isinstance(experiment, str) else None
 
 
+def ranks_of(directory: str) -> int | None:
+    """The number of ranks that a run in `directory` began with; None if it is not recorded."""
+    for files in (run_files.POLICY, run_files.REWARD):
+        ranks = _more_settings(directory, files).get('ranks')
+        if isinstance(ranks, int) and ranks > 0:
+            return ranks
+    return None
+
+
 def _more_settings(directory: str, files: run_files.CommandFiles) -> dict[str, Any]:
     """What a run's second file of settings holds.
 

@@ -1,5 +1,6 @@
 """language/chat and datasets/messages: contexts by the chat template of a tokeniser."""
 
+import dataclasses
 import json
 
 import pytest
@@ -9,6 +10,7 @@ from tiny_tokenisers import END, write_byte_level, write_sentencepiece
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.datasets import jsonl, messages
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.model_sizes import HParams
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.chat import ChatTemplate
 
@@ -99,9 +101,10 @@ def test_contexts_have_one_length(tmp_path):
     lines = [encoder.decode(row) for row in contexts]
     assert lines == [f'<s><|user|> {text}{END}\n<|assistant|> ' for text in ('the fox', 'a')]
     assert contexts.shape[1] == 9 + lm_tasks.chat_template(hparams, encoder).overhead
-    lm_tasks.check_lengths(hparams, encoder, contexts.shape[1] + 2)
+    sizes = HParams(n_vocab=30, n_ctx=contexts.shape[1] + 2)
+    lm_tasks.check_lengths(hparams, encoder, sizes)
     with pytest.raises(UserError, match=r'tokens of the chat template are \d+, more than the'):
-        lm_tasks.check_lengths(hparams, encoder, contexts.shape[1] + 1)
+        lm_tasks.check_lengths(hparams, encoder, dataclasses.replace(sizes, n_ctx=sizes.n_ctx - 1))
 
 
 def test_where_the_template_is(tmp_path):
@@ -123,7 +126,7 @@ def test_where_the_template_is(tmp_path):
 def test_a_template_that_fails_is_told_before_anything_starts(tmp_path, template):
     encoder = encoder_of(tmp_path, template=template)
     with pytest.raises(UserError, match='^--task.chat: the chat template of the model fails: '):
-        lm_tasks.check_lengths(task(), encoder, 1000)
+        lm_tasks.check_lengths(task(), encoder, HParams(n_vocab=30, n_ctx=1000))
 
 
 def write_queries(path, *queries):

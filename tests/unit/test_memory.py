@@ -1,6 +1,7 @@
 """Less memory for the same gradients, and what training is expected to take."""
 
 import copy
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -203,6 +204,16 @@ TEST_TASK = {
     'task.query_dataset': 'test',
     'task.policy.initial_model': 'test',
 }
+
+
+def test_a_block_that_cannot_be_traced_leaves_no_hooks():
+    """They would keep all that later passes save for the gradient."""
+    kept.kept_by(tiny('mixtral').config, reduced=False)
+    parameter = torch.ones(3, requires_grad=True)
+    gone = weakref.ref(parameter)
+    parameter.square().sum().backward()
+    del parameter
+    assert gone() is None
 
 
 @pytest.mark.parametrize('kind', ['policy', 'reward model'])

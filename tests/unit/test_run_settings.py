@@ -7,7 +7,7 @@ from experiments import resolved
 from golden_data import require
 
 from lm_human_preferences.hparams import reward_options
-from lm_human_preferences.runs import run_settings
+from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.utils import hyperparams
 
 ONLINE = {'rewards.online': 'on', 'rewards.online.labels': 512, 'run.serve': 'on'}
@@ -85,6 +85,8 @@ def test_the_second_file_holds_defaults_too(tmp_path):
     of_reward = json.loads((tmp_path / 'train_reward_more_hparams.json').read_text())['options']
     assert of_reward['labels.held_out'] == 0.0 and 'run.on_anomaly' not in of_reward
     assert run_settings.experiment_of(str(tmp_path), 'train_policy') == 'test'
+    # A run that is resumed before it has a checkpoint or a lock that tells has as many ranks again.
+    assert run_dir.ranks_of(str(tmp_path)) == 2
 
 
 def names(nested, prefix=''):

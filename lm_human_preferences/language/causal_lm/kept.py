@@ -51,15 +51,17 @@ def _traced(config: Any, reduced: bool) -> Kept:
 
     kept: dict[int, torch.Tensor] = {}
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda each: _keep(kept, each), _unpack)
+    # Closed in any case: a block that raises would leave the hooks to all that comes after it.
+    in_block = contextlib.ExitStack()
 
     def leave(*_: Any) -> None:
-        hooks.__exit__()
+        in_block.close()
         raise _PassedError
 
-    with FakeTensorMode(), torch.autocast('cpu', torch.bfloat16, enabled=reduced):
+    with FakeTensorMode(), torch.autocast('cpu', torch.bfloat16, enabled=reduced), in_block:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         block = blocks_of(model)[0]
-        block.register_forward_pre_hook(lambda *_: hooks.__enter__())
+        block.register_forward_pre_hook(lambda *_: in_block.enter_context(hooks))
         block.register_forward_hook(leave)
         dtype = torch.bfloat16 if reduced else torch.float32
         mask = torch.zeros(1, 1, LENGTH, LENGTH, dtype=dtype)

@@ -120,7 +120,7 @@ class TransformersNetwork(Network):
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """See Network.logits. The whole table is multiplied: of a part, no copy could be kept."""
         table = self.causal_lm.get_output_embeddings().weight
-        logits = precision.logits(self._scaled(h), table)[..., : self.hparams.n_vocab]
+        logits = precision.logits(self.scaled(h), table)[..., : self.hparams.n_vocab]
         _, bias = self.output_layer()
         return logits if bias is None else logits + bias
 
