@@ -21,6 +21,9 @@ import pytest
 import torch
 from golden_data import bpe_directory, why_no_cases
 
+from lm_human_preferences.training import precision
+from lm_human_preferences.utils.logging import configure_console
+
 pytest_plugins = [
     'leftovers',
     'limits',
@@ -90,6 +93,15 @@ os.fork = os.forkpty = _refuse_to_fork
 os.register_at_fork(
     before=lambda: _forks.append(''.join(traceback.format_stack()))
 )  # preexec_fn comes here as well
+
+
+@pytest.fixture(autouse=True)
+def ordinary_process():
+    """What a test has set up of this process, as a training in it does, ends with the test."""
+    with precision.plain():
+        yield
+    torch.set_num_threads(1)
+    configure_console('summary')
 
 
 @pytest.fixture(autouse=True)

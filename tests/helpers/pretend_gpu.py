@@ -16,8 +16,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lm_human_preferences.training import precision
-
 aten, CUDA = torch.ops.aten, torch.device('cuda:0')
 MEMORY = 40 << 30  # bytes that it has
 
@@ -252,4 +250,4 @@ def pretended(shared=False):
             yield GPU.current
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
-        torch.backends.cuda.matmul.allow_tf32, precision._reduced = False, None
+        torch.backends.cuda.matmul.allow_tf32 = False
