@@ -7,6 +7,7 @@ What happens when ranks die: tests/faults/test_launcher_kill.py.
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -89,9 +90,11 @@ def errors_of(run):
 
 @by_launcher
 def test_a_wrong_option_is_told_once(name, request, tmp_path):
-    """Though srun, when the first rank has ended, ends the others by a signal."""
+    """Though srun, when the first rank has ended, ends the others by a signal: its status is that
+    of such a signal if another rank had not come as far as the options."""
     run = train(real_launchers.find(name, request), tmp_path, '--ppo.batch=8')
-    assert run.returncode == 2
+    by_signal = {128 + signal.SIGTERM} if name.startswith('srun') else set()
+    assert run.returncode in {2} | by_signal
     assert errors_of(run) == ['error: no such option: --ppo.batch (did you mean --ppo.batch_size?)']
 
 
