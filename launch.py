@@ -313,9 +313,10 @@ cli = Program(
             arguments=['model_dir', 'output_dir'],
             example='./launch.py export /tmp/save/train_policy/first ./my-policy',
             help=(
-                'Save a language model as a Hugging Face directory. MODEL_DIR is a run of'
-                ' train_policy, the directory of a model, or the name of a released one such as'
-                ' 124M.'
+                'Save a model as a Hugging Face directory. MODEL_DIR is a run of train_policy, the'
+                ' directory of a model, or the name of a released one such as 124M: a language'
+                ' model. A run of train_reward, or RUN/reward_model, gives a reward model: a'
+                ' sequence classifier with one label.'
             ),
         ),
         launch.job_command(

@@ -1,45 +1,79 @@
 """Writing a trained model as a Hugging Face directory (safetensors), for other tools."""
 
 import os
+from collections.abc import Sequence
 
-from lm_human_preferences import storage
+import torch
+
+from lm_human_preferences import rewards, storage
+from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.language import trained_models
-
-# The end of an error.
-_WHAT_CAN_BE = (
-    'a Hugging Face language model has no place for a score. Give a run of train_policy, or the'
-    ' directory or name of a language model'
-)
+from lm_human_preferences.language.exported import classifier, tokeniser
+from lm_human_preferences.runs import run_files
+from lm_human_preferences.training import precision
 
 
 def export(model_dir: str, output_dir: str) -> None:
-    """Save a language model to `output_dir`, as Hugging Face's transformers reads it.
+    """Save a model to `output_dir`, as Hugging Face's transformers reads it.
 
-    model_dir: a run, a model directory or a released name. The value head is left out: a
-    transformers language model has none. UserError for a reward model.
+    model_dir: a run, a model directory or a released name. A run of train_policy gives its policy,
+    a language model, whose value head is left out: there is no place for it. A reward model becomes
+    a sequence classifier with one label.
     """
     is_empty_folder = os.path.isdir(output_dir) and not os.listdir(output_dir)
     if os.path.exists(output_dir) and not is_empty_folder:
         raise UserError(f'{output_dir} is not empty: give a new directory')
-    _refuse_reward_run(model_dir)
-    trained_model = trained_models.TrainedModel(model_dir)
-    _refuse_reward_model(trained_model)
-    trained_model.to_transformers().save_pretrained(output_dir)
-    trained_model.encoding.write_tokeniser(output_dir)
+    reward_model = _reward_model_in(model_dir)
+    if reward_model is not None:
+        _export_reward_model(reward_model, output_dir)
+    else:
+        policy = trained_models.TrainedModel(model_dir)
+        policy.to_transformers().save_pretrained(output_dir)
+        policy.encoding.write_tokeniser(output_dir)
     print(f'Saved {model_dir} to {output_dir}')
 
 
-def _refuse_reward_run(model_dir: str) -> None:
-    """UserError if `model_dir` (path or URL) is a run of train_reward, which has no policy."""
-    reward_model, policy = (
-        storage.join(model_dir, name, 'hparams.json') for name in ('reward_model', 'policy')
+def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
+    """The reward model that `model_dir` (path or URL) means; None where it is a language model.
+
+    It is that of a run without a policy, or a directory with nothing else. RUN/reward_model is also
+    that of a policy's run whose checkpoint alone has it, as after --rewards.online.
+    """
+    run, _, last = model_dir.rstrip('/').rpartition('/')
+    if _has(model_dir, run_files.REWARD) and not _has(model_dir, run_files.POLICY):
+        return reward_on_labels.saved_model(model_dir)
+    is_own = storage.exists(storage.join(model_dir, 'hparams.json'))
+    if last == run_files.REWARD.network and not is_own and _has(run or '.', run_files.POLICY):
+        return reward_on_labels.saved_model(storage.join(run or '.', run_files.POLICY.network))
+    model = trained_models.TrainedModel(model_dir)
+    return model if model.is_reward_model() else None
+
+
+def _has(directory: str, files: run_files.CommandFiles) -> bool:
+    """Whether a directory (path or URL) is a run with the network of that command."""
+    return storage.exists(storage.join(directory, files.network, 'hparams.json'))
+
+
+def _export_reward_model(saved: trained_models.TrainedModel, output_dir: str) -> None:
+    """Save a reward model as a sequence classifier, once it is known to give the same rewards."""
+    encoding, name = saved.encoding, saved.name
+    with warnings_only():
+        model = reward_on_labels.load(saved)
+    model.to('cpu')
+    head = classifier.RewardHead.folded(
+        model.model.heads['reward'], model.reward_gain, model.reward_bias
     )
-    if storage.exists(reward_model) and not storage.exists(policy):
-        raise UserError(f'{model_dir} holds a reward model but no policy, and {_WHAT_CAN_BE}')
+    with precision.plain():
+        made = classifier.classifier_of(
+            saved.as_transformers(model.model), head, encoding.n_vocab, name
+        )
+        classifier.check(made, lambda tokens: _reward(model, tokens), encoding.n_vocab, name)
+    made.model.save_pretrained(output_dir)
+    tokeniser.write_tokeniser(encoding, saved.hparams().n_ctx, output_dir)
 
 
-def _refuse_reward_model(trained_model: trained_models.TrainedModel) -> None:
-    """UserError if it has a reward head, which the exported model could not have."""
-    if trained_model.is_reward_model():
-        raise UserError(f'{trained_model.name} is a reward model, and {_WHAT_CAN_BE}')
+def _reward(model: rewards.TrainedRewardModel, tokens: Sequence[int]) -> float:
+    """The reward of a text of one or more tokens."""
+    return model.score(torch.tensor([tokens]), torch.tensor([[model.padding_token]])).item()

@@ -133,6 +133,10 @@ class TokeniserEncoding(Encoding):
         """See Encoding."""
         self.copy_files(directory)
 
+    def rules(self) -> dict[str, Any]:
+        """What tokenizer.json holds, without the space that it may put before a text."""
+        return _without_prefix_space(_read_rules(storage.join(self.directory, TOKENISER)))
+
 
 def find(name: Any, directory: str) -> Encoding:
     """The encoding called `name`, as the file `encoding` or a folder of labels in `directory` says.
@@ -219,7 +223,7 @@ def _summary(path: str, md5: str) -> _Summary:
     """md5: of the file, which may change."""
     rules = _read_rules(path)
     try:
-        token_of = _tokens_of(rules)
+        token_of = tokens_of(rules)
         n_vocab = max(token_of.values()) + 1
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise UserError(f'{path} is no tokeniser: {e!r:.80}') from e
@@ -247,7 +251,7 @@ def _read_rules(path: str) -> dict[str, Any]:
     return rules
 
 
-def _tokens_of(rules: Mapping[str, Any]) -> dict[str, int]:
+def tokens_of(rules: Mapping[str, Any]) -> dict[str, int]:
     """{token as the file spells it: its id}, added tokens included."""
     vocab = rules['model']['vocab']
     if isinstance(vocab, list):  # of a unigram model: [token, score] in the order of the ids

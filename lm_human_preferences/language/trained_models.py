@@ -126,7 +126,11 @@ class TrainedModel:
 
     def to_transformers(self) -> PreTrainedModel:
         """This model as a causal language model of transformers, without scalar heads."""
-        return self._architecture.to_transformers(self.build(scope='model'))
+        return self.as_transformers(self.build(scope='model'))
+
+    def as_transformers(self, network: Network) -> PreTrainedModel:
+        """The same of a network that `create` has made, with the values that it has."""
+        return self._architecture.to_transformers(network)
 
     @property
     def is_probed(self) -> bool:

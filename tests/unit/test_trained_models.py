@@ -291,45 +291,6 @@ def test_export_keeps_what_is_there(tmp_path, model_dir):
     )
 
 
-@pytest.mark.parametrize('has_policy', [False, True])
-def test_export_of_a_reward_run_says_what_can_be_exported(tmp_path, model_dir, has_policy):
-    run = tmp_path / 'run'
-    shutil.copytree(model_dir, run / 'reward_model')
-    if has_policy:
-        shutil.copytree(model_dir, run / 'policy')
-    result = invoke(f'export {run} {tmp_path}/out')
-    if has_policy:
-        assert result.exit_code == 0, result.output
-    else:
-        assert (result.exit_code, result.stderr) == (
-            2,
-            (
-                f'error: {run} holds a reward model but no policy, and a Hugging Face language'
-                ' model has no place for a score. Give a run of train_policy, or the directory or'
-                ' name of a language model\n'
-            ),
-        )
-    assert (tmp_path / 'out').exists() == has_policy
-
-
-def test_export_refuses_a_reward_model(tmp_path, model_dir):
-    """It would lose its score."""
-    sizes = HParams(**SIZES)
-    network = Model(sizes, ['reward']).initialize()
-    run = tmp_path / 'run' / 'reward_model'
-    shutil.copytree(model_dir, run, ignore=shutil.ignore_patterns('model.ckpt*', 'checkpoint'))
-    checkpoints.save(
-        str(run / 'checkpoints'), 'model.ckpt-0', variables(network, scope='reward_model')
-    )
-    result = invoke(f'export {run} {tmp_path}/out')
-    assert (result.exit_code, result.stderr) == (
-        2,
-        f'error: {run} is a reward model, and a Hugging Face language model has no place for a'
-        ' score. Give a run of train_policy, or the directory or name of a language model\n',
-    )
-    assert not (tmp_path / 'out').exists()
-
-
 @pytest.mark.parametrize(
     'config, told',
     [

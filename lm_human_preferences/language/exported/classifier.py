@@ -1,0 +1,166 @@
+"""A reward model as a sequence classifier of transformers, with one label: the reward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from lm_human_preferences.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CONSTANT = 'reward_constant'  # of config.json: what is to be added to the classifier's score
+TOLERANCE = 1e-4  # of the largest score, in float32
+LENGTHS = (1, 2, 4)  # tokens of the sequences that are compared
+SEED = 0
+
+
+class RewardHead(NamedTuple):
+    """What makes a reward of the last output h: gain * (weight . h + bias of the head) + bias.
+
+    weight: (n_embd,). constant: gain * the bias of the head + bias. The weight has the gain in it.
+    """
+
+    weight: torch.Tensor
+    constant: float
+
+    @classmethod
+    @torch.no_grad()
+    def folded(cls, head: Any, gain: torch.Tensor, bias: torch.Tensor) -> RewardHead:
+        """A ScalarHead, whose output is then multiplied by `gain` and moved by `bias`."""
+        weight, own_bias, gain, bias = (
+            each.double().cpu() for each in (head.w, head.b, gain, bias)
+        )
+        return cls(gain * weight, float(gain * own_bias + bias))
+
+
+class Classifier(NamedTuple):
+    """A sequence classifier. constant: what its score lacks, which config.json says, too."""
+
+    model: PreTrainedModel
+    constant: float
+
+
+def has_classifier(config: Any) -> bool:
+    """Whether transformers has a sequence classifier for models of this config."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as KNOWN,
+    )
+
+    return config.model_type in KNOWN
+
+
+@torch.no_grad()
+def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> Classifier:
+    """The body of `causal_lm` with a head, which reads the last token that is not padding.
+
+    n_vocab: tokens of the encoding; the padding token is the id after them, for which the embedding
+    gets a row if it has none. name: of the model, for errors. UserError where transformers has no
+    such classifier.
+    """
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers.initialization import no_init_weights
+
+    family = causal_lm.config.model_type
+    if not has_classifier(causal_lm.config):
+        raise UserError(
+            f'{name} cannot be exported: transformers has no sequence classifier for models of the'
+            f' family {family}, and only that has a place for a score'
+        )
+    settings = causal_lm.config.to_dict()
+    for key in ('architectures', '_name_or_path', 'dtype', 'torch_dtype'):
+        settings.pop(key, None)
+    rows = max(settings['vocab_size'], n_vocab + 1)
+    config = AutoConfig.for_model(
+        **{
+            **settings,
+            'vocab_size': rows,
+            'pad_token_id': n_vocab,
+            'id2label': {0: 'reward'},
+            'label2id': {'reward': 0},
+            # Of which the text-classification pipeline gives the score as it is, without a sigmoid.
+            'problem_type': 'regression',
+        }
+    )
+    with no_init_weights(), torch.random.fork_rng(devices=[]):
+        model: Any = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    model.eval()
+    _copy_body(causal_lm, model)
+    constant = _set_head(model, head, n_vocab)
+    setattr(model.config, CONSTANT, constant)
+    return Classifier(model, constant)
+
+
+def _copy_body(causal_lm: Any, model: Any) -> None:
+    """Copy all but the heads; rows of the embedding that are new are zero."""
+    source, target = causal_lm.base_model, model.base_model
+    embedding = source.get_input_embeddings().weight
+    state = source.state_dict()
+    for name, value in state.items():
+        if value.data_ptr() == embedding.data_ptr() and value.shape == embedding.shape:
+            padded = torch.zeros_like(target.get_input_embeddings().weight)
+            padded[: len(value)] = value
+            state[name] = padded
+    target.load_state_dict(state)
+
+
+def _set_head(model: Any, head: RewardHead, n_vocab: int) -> float:
+    """Set the head, and move its constant into the last norm, if that has a bias.
+
+    Returns the constant that is left. Added to the bias b is c w / |w|^2, as w . (b + c w / |w|^2)
+    is w . b + c.
+    """
+    model.score.weight.copy_(head.weight[None].float())
+    norm = _last_norm(model, n_vocab)
+    square = head.weight.square().sum()
+    if norm is None or square == 0:
+        return head.constant
+    norm.bias.copy_((norm.bias.double() + head.constant * head.weight / square).float())
+    return 0.0
+
+
+def _last_norm(model: Any, n_vocab: int) -> nn.LayerNorm | None:
+    """The LayerNorm with a bias whose output is what the head reads; None where it is another."""
+    outputs: list[tuple[Any, Any]] = []
+    hooks = [
+        module.register_forward_hook(lambda norm, _, output: outputs.append((norm, output)))
+        for module in model.base_model.modules()
+        if isinstance(module, nn.LayerNorm) and module.bias is not None
+    ]
+    tokens = torch.arange(2).reshape(1, 2) % n_vocab
+    try:
+        last = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if outputs and outputs[-1][1].shape == last.shape and torch.equal(outputs[-1][1], last):
+        return outputs[-1][0]
+    return None
+
+
+@torch.no_grad()
+def check(
+    classifier: Classifier, reward_of: Callable[[Sequence[int]], float], n_vocab: int, name: str
+) -> None:
+    """UserError unless the classifier gives the rewards of texts that it gets padded in a batch.
+
+    reward_of: gives the reward of token ids. n_vocab, name: see classifier_of.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    tokens = torch.randint(n_vocab, (len(LENGTHS), max(LENGTHS)), generator=generator)
+    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    expected = torch.tensor([reward_of(row[keep].tolist()) for row, keep in zip(tokens, mask)])
+    padded = tokens.masked_fill(~mask, n_vocab)
+    model: Any = classifier.model
+    found = model(input_ids=padded, attention_mask=mask.long()).logits[:, 0] + classifier.constant
+    difference = (found - expected).abs().max()
+    # Not `>`, which nothing is of a nan.
+    if not difference <= TOLERANCE * expected.abs().max().clamp(min=1):
+        raise UserError(
+            f"{name} cannot be exported: transformers' {type(model).__name__} gives other rewards,"
+            f' by up to {difference:.3g}'
+        )

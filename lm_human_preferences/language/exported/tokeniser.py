@@ -1,0 +1,128 @@
+"""The tokeniser of a reward model as transformers reads it: texts get the tokens they have here.
+
+That is without a token before or after a text and without a space before it (see
+language/tokenisers.py), with a padding token of its own. transformers takes as the last token of a
+text the last one that is not padding, so no token of a text may be the padding token: not the end
+of a text either, which many tokenisers pad with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import tokenizers
+
+from lm_human_preferences import storage
+from lm_human_preferences.datasets.letters import LETTERS
+from lm_human_preferences.language import tokenisers
+from lm_human_preferences.language.encodings import (
+    BYTE_PAIR_FILES,
+    END_OF_TEXT,
+    Encoding,
+    WordEncoder,
+)
+from lm_human_preferences.language.tokenisers import TEMPLATE, TokeniserEncoding
+
+PADDING = '<|pad|>'
+_NAMED = ('bos_token', 'eos_token', 'unk_token')  # that chat templates may name
+
+
+def write_tokeniser(encoding: Encoding, longest: int, directory: str) -> None:
+    """Write tokenizer.json and tokenizer_config.json to a local directory.
+
+    longest: how many tokens the model takes. The padding token is the id after those of the
+    encoding.
+    """
+    settings: dict[str, Any] = {}
+    template = None
+    if isinstance(encoding, TokeniserEncoding):
+        rules = encoding.rules()
+        settings, template = _kept_of(encoding)
+    else:
+        rules = json.loads(_of_own(encoding).to_str())
+    rules |= {'truncation': None, 'padding': None, 'post_processor': None}
+    padding = _new_name(rules)
+    added = rules.get('added_tokens') or []
+    rules['added_tokens'] = [*added, _special(encoding.n_vocab, padding)]
+    settings |= {
+        # The file as it is: other classes make rules of their own.
+        'tokenizer_class': 'PreTrainedTokenizerFast',
+        'pad_token': padding,
+        'padding_side': 'right',
+        'model_max_length': longest,
+        'clean_up_tokenization_spaces': False,
+        # What looks like a special token is text here, but for what a chat template has put there.
+        'split_special_tokens': template is None,
+    }
+    _write(directory, tokenisers.TOKENISER, json.dumps(rules, ensure_ascii=False))
+    _write(directory, tokenisers.SETTINGS, json.dumps(settings, indent=2, ensure_ascii=False))
+    if template is not None:
+        _write(directory, TEMPLATE, template)
+
+
+def _kept_of(encoding: TokeniserEncoding) -> tuple[dict[str, Any], str | None]:
+    """(the special tokens that a model's tokeniser names, its chat template or None)."""
+    settings = tokenisers.read_object(encoding.directory, tokenisers.SETTINGS)
+    known = tokenisers.tokens_of(encoding.rules())
+    kept = {}
+    for name in _NAMED:
+        token = settings.get(name)
+        spelled = token.get('content') if isinstance(token, dict) else token
+        if isinstance(spelled, str) and spelled in known:
+            kept[name] = spelled
+    path = storage.join(encoding.directory, TEMPLATE)
+    template = storage.read_text(path) if storage.exists(path) else settings.get('chat_template')
+    return kept, template if isinstance(template, str) else None
+
+
+def _of_own(encoding: Encoding) -> tokenizers.Tokenizer:
+    """One of the encodings that are no tokeniser of transformers."""
+    if encoding.base_path is not None:
+        return _byte_pairs(encoding)
+    if encoding.name == 'reviews':
+        words = tokenizers.Tokenizer(tokenizers.models.WordLevel(WordEncoder.token_of))
+        words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+        return words
+    letters = tokenizers.models.WordLevel(
+        {letter: token for token, letter in enumerate(LETTERS)}, unk_token=LETTERS[-1]
+    )
+    tokenizer = tokenizers.Tokenizer(letters)
+    each = tokenizers.Regex(r'[\s\S]')
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(each, 'isolated')
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    return tokenizer
+
+
+def _byte_pairs(encoding: Encoding) -> tokenizers.Tokenizer:
+    """GPT-2's."""
+    vocab_path, merges_path = map(encoding.path, BYTE_PAIR_FILES)
+    vocab: Any = storage.read_json(vocab_path)
+    lines = storage.read_text(merges_path).split('\n')[1:-1]
+    merges = [tuple(line.split(' ')) for line in lines]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
+
+
+def _new_name(rules: Mapping[str, Any]) -> str:
+    """What the padding token is called: nothing that the tokeniser knows."""
+    known = tokenisers.tokens_of(rules)
+    name = PADDING
+    while name in known:
+        name = f'<{name}>'
+    return name
+
+
+def _special(token: int, text: str) -> dict[str, Any]:
+    """A token that is no text, as tokenizer.json has it."""
+    flags = dict.fromkeys(('single_word', 'lstrip', 'rstrip', 'normalized'), False)
+    return {'id': token, 'content': text, **flags, 'special': True}
+
+
+def _write(directory: str, name: str, text: str) -> None:
+    storage.write_bytes(os.path.join(directory, name), text.encode())

@@ -1,0 +1,246 @@
+"""language/exported and `export` of reward models: transformers gives the same scores."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from command_line import error_of, invoke
+from golden_data import require_bpe
+from reward_models import save_reward_model
+from tiny_causal_lms import save, tiny
+from tiny_tokenisers import END, SENTENCES, write_byte_level, write_sentencepiece, write_words
+
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.evaluation import reward_on_labels
+from lm_human_preferences.language import encodings, tokenisers
+from lm_human_preferences.language.exported import classifier, tokeniser
+from lm_human_preferences.language.trained_models import TrainedModel
+
+TEXTS = [*SENTENCES, ' he said', "'s", '\n\n', f'a{END}b', '<s>the', f'it was {tokeniser.PADDING}']
+N_VOCAB = 448  # rows of the embedding, more than the tokeniser has tokens
+
+
+def exported(run, out):
+    result = invoke(f'export {run} {out}')
+    assert result.exit_code == 0, (result.output, result.exception)
+    return out
+
+
+def classifier_in(directory):
+    from transformers import AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification.from_pretrained(directory)
+
+
+def own_reward(saved):
+    """The reward of token ids, each text on its own and without padding."""
+    model = reward_on_labels.load(saved)
+
+    def reward(tokens):
+        return model.score(torch.tensor([tokens]), torch.tensor([[model.padding_token]])).item()
+
+    return reward
+
+
+def batch_of(count, longest, n_vocab):
+    """(token ids of texts of 1 to `longest` tokens, the same as a padded batch, its mask)."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(n_vocab, (count, longest), generator=generator)
+    lengths = torch.randint(1, longest + 1, (count, 1), generator=generator)
+    mask = torch.arange(longest) < lengths
+    rows = [row[: int(length)].tolist() for row, length in zip(tokens, lengths, strict=True)]
+    return rows, tokens.masked_fill(~mask, n_vocab), mask.long()
+
+
+@pytest.fixture
+def families(tmp_path):
+    def make(family, **settings):
+        if family == 'test':
+            return 'test'
+        save(tiny(family, **{'vocab_size': N_VOCAB, **settings}), tmp_path / 'initial')
+        write_byte_level(tmp_path / 'initial')
+        return tmp_path / 'initial'
+
+    return make
+
+
+@pytest.mark.parametrize(
+    'family, has_constant',
+    [('test', False), ('gpt2', False), ('gpt_neox', False), ('llama', True)],
+)
+def test_a_batch_of_token_ids_scores_the_same(tmp_path, families, family, has_constant):
+    """Of any lengths, padded on the right; also texts that end in the token that ends a text.
+
+    A norm without a bias has no place for the constant: the config says what it is.
+    """
+    saved = save_reward_model(tmp_path / 'reward_model', families(family))
+    model = classifier_in(exported(saved.savedir, tmp_path / 'out'))
+    n_vocab = saved.encoding.n_vocab
+    rows, padded, mask = batch_of(100, min(20, saved.hparams().n_ctx - 1), n_vocab)
+    padded[0], mask[0] = padded[1], mask[1]
+    last = int(mask[0].sum()) - 1
+    rows[0] = [*rows[1][:-1], saved.encoding.eot_token]
+    padded[0, last] = saved.encoding.eot_token
+    reward = own_reward(saved)
+    expected = torch.tensor([reward(row) for row in rows])
+    with torch.no_grad():
+        found = model(input_ids=padded, attention_mask=mask).logits[:, 0]
+    constant = model.config.reward_constant
+    assert (constant != 0) == has_constant
+    assert model.config.num_labels == 1 and model.config.pad_token_id == n_vocab
+    difference = (found + constant - expected).abs().max()
+    assert difference <= 2e-6 * expected.abs().max()
+    assert expected.std() > 0.1
+
+
+@pytest.mark.parametrize('write', [write_byte_level, write_sentencepiece])
+def test_texts_have_the_same_tokens(tmp_path, write):
+    """No token or space is put before them, and none of them has the padding token."""
+    from transformers import AutoTokenizer
+
+    encoding = tokenisers.read(write(tmp_path / 'theirs'))
+    (tmp_path / 'out').mkdir()
+    (tmp_path / 'out/config.json').write_text('{"model_type": "llama"}')
+    tokeniser.write_tokeniser(encoding, 20, str(tmp_path / 'out'))
+    found = AutoTokenizer.from_pretrained(tmp_path / 'out')
+    encoder = encoding.get_encoder()
+    assert found(TEXTS)['input_ids'] == [encoder.encode(text) for text in TEXTS]
+    assert (found.pad_token_id, found.eos_token_id) == (encoding.n_vocab, encoding.eot_token)
+    assert (found.padding_side, found.model_max_length) == ('right', 20)
+    assert found(['a', 'the quick'], padding=True)['input_ids'][0][-1] == encoding.n_vocab
+
+
+@pytest.mark.parametrize('name', ['main', 'test', 'reviews'])
+def test_own_encodings_become_tokenisers(tmp_path, name):
+    from transformers import AutoTokenizer
+
+    if name == 'main':
+        require_bpe()
+    encoding = encodings.by_name(name)
+    tokeniser.write_tokeniser(encoding, 20, str(tmp_path))
+    (tmp_path / 'config.json').write_text('{"model_type": "gpt2"}')
+    found = AutoTokenizer.from_pretrained(tmp_path)
+    texts = ['the film was quite good'] if name == 'reviews' else [*TEXTS, encodings.END_OF_TEXT]
+    encoder = encoding.get_encoder()
+    assert found(texts)['input_ids'] == [encoder.encode(text) for text in texts]
+    assert found.pad_token_id == encoding.n_vocab
+
+
+def test_a_chat_template_goes_with_the_model(tmp_path):
+    """What it spells are special tokens then; a name that is taken is not that of the padding."""
+    from transformers import AutoTokenizer
+
+    template = '{% for m in messages %}<s>{{ m.content }}{{ eos_token }}{% endfor %}'
+    words = ['<s>', 'film', tokeniser.PADDING]
+    encoding = tokenisers.read(write_words(tmp_path / 'in', words, chat_template=template))
+    rules = json.loads((tmp_path / 'in/tokenizer.json').read_text())
+    rules['added_tokens'] = [tokeniser._special(0, '<s>'), tokeniser._special(3, END)]
+    (tmp_path / 'in/tokenizer.json').write_text(json.dumps(rules))
+    tokeniser.write_tokeniser(encoding, 20, str(tmp_path / 'in'))
+    found = AutoTokenizer.from_pretrained(tmp_path / 'in')
+    text = found.apply_chat_template([{'role': 'user', 'content': 'film'}], tokenize=False)
+    assert found(text)['input_ids'] == [0, 1, 3]
+    assert (found.pad_token, found.pad_token_id) == (f'<{tokeniser.PADDING}>', 4)
+
+
+SCORE = """
+import json, sys
+from transformers import pipeline
+
+try:
+    import lm_human_preferences
+except ModuleNotFoundError:
+    pass
+else:
+    raise SystemExit('this project can be imported')
+texts = json.load(sys.stdin)
+for directory in sys.argv[1:]:
+    scores = pipeline('text-classification', model=directory)(texts, batch_size=16)
+    print(json.dumps([each['score'] for each in scores]))
+"""
+
+
+@pytest.mark.slow  # it starts a process that imports transformers
+def test_the_pipeline_gives_the_scores_of_the_command_score(tmp_path, families):
+    """Hundreds of texts in batches, in a process that has transformers and not this project."""
+    texts = [
+        {'query': query, 'response': f' {" ".join([word] * count)}'}
+        for query in SENTENCES[:2]
+        for word in ('fox', 'late', 'Nobody answered', 'Bär', '<s>')
+        for count in range(1, 31)
+    ]
+    (tmp_path / 'texts.jsonl').write_text('\n'.join(map(json.dumps, texts)))
+    outs, expected = [], []
+    for family in ('gpt2', 'llama'):
+        model = families(
+            family, **{'gpt2': {'n_positions': 256}}.get(family, {'max_position_embeddings': 256})
+        )
+        run = tmp_path / family / 'reward_model'
+        save_reward_model(run, model)
+        shutil.rmtree(model)
+        outs.append(str(exported(run.parent, tmp_path / f'{family}-out')))
+        lengths = '--query_length 100 --response_length 150'
+        scored = invoke(f'score {run.parent} {tmp_path}/texts.jsonl {lengths}')
+        expected.append([json.loads(line)['score'] for line in scored.stdout.splitlines()])
+    assert len(expected[0]) == len(texts) == 300
+    ended = subprocess.run(
+        [sys.executable, '-I', '-c', SCORE, *outs],
+        input=json.dumps([each['query'] + each['response'] for each in texts]),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 0, ended.stderr
+    for line, own, out in zip(ended.stdout.splitlines(), expected, outs, strict=True):
+        constant = storage.read_json(f'{out}/config.json')['reward_constant']
+        found = torch.tensor(json.loads(line)) + constant
+        own = torch.tensor(own)
+        assert (found - own).abs().max() <= 1e-5 * own.abs().max()
+        assert own.std() > 0.1
+
+
+def test_the_reward_model_in_a_policys_checkpoint(tmp_path):
+    """RUN/reward_model is that one where there is no such directory: --rewards.online."""
+    run = tmp_path / 'run'
+    saved = save_reward_model(run / 'policy')
+    model = classifier_in(exported(run / 'reward_model', tmp_path / 'out'))
+    with torch.no_grad():
+        found = model(input_ids=torch.tensor([[3, 1, 4]])).logits.item()
+    assert found == pytest.approx(own_reward(saved)([3, 1, 4]), rel=1e-5)
+
+
+def test_what_cannot_be_a_classifier_is_refused(tmp_path, families):
+    save_reward_model(tmp_path / 'run/reward_model', families('codegen'))
+    assert error_of(invoke(f'export {tmp_path}/run {tmp_path}/out')) == (
+        f'{tmp_path}/run cannot be exported: transformers has no sequence classifier for models of'
+        ' the family codegen, and only that has a place for a score'
+    )
+    assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize('damage', [1.0, float('nan')])
+def test_a_classifier_that_scores_otherwise_is_refused(damage):
+    trained = TrainedModel('test')
+    network = trained.build(scope='reward_model', scalar_heads=['reward'])
+    causal_lm = trained.as_transformers(network)
+    head = classifier.RewardHead(torch.ones(7, dtype=torch.float64), 0.5)
+    made = classifier.classifier_of(causal_lm, head, 27, 'mine')
+
+    def reward(tokens):
+        output = network.hidden(torch.tensor([tokens]))[0, -1]
+        return float(output.double() @ head.weight + head.constant)
+
+    classifier.check(made, reward, 27, 'mine')
+    with pytest.raises(UserError, match='mine cannot be exported: .* gives other rewards, by up'):
+        classifier.check(made, lambda tokens: reward(tokens) + damage, 27, 'mine')
+
+
+def test_a_head_of_zeros_keeps_its_constant():
+    trained = TrainedModel('test')
+    causal_lm = trained.to_transformers()
+    head = classifier.RewardHead(torch.zeros(7, dtype=torch.float64), 0.5)
+    assert classifier.classifier_of(causal_lm, head, 27, 'mine').constant == 0.5
