@@ -24,30 +24,18 @@ BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'command, printed',
-    [
-        (
-            'million_episodes --size test --batch 1 --updates 1 --warm-up 1 --profiled 1'
-            ' --threads 1 --precision bf16',
-            r'\nbf16 .* epochs .*\n( +\d+% .* in .*\n){5}',
-        ),
-        (
-            'labelling many large --answers 60 --pause 0 --alone --questions 300',
-            r'60 answers in .*\n.* 99 %: .*\n300 questions of .*\n(.*\n)*the report on 300 answers',
-        ),
-    ],
-    ids=['million_episodes', 'labelling'],
-)
-def test_benchmark(command, printed):
-    name, *options = command.split()
+def test_labelling():
+    options = ['many', 'large', '--answers=60', '--pause=0', '--alone', '--questions=300']
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / f'{name}.py', *options],
+        [sys.executable, BENCHMARKS / 'labelling.py', *options],
         capture_output=True,
         text=True,
         env={**os.environ, 'OMP_NUM_THREADS': '1'},
     )
     assert done.returncode == 0, done.stderr
+    printed = (
+        r'60 answers in .*\n.* 99 %: .*\n300 questions of .*\n(.*\n)*the report on 300 answers'
+    )
     assert re.search(printed, done.stdout), done.stdout
 
 
@@ -66,6 +54,11 @@ def ordinary_products():
         (
             'ppo_update --size test --batch 1 --repeats 1 --threads 1',
             r'plain PyTorch, fp32 .*\n(.*\n)*ours, bf16 .*epochs',
+        ),
+        (
+            'million_episodes --size test --batch 1 --updates 1 --warm-up 0 --profiled 1'
+            ' --threads 1 --precision bf16',
+            r'\nbf16 .* epochs .*\n( +\d+% .* in .*\n){5}',
         ),
         (
             'reward_step --size test --batch 1 --repeats 1 --threads 1',
@@ -103,6 +96,7 @@ def ordinary_products():
     ],
     ids=[
         'ppo_update',
+        'million_episodes',
         'reward_step',
         'reward_step llama',
         'sampling',
@@ -115,8 +109,8 @@ def ordinary_products():
         'online_step',
     ],
 )
-def test_benchmark_in_this_process(command, printed, monkeypatch, capsys, ordinary_products):
-    """Without seconds of start-up: variants run here, too.
+def test_benchmark(command, printed, monkeypatch, capsys, ordinary_products):
+    """In this process, without seconds of start-up, and so are its variants.
 
     Only scaling and startup have processes of their own, which they measure.
     """

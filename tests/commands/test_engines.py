@@ -2,7 +2,7 @@
 
 Each engine does what depends on the engine: communication, and a training whose gradients it
 averages. The rest, recordings included, is the same for all of them, and is done by one.
-faults/test_two_hosts.py has four ranks.
+faults/test_two_hosts.py has three ranks.
 """
 
 import os
@@ -74,15 +74,6 @@ def test_two_ranks(tmp_path):
         assert_passed(lines, 2, OF_EACH_ENGINE)
     if skip_reason():
         pytest.skip(skip_reason())
-
-
-@pytest.mark.slow
-def test_three_ranks(tmp_path):
-    output = run_by_mpiexec(3, tmp_path, on_mpi_command(COMMUNICATION))
-    passed = lines_by_engine(3, output)
-    assert list(passed) == available_engines(), output
-    for lines in passed.values():
-        assert_passed(lines, 3, COMMUNICATION)
 
 
 def assert_passed(lines, size, tests):

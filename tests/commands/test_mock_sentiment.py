@@ -214,7 +214,7 @@ def train(folder, *words, name='run'):
     return result.stdout
 
 
-FEW = '--rewards.train_new_model.labels.num_train=512'
+FEW = '--rewards.train_new_model.labels.num_train=256'
 DIRECT = ('--rewards.train_new_model=off', '--rewards.trained_model=mock')
 
 
@@ -235,18 +235,18 @@ def test_a_policy_learns_what_is_liked(tmp_path, words):
 
 @pytest.mark.slow
 def test_bf16_ends_where_float32_does(tmp_path):
-    """The whole run. Six seeds in float32: 3.545 +- 0.046 at a KL of 1.996 +- 0.035; in bf16 3.530
-    +- 0.030, 1.991."""
+    """After a quarter of the run's steps. Six seeds in float32: .959 +- .004 of the gain at a KL of
+    1.971 +- .057; in bf16 .961 +- .003, 1.937."""
     train(
         tmp_path,
         *DIRECT,
         '--run.precision=bf16',
-        '--ppo.total_episodes=51200',
+        '--ppo.total_episodes=12800',
         '--run.evaluate=true',
     )
     results = json.loads((tmp_path / 'run' / 'evaluation.json').read_text())
     policy = results['rewards']['known reward']['policy']
-    assert abs(policy['reward'] - 3.545) < 4 * 0.046 and abs(policy['kl'] - 1.996) < 4 * 0.035
+    assert abs(policy['share'] - 0.959) < 4 * 0.004 and abs(policy['kl'] - 1.971) < 4 * 0.057
 
 
 @pytest.mark.slow

@@ -99,12 +99,13 @@ TEST = f'{POLICY} --rewards.train_new_model off --rewards.trained_model test'
 RUNS = {
     'reward': f'train_reward test run {LABELS} --debug_normalize 64',
     'reward in parts': (
-        f'train_reward test run {LABELS} --micro_batch_size 8 --run.gradient_checkpointing true'
+        f'train_reward test run {LABELS} --labels.num_train 64 --micro_batch_size 16'
+        ' --run.gradient_checkpointing true'
     ),
     'ratings': f'train_reward test run {LABELS} --labels.type scalar_rating --labels.num_train 64',
     'both': f'{POLICY} --ppo.noptepochs 2 ' + LABELS.replace('--', '--rewards.train_new_model.'),
     'policy in parts': (
-        f'{TEST} --ppo.batch_size 16 --ppo.total_episodes 32 --ppo.micro_batch_size 2 '
+        f'{TEST} --ppo.batch_size 16 --ppo.total_episodes 16 --ppo.micro_batch_size 4 '
         '--run.gradient_checkpointing true'
     ),
     'whitened': (

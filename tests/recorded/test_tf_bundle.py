@@ -476,11 +476,10 @@ def test_damaged_index(whole, edits):
     fuzz(whole, edits)
 
 
-@pytest.mark.slow
-def test_damaged_index_at_length(whole):
+def test_much_damaged_index(whole):
     """Drawn by `random`, as hypothesis takes longer to draw the damage than we take to read it."""
     generator = random.Random(0)
-    for _ in range(20000):
+    for _ in range(4000):
         edits = []
         for _ in range(generator.randint(1, 30)):
             edits.append((generator.randrange(1 << 16), generator.randrange(256)))
@@ -575,7 +574,7 @@ def test_reading_a_crafted_index_is_cheap(tmp_path, make, reason):
     [
         entry(shape=(), extra=field(2, b'\x12\x00' * MIB)),
         entry(shape=((1 << 64) - 1,) * 20),
-        b''.join(varint(i << 3) + b'\0' for i in range(1, 300000)),
+        b''.join(varint(i << 3) + b'\0' for i in range(1, 60000)),
     ],
     ids=['dimensions', 'product', 'fields'],
 )

@@ -396,12 +396,7 @@ def kill_repeatedly(directory, times):
 
 
 def test_killed_while_saving(tmp_path):
-    kill_repeatedly(str(tmp_path), 5)
-
-
-@pytest.mark.slow
-def test_killed_while_saving_at_length(tmp_path):
-    kill_repeatedly(str(tmp_path), 40)
+    kill_repeatedly(str(tmp_path), 12)
 
 
 @pytest.mark.parametrize(
