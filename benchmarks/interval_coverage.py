@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from lm_human_preferences.labels.agreement import clustered_interval, wilson_interval
+from lm_human_preferences.labels.report.agreement import clustered_interval, wilson_interval
 
 QUESTIONS = (20, 50, 200)
 LABELLERS = ('1', '3', '5', '1 or 5')

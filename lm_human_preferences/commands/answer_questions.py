@@ -18,6 +18,7 @@ import click
 from lm_human_preferences.commands import serve_page
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
+from lm_human_preferences.label_types import TIE_KEY
 from lm_human_preferences.labels import simulated_labeller
 from lm_human_preferences.labels.answers import REASONS, Answer
 from lm_human_preferences.labels.folder import LabelFolder, Question
@@ -223,7 +224,7 @@ class Session:
 
     def _is_part_of_answer(self, key: str) -> bool:
         """Whether a key is the answer, or the next of several that make one."""
-        is_number = re.fullmatch('[1-9]', key) is not None
+        is_number = re.fullmatch('[0-9]', key) is not None
         return is_number and self.control.accepts([*self.pressed, int(key)])
 
     def _is_too_soon(self) -> bool:
@@ -274,7 +275,8 @@ class Session:
 
     def _choices(self) -> str:
         """What the keys of an answer mean."""
-        return f'1-{self.control.choices}  {self.control.meaning}'
+        choices = f'1-{self.control.choices}  {self.control.meaning}'
+        return f'{choices}\n{TIE_KEY}    {self.control.tie}' if self.control.tie else choices
 
     def _show(self, tokens: dict[str, list[int]], order: Sequence[int]) -> None:
         click.echo('=' * self.columns)
@@ -286,7 +288,8 @@ class Session:
             mark = f'{number}  ' if len(order) > 1 else ''
             self._show_text(mark, tokens[self.folder.samples[index]])
         click.echo('-' * self.columns)
-        click.echo(f'{self._choices().split("  ")[0]} answer, s skip, u undo, h help, q leave')
+        first = TIE_KEY if self.control.tie else 1
+        click.echo(f'{first}-{self.control.choices} answer, s skip, u undo, h help, q leave')
         if self.pressed:
             self._show_pressed()
         self._shown_at = time.monotonic()

@@ -20,10 +20,9 @@ from lm_human_preferences.labels.folder import (
     TRAIN,
     VALIDATION,
     QuestionWriter,
-    check_same_task,
     is_folder,
-    read_task,
 )
+from lm_human_preferences.labels.task_file import TIES, check_same_task, read_task
 from lm_human_preferences.labels.texts import into_folder, records, tokenise
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -62,6 +61,7 @@ def ask(
     seed: int,
     questions: str | None = None,
     gold: str | None = None,
+    ties: bool = False,
 ) -> None:
     """Add `count` questions to a folder; the whole of `./launch.py ask`.
 
@@ -71,7 +71,7 @@ def ask(
     task = reward_hparams.task
     check_folder(folder)
     _check_options(reward_hparams, policy, against)
-    record = task_record(reward_hparams, folder, instructions=instructions)
+    record = task_record(reward_hparams, folder, instructions=instructions, ties=ties)
     if questions is not None or gold is not None:
         _ask_given(reward_hparams, folder, record, questions, gold, repeated, labellers)
         return
@@ -109,7 +109,11 @@ def _ask_given(
     encoding = lm_tasks.initial_encoding(hparams.task.policy.initial_model)
     try:
         given, notes = tokenise.tokenise(
-            records.read(path), hparams, encoding, needs_answer=gold is not None
+            records.read(path),
+            hparams,
+            encoding,
+            needs_answer=gold is not None,
+            ties=bool(record.get(TIES)),
         )
     except UserError as e:
         raise UserError(f'{option} {e}') from e
@@ -148,11 +152,16 @@ def _writer(folder: str, record: dict[str, Any], encoding: Encoding) -> Question
 
 
 def task_record(
-    hparams: HParams, folder: str, encoding: str | None = None, instructions: str | None = None
+    hparams: HParams,
+    folder: str,
+    encoding: str | None = None,
+    instructions: str | None = None,
+    ties: bool = False,
 ) -> dict[str, Any]:
     """What task.json of a folder is to hold; UserError where the folder has another task.
 
-    hparams: train_reward's. encoding: None where it is not known yet. instructions: a file.
+    hparams: train_reward's. encoding: None where it is not known yet. instructions: a file. ties:
+    whether to allow them; a folder that does goes on to.
     """
     record: dict[str, Any] = {
         'label_type': hparams.labels.type,
@@ -163,6 +172,9 @@ def task_record(
     text = _read_instructions(instructions)
     if text is not None:
         record['instructions'] = text
+    if ties:
+        _check_ties(hparams.labels.type)
+        record[TIES] = True
     if is_folder(folder):
         there = read_task(folder)
         check_same_task(folder, there, record)
@@ -171,8 +183,18 @@ def task_record(
                 f'--instructions {instructions}: {folder} has other instructions already, by which'
                 ' people have answered; take another folder'
             )
+        if there.get(TIES):
+            record[TIES] = True
     record.setdefault('instructions', label_types.get(hparams.labels.type).instructions)
     return record
+
+
+def _check_ties(label_type: str) -> None:
+    if not label_types.get(label_type).can_tie:
+        raise UserError(
+            f'--ties on: labels of the type {label_type} have no ties; give --labels.type best_of_2'
+            ' or best_of_4'
+        )
 
 
 def _report(asker: Asker, folder: str, count: int, total: int) -> None:

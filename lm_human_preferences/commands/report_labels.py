@@ -11,11 +11,13 @@ import click
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.folder_labels import parse_names, training_labels
-from lm_human_preferences.labels.label_report import report
+from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.labels.texts import token_ids
 from lm_human_preferences.labels.texts.export_labels import (
+    NO_TIES,
     PREFERENCES,
     TEXT,
     TOKENS,
@@ -27,6 +29,7 @@ from lm_human_preferences.utils.terminal import printable
 
 COLUMNS = {
     'answers': 'answers',
+    'ties': 'ties',  # in a folder that allows them
     'skipped': 'skipped',
     'taken_back': 'taken back',
     'median_seconds': 'median s',
@@ -98,8 +101,11 @@ def _on_reward_model(
 
 def _export(folder: LabelFolder, without: Collection[str], path: str, form: str) -> None:
     """Write the labels that count for training."""
-    labels = training_labels(folder, without)
-    inexact = 0
+    labels = list(training_labels(folder, without))
+    ties = inexact = 0
+    if form != TEXT:
+        choices = [label for label in labels if label[folder.label_type.field] != TIE]
+        ties, labels = len(labels) - len(choices), choices
     if form == TOKENS:
         encoding = folder.task['encoding']
         text, count = as_file((token_ids.marked(label, encoding) for label in labels), path)
@@ -111,6 +117,9 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
         inexact = texts.inexact
     _write('--export', path, text)
     click.echo(f'{count} {"preferences" if form == PREFERENCES else "labels"} are in {path}')
+    if ties:
+        name = 'a label file' if form == TOKENS else 'a preference'
+        click.echo(f'{NO_TIES.format(count=ties, form=name)}; --export_as text keeps them')
     if inexact:
         click.echo(
             f'note: {inexact} texts would be read as other tokens than these samples have; only'
@@ -207,6 +216,8 @@ def _comparison_lines(comparison: dict[str, Any]) -> list[str]:
         f' {comparison["questions"]} questions: {100 * comparison["win_rate"]:.1f} %, 95 % interval'
         f' {100 * comparison["low"]:.1f} to {100 * comparison["high"]:.1f}'
     ]
+    if comparison.get('ties'):
+        lines.append(f'  {comparison["ties"]} more answers prefer neither, and are left out')
     half = comparison['samples'] // 2
     if half > 1:
         lines += [
@@ -221,9 +232,10 @@ def _comparison_lines(comparison: dict[str, Any]) -> list[str]:
 
 def _table(labellers: dict[str, dict[str, Any]]) -> list[str]:
     """A line for each labeller below a heading."""
-    rows = [['labeller', *COLUMNS.values()]]
+    columns = [column for column in COLUMNS if all(column in row for row in labellers.values())]
+    rows = [['labeller', *(COLUMNS[column] for column in columns)]]
     for name, row in sorted(labellers.items()):
-        rows.append([name, *(_text(row[column]) for column in COLUMNS)])
+        rows.append([name, *(_text(row[column]) for column in columns)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [_aligned(row, widths) for row in rows]
 

@@ -40,6 +40,12 @@ class AskHParams(hyperparams.HParams):
         'the same with answers: every labeller gets these questions, and the report tells how often'
         ' each was right; not trained on',
     )
+    ties: bool = option(
+        False,
+        'whether labellers may answer that they prefer none of the samples; of a folder, which goes'
+        ' on as it was begun',
+        ours=True,
+    )
 
     def validate(self) -> None:
         """Also ValueError for two sources of the questions."""
@@ -85,6 +91,9 @@ class ImportHParams(hyperparams.HParams):
     labeller: str = option(
         'imported', 'in a folder, who gave the answers for which the file names nobody'
     )
+    ties: bool = option(
+        False, 'whether a new folder may have answers that prefer none of the samples', ours=True
+    )
 
 
 @dataclass
@@ -102,6 +111,12 @@ class SimulateHParams(hyperparams.HParams):
         None, 'stop after this many answers; None: when no questions are left', at_least=1
     )
     seed: int = option(0, 'seed of the errors')
+    indifference: float = option(
+        0.0,
+        'no preference if the rewards of the best two samples differ by less than this, in a folder'
+        ' with ties',
+        at_least=0,
+    )
 
 
 @dataclass

@@ -124,6 +124,11 @@ class OnlineHParams(hyperparams.HParams):
         None,
         'text file with instructions for the labellers; None: two sentences that say what to do',
     )
+    ties: bool = option(
+        False,
+        'whether people may answer that they prefer none of the samples',
+        ours=True,
+    )
     patience: float | None = option(
         None,
         'hours to wait for labels before the run is saved and ends; None: as long as it takes',

@@ -173,7 +173,13 @@ class HParams(hyperparams.HParams):
             return
         steps = ceil_div(self.ppo.total_episodes, self.ppo.batch_size)
         online.check_schedule(steps)
-        samples = len(label_types.get(new_model.labels.type).samples)
+        label_type = label_types.get(new_model.labels.type)
+        if online.ties and not label_type.can_tie:
+            raise ValueError(
+                f'--rewards.online.ties: labels of the type {label_type.name} have no ties; leave'
+                ' it out'
+            )
+        samples = len(label_type.samples)
         if online.validation and samples % 2:
             raise ValueError(
                 f'--rewards.online.validation {online.validation}: --{_NEW}.labels.type'

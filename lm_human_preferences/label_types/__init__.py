@@ -18,12 +18,23 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.label_types.base import Control, LabelType, Value, is_number
+from lm_human_preferences.label_types.base import (
+    TIE,
+    TIE_KEY,
+    TIED,
+    Control,
+    LabelType,
+    Value,
+    is_number,
+)
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    'TIE',
+    'TIED',
+    'TIE_KEY',
     'Control',
     'LabelType',
     'PickBest',
@@ -50,7 +61,10 @@ def register(label_type: type[LabelType]) -> type[LabelType]:
 
 @register
 class PickBest(LabelType):
-    """The best of N responses: cross entropy of a softmax over their rewards (equation 1)."""
+    """The best of N responses: cross entropy of a softmax over their rewards (equation 1).
+
+    Of a tie it is the cross entropy with equal chances for all of them.
+    """
 
     name = 'best_of_N'
     field = 'best'
@@ -61,16 +75,19 @@ class PickBest(LabelType):
         self.expected = f'a whole number from 0 to {num_responses - 1}'
         self.control = Control('choose', num_responses, 'choose the best, and go on')
         self.chance = 1 / num_responses if num_responses > 0 else None
+        self.can_tie = num_responses > 1
 
     def is_valid(self, value: Any) -> bool:
+        if value == TIE:
+            return self.ties
         return type(value) is int and 0 <= value < len(self.samples)
 
-    def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> int:
+    def answer_of(self, numbers: Sequence[int], order: Sequence[int]) -> int | str:
         (number,) = numbers
-        return order[number - 1]
+        return TIE if number == TIE_KEY else order[number - 1]
 
-    def preferred(self, value: int) -> int:
-        return value
+    def preferred(self, value: int | str) -> int | None:
+        return None if isinstance(value, str) else value
 
     def of_preference(self, chosen: int) -> int | None:
         return chosen if len(self.samples) == 2 else None
@@ -92,8 +109,22 @@ class PickBest(LabelType):
         """The cross entropy, in nats."""
         from torch.nn import functional as F
 
-        error = F.cross_entropy(rewards, labels['best'].to(rewards.device))
+        best, is_tie = labels['best'].to(rewards.device), labels['best'] == TIED
+        if is_tie.any():
+            error = self._error_with_ties(rewards, best, is_tie.to(rewards.device))
+        else:
+            error = F.cross_entropy(rewards, best)
         return {'loss': error, 'error': error}
+
+    def _error_with_ties(
+        self, rewards: torch.Tensor, best: torch.Tensor, is_tie: torch.Tensor
+    ) -> torch.Tensor:
+        """The mean cross entropy where some of `best` (batch,) are TIED, as `is_tie` says."""
+        import torch
+
+        surprises = -rewards.log_softmax(dim=1)
+        of_best = surprises.gather(1, best.clamp(min=0)[:, None])[:, 0]
+        return torch.where(is_tie, surprises.mean(dim=1), of_best).mean()
 
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
         """ln N: every response is equally likely to be the best."""
@@ -102,11 +133,14 @@ class PickBest(LabelType):
     def agreement(self, rewards: torch.Tensor, labels: dict[str, torch.Tensor]) -> torch.Tensor:
         """The mean over all other samples.
 
-        1 where the best has the higher reward, -1 where it has the lower.
+        1 where the best has the higher reward, -1 where it has the lower; ties do not tell.
         """
         others = len(self.samples) - 1
-        if others == 0:
+        is_choice = labels['best'] != TIED
+        if others == 0 or not is_choice.any():
             return rewards.new_zeros(())
+        if not is_choice.all():
+            rewards, labels = rewards[is_choice], self.without_ties(labels)
         ahead = (rewards.gather(1, labels['best'][:, None]) - rewards).sign()
         return ahead.sum() / (others * len(rewards))
 

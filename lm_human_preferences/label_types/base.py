@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     import torch
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from lm_human_preferences.utils.core import Schema
 
 Value = Any  # an answer: a JSON value, which is of another form in each label type
+TIE = 'tie'  # the answer of somebody who prefers none of the samples
+TIED = -1  # the same in a tensor of numbers of samples
+TIE_KEY = 0  # the number that is pressed for it
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Control:
     """What a labeller presses to answer, in a terminal and on the page.
 
@@ -25,7 +28,8 @@ class Control:
     the responses buttons, 'scale' has a row of numbers below them. choices: the numbers that can be
     pressed are 1 to this. keys: how many of them make an answer; if several, no number counts
     twice. meaning: of the numbers, for the help. title, ends: of a scale, what it is of, and what
-    the lowest, the middle and the highest number stand for.
+    the lowest, the middle and the highest number stand for. tie: what TIE_KEY means; '' where there
+    are no ties.
     """
 
     template: str
@@ -34,9 +38,12 @@ class Control:
     keys: int = 1
     title: str = ''
     ends: tuple[str, str, str] = ('', '', '')
+    tie: str = ''
 
     def accepts(self, numbers: Sequence[int]) -> bool:
         """Whether `numbers`, pressed in this order, are an answer or the beginning of one."""
+        if list(numbers) == [TIE_KEY]:
+            return bool(self.tie)
         are_choices = all(1 <= number <= self.choices for number in numbers)
         are_distinct = len(set(numbers)) == len(numbers)
         return are_choices and are_distinct and len(numbers) <= self.keys
@@ -64,6 +71,15 @@ class LabelType(ABC):
     instructions: str  # for labellers, where nobody says otherwise
     control: Control
     chance: float | None = None  # share of answers that guessing gets right; None: see `matches`
+    can_tie: bool = False  # whether "no preference" can be an answer
+    ties: bool = False  # whether it may be given, see `allow_ties`
+
+    def allow_ties(self) -> Self:
+        """Have TIE be an answer too, where it can be one; returns the label type itself."""
+        if self.can_tie and not self.ties:
+            self.ties = True
+            self.control = dataclasses.replace(self.control, tie='no preference, and go on')
+        return self
 
     # ------------------------------------------------------------ what people answer
 
@@ -171,6 +187,15 @@ class LabelType(ABC):
         rewards = [reward_model(labels['query'], labels[sample]) for sample in self.samples]
         return self.loss_of(torch.stack(rewards, dim=1), labels)
 
+    def without_ties(self, labels: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those of `labels` {field: (labels, ...)} that are no ties."""
+        if not self.can_tie:
+            return labels
+        is_choice = labels[self.field] != TIED
+        if is_choice.all():
+            return labels
+        return {field: values[is_choice] for field, values in labels.items()}
+
     @abstractmethod
     def guessing_loss(self, labels: dict[str, torch.Tensor]) -> float:
         """The mean loss over `labels` of the best constant rewards, which depend on no response."""
@@ -187,7 +212,7 @@ class LabelType(ABC):
     ) -> torch.Tensor | None:
         """Which labels, bool (batch,), somebody who judges by the rewards would have given.
 
-        None where nothing is right.
+        None where nothing is right. No label is a tie, see `without_ties`.
         """
         if self.chance is None:
             return None

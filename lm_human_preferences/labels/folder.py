@@ -20,17 +20,17 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from lm_human_preferences import label_types, shell, storage
+from lm_human_preferences import shell, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType, Value
 from lm_human_preferences.labels import json_lines
 from lm_human_preferences.labels.answers import Answer, AnswerLog, question_id
+from lm_human_preferences.labels.task_file import FORMAT, check_same_task, label_type_of, read_task
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.runs.run_files import ANSWERS, LABELLER, QUESTIONS, TASK, USED
 from lm_human_preferences.utils.terminal import printable
 
-FORMAT = 1
 # Kinds of questions. Those of validation compare two policies; the answer to a gold one is known.
 TRAIN, VALIDATION, GOLD = 'train', 'validation', 'gold'
 EVERYBODY = 1_000_000  # `labellers` of a question that everybody answers
@@ -101,7 +101,7 @@ class LabelFolder:
             command = shell.typed(f'./launch.py ask EXPERIMENT {path}')
             raise UserError(f'{path} is no folder of labels: it has no {TASK}; {command} makes one')
         self.task = read_task(path)
-        self.label_type = label_types.get(self.task['label_type'])
+        self.label_type = label_type_of(self.task)
         self.samples = self.label_type.samples
         self.questions: dict[str, Question] = {}
         self.logs: dict[str, AnswerLog] = {}
@@ -273,26 +273,6 @@ def _labellers(directory: str) -> list[str]:
     return sorted(filter(LABELLER.fullmatch, names))
 
 
-def read_task(path: str) -> dict[str, Any]:
-    """What task.json of a folder holds, checked."""
-    file = os.path.join(path, TASK)
-    task = storage.read_json(file)
-    if not isinstance(task, dict) or task.get('format') != FORMAT:
-        raise UserError(f'{file} is not of this program, or of a newer version of it')
-    for name in ('label_type', 'encoding', 'instructions'):
-        if not isinstance(task.get(name), str):
-            raise UserError(f'{file} is damaged: it lacks the text {name!r}')
-    label_type = label_types.find(task['label_type'])
-    if label_type is None or label_type.control.choices < 2:
-        raise UserError(f'{file} is damaged: there is no label type {task["label_type"]!r:.80}')
-    if not isinstance(task.get('task'), dict):
-        raise UserError(f'{file} is damaged: it lacks the settings of the task')
-    for name in ('query_length', 'response_length'):
-        if type(task['task'].get(name)) is not int:
-            raise UserError(f'{file} is damaged: --task.{name} must be a whole number')
-    return task
-
-
 def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) -> Question:
     """The question in a line; its tokens, which are most of the line, are not looked at."""
     head, found, _ = line.partition(_TOKENS)
@@ -373,24 +353,3 @@ class QuestionWriter:
     def close(self) -> None:
         """Let others add questions."""
         self._writer.close()
-
-
-def check_same_task(path: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise UserError where the questions of a folder are of another task than `here`.
-
-    The data set may differ, and so may the policy, which each question records.
-    """
-    for name in ('label_type', 'encoding'):
-        if name in here and there[name] != here[name]:
-            raise UserError(
-                f'{path} is a folder of another task: its {name} is {there[name]!r:.80}, not'
-                f' {here[name]!r:.80}; take another folder'
-            )
-    for name, value in here['task'].items():
-        if name in ('query_dataset', 'policy'):
-            continue
-        if there['task'].get(name) != value:
-            raise UserError(
-                f'{path} is a folder of another task: its --task.{name} is'
-                f' {there["task"].get(name)!r:.80}, not {value!r:.80}; take another folder'
-            )

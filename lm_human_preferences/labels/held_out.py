@@ -17,7 +17,7 @@ from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import LabelType
-from lm_human_preferences.labels.agreement import (
+from lm_human_preferences.labels.report.agreement import (
     correlation_interval,
     effective_answers,
     wilson_interval,
@@ -114,9 +114,10 @@ def predict(
 ) -> Prediction | None:
     """How well rewards predict `labels` {field: (labels, ...)}; None where there are none.
 
-    batch_size: labels that a rank scores at a time. Each rank scores its share, and all ranks get
-    the same result.
+    Ties are left out: no choice is right there. batch_size: labels that a rank scores at a time.
+    Each rank scores its share, and all ranks get the same result.
     """
+    labels = label_type.without_ties(labels)
     own = {field: values[comm.rank :: comm.size] for field, values in labels.items()}
     shares = comm.all_gather_object(rewards_of(get_rewards, own, label_type, batch_size))
     count = len(labels['query'])

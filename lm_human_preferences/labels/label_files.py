@@ -13,7 +13,7 @@ from lm_human_preferences import label_types, storage
 from lm_human_preferences.datasets import mirrors
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
-from lm_human_preferences.label_types import LabelType
+from lm_human_preferences.label_types import TIE, TIED, LabelType
 from lm_human_preferences.labels import folder_labels, simulated
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import LabelFolder
@@ -44,7 +44,7 @@ def load_labels(
             f'{source} must hold a JSON array of labels, not a {type(objects).__name__}'
         )
     num_train = _num_train(source, len(objects), hparams)
-    label_type = label_types.get(hparams.labels.type)
+    label_type = label_types.get(hparams.labels.type).allow_ties()
     schemas = label_type.schemas(**hparams.task.lengths())
     labels = _as_tensors(source, objects[:num_train], label_type, schemas, encoding)
     return labels, [f'Num labels found in source: {len(objects)}', *text_notes]
@@ -96,13 +96,29 @@ def _as_tensors(
     UserError naming source, index and field.
     """
     labels = {}
+    is_tie = _ties(objects, label_type)
+    if is_tie.any():  # each is checked as if it were a choice
+        objects = [
+            {**label, label_type.field: 0} if tie else label
+            for label, tie in zip(objects, is_tie.tolist(), strict=True)
+        ]
     for field, schema in schemas.items():
         unit = 'values' if field == label_type.field else 'tokens'
         labels[field] = _column(source, objects, field, schema, unit)
     _check_tokens(source, labels, label_type, encoding)
     _check_answers(source, labels, label_type)
     _check_queries(source, labels, encoding)
+    labels[label_type.field][is_tie] = TIED
     return labels
+
+
+def _ties(objects: list[Any], label_type: LabelType) -> torch.Tensor:
+    """Which labels are ties that may be given, bool (labels,)."""
+    if not label_type.ties:
+        return torch.zeros(len(objects), dtype=torch.bool)
+    field = label_type.field
+    are_ties = [isinstance(label, dict) and label.get(field) == TIE for label in objects]
+    return torch.tensor(are_ties, dtype=torch.bool)
 
 
 def _objects(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 import time
 from collections.abc import Callable, Sequence
 
-from lm_human_preferences.label_types import LabelType, Value
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.label_types import TIE, LabelType, Value
 from lm_human_preferences.labels.folder import Question
 from lm_human_preferences.labels.labeller import Labeller
 
@@ -31,17 +33,27 @@ def simulated_answer(
     rng: random.Random,
     error: float = 0.0,
     position_bias: float = 0.0,
+    indifference: float = 0.0,
 ) -> Value:
     """The answer by the rewards of the samples, as a rule.
 
     With probability `error` it is a random one; else, with probability `position_bias`, the one
-    that prefers what was shown first. order: the samples as they were shown.
+    that prefers what was shown first. Else it is a tie where the best two rewards differ by less
+    than `indifference`. order: the samples as they were shown.
     """
     if rng.random() < error:
         return label_type.by_chance(rewards, rng)
     if rng.random() < position_bias:
         return label_type.by_position(rewards, order)
+    if indifference and _lead(rewards) < indifference:
+        return TIE
     return label_type.by_rewards(rewards)
+
+
+def _lead(rewards: Sequence[float]) -> float:
+    """How far the best reward is above the second."""
+    best, second = heapq.nlargest(2, rewards)
+    return best - second
 
 
 def simulate(
@@ -50,15 +62,22 @@ def simulate(
     *,
     error: float = 0.0,
     position_bias: float = 0.0,
+    indifference: float = 0.0,
     answers: int | None = None,
     seed: int = 0,
 ) -> int:
     """Answer what is open for a labeller, as a person would through the same folder.
 
-    judge: see Judge. error, position_bias: see simulated_answer. answers: how many after which the
-    labeller leaves (None: stays until nothing is left). What is answered depends on seed, labeller
-    and question only, so that an interruption changes nothing. Returns the number of answers.
+    judge: see Judge. error, position_bias, indifference: see simulated_answer. answers: how many
+    after which the labeller leaves (None: stays until nothing is left). What is answered depends on
+    seed, labeller and question only, so that an interruption changes nothing. Returns the number of
+    answers. UserError for `indifference` in a folder without ties.
     """
+    if indifference and not labeller.folder.label_type.ties:
+        raise UserError(
+            f'--simulate.indifference {indifference}: {labeller.folder.path} has no ties; begin a'
+            ' folder with --ties on'
+        )
     given = 0
     rewards: dict[str, Sequence[float]] = {}
     while answers is None or given < answers:
@@ -76,6 +95,7 @@ def simulate(
             rng,
             error,
             position_bias,
+            indifference,
         )
         labeller.answer(question, value, time.monotonic() - begin)
         given += 1

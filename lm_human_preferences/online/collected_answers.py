@@ -8,10 +8,10 @@ import json
 import time
 from collections.abc import Collection, Iterable
 
-from lm_human_preferences.labels.agreement import clustered_interval
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder
-from lm_human_preferences.labels.label_report import preferred
+from lm_human_preferences.labels.report.agreement import clustered_interval
+from lm_human_preferences.labels.report.label_report import preferred
 
 INITIAL, POLICY = 'initial', 'policy'  # whose samples a question has
 ACTIVE_SECONDS = 600  # after an answer, in which its labeller counts as active

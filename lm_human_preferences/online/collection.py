@@ -21,6 +21,7 @@ from lm_human_preferences.hparams.online_options import PEOPLE
 from lm_human_preferences.labels import label_files, simulated_labeller
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller, check_name
+from lm_human_preferences.labels.task_file import TIES
 from lm_human_preferences.online import collected_answers as online_answers
 from lm_human_preferences.online import progress
 from lm_human_preferences.online.decisions import Batch, Decisions
@@ -202,12 +203,13 @@ class Collection(Hook):
         text = label_types.get(label_type).instructions
         if instructions is not None:
             text = storage.read_text(instructions).strip()
-        return {
+        record = {
             'label_type': label_type,
             'task': self.trainer.hparams.task.to_nested_dict(),
             'instructions': text,
             'encoding': encoding,
         }
+        return {**record, TIES: True} if self.online.ties else record
 
     def before_step(self, step: int) -> None:
         """Ask and wait until `step` has its labels, and train the reward model if it is time to.

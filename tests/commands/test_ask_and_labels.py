@@ -18,10 +18,10 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import label_files
-from lm_human_preferences.labels.agreement import pairwise_share
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
-from lm_human_preferences.labels.label_report import report
 from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.report.agreement import pairwise_share
+from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.rewards import TrainedRewardModel

@@ -201,6 +201,22 @@ def test_skip_with_a_reason_and_help(window, tmp_path):
     assert [answer.reason for answer in answers_of(path, 'anna')] == [REASONS[1]]
 
 
+def test_no_preference_has_a_key_and_a_button(window, tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 0, task={'ties': True})
+    with shown(window, path):
+        window.answer('0')
+        window.ready()
+        window.driver.find_element('id', 'tie').click()
+        window.until("document.getElementById('count').textContent === '2 of 9'")
+        window.answer('2')
+        window.press('h')
+        assert window.until("document.getElementById('help-dialog').open")
+        assert 'no preference, and go on' in window.text('#keys')
+    tie, clicked, choice = answers_of(path, 'anna')
+    assert (tie.value, clicked.value, choice.order.index(choice.value)) == ('tie', 'tie', 1)
+
+
 @pytest.mark.parametrize('label_type, samples', [('scalar_rating', 1), ('scalar_compare', 2)])
 def test_ratings_and_comparisons(window, tmp_path, label_type, samples):
     path = tmp_path / 'f'

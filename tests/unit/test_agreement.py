@@ -8,7 +8,7 @@ import statistics
 import numpy as np
 import pytest
 
-from lm_human_preferences.labels.agreement import (
+from lm_human_preferences.labels.report.agreement import (
     best_of_share,
     chi_square,
     chi_square_tail,

@@ -15,8 +15,8 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import simulated
-from lm_human_preferences.labels.agreement import clustered_interval
 from lm_human_preferences.labels.held_out import is_held_out, predict, split
+from lm_human_preferences.labels.report.agreement import clustered_interval
 
 PAIRS = label_types.get('best_of_2')
 TRAINING = (

@@ -25,8 +25,8 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.label_files import load_labels
-from lm_human_preferences.labels.label_report import report
 from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.labels.simulated import simulated_labels
 from lm_human_preferences.labels.simulated_labeller import simulated_answer
 from lm_human_preferences.language import encodings

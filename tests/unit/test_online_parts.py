@@ -17,7 +17,6 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.online_options import Schedule, ServeHParams
 from lm_human_preferences.labels import label_files, simulated
-from lm_human_preferences.labels.agreement import wilson_interval
 from lm_human_preferences.labels.folder import (
     EVERYBODY,
     TRAIN,
@@ -27,6 +26,7 @@ from lm_human_preferences.labels.folder import (
 )
 from lm_human_preferences.labels.held_out import Prediction
 from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.language import encodings, trained_models
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.online import collected_answers as given

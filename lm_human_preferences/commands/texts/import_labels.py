@@ -11,19 +11,25 @@ from lm_human_preferences import label_types, lm_tasks, storage
 from lm_human_preferences.commands.ask import check_folder, task_record
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
+from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import QuestionWriter
 from lm_human_preferences.labels.labeller import check_name
+from lm_human_preferences.labels.task_file import TIES
 from lm_human_preferences.labels.texts import into_folder, records, token_ids, tokenise
+from lm_human_preferences.labels.texts.export_labels import NO_TIES
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.storage import outputs
 
 
-def import_labels(reward_hparams: HParams, file: str, output: str, labeller: str) -> None:
+def import_labels(
+    reward_hparams: HParams, file: str, output: str, labeller: str, ties: bool = False
+) -> None:
     """Bring the labels in `file` into `output`; the whole of `./launch.py import_labels`.
 
     reward_hparams: the experiment's, of which the task and the labels' type and --labels.too_long
     are used. output: a label file if its name ends in .json, else a folder of labels. labeller:
-    under whose name a folder keeps answers that do not say whose they are.
+    under whose name a folder keeps answers that do not say whose they are. ties: whether a new
+    folder may have them; a label file has none.
     """
     if output.endswith('.jsonl'):
         raise UserError(f'OUTPUT {output}: the name of a label file ends in .json')
@@ -34,27 +40,34 @@ def import_labels(reward_hparams: HParams, file: str, output: str, labeller: str
         check_folder(output)
     check_name(labeller)
     encoding = lm_tasks.initial_encoding(reward_hparams.task.policy.initial_model)
-    labels, notes = tokenise.tokenise(records.read(file), reward_hparams, encoding)
+    task = None
+    if not is_file:
+        task = task_record(reward_hparams, output, encoding.name, ties=ties)
+    labels, notes = tokenise.tokenise(
+        records.read(file), reward_hparams, encoding, ties=task is None or TIES in task
+    )
     if not labels:
         raise UserError(f'{file} holds no label that could be brought in')
-    if is_file:
+    if task is None:
         answer = label_types.get(reward_hparams.labels.type).field
         _write_file(output, labels, answer, encoding.name)
     else:
-        task = task_record(reward_hparams, output, encoding.name)
         _write_folder(output, labels, task, encoding, labeller)
     for note in notes:
         click.echo(note)
 
 
 def _write_file(path: str, labels: into_folder.Questions, answer: str, encoding: str) -> None:
-    objects = ({**tokens, answer: label.answer} for label, tokens in labels)
+    choices = [(label, tokens) for label, tokens in labels if label.answer != TIE]
+    objects = ({**tokens, answer: label.answer} for label, tokens in choices)
     lines = ',\n'.join(json.dumps(token_ids.marked(label, encoding)) for label in objects)
     try:
         storage.write_bytes(path, f'[{lines}]\n'.encode())
     except OSError as e:
         raise UserError(f'OUTPUT {path} cannot be written: {e.strerror or e}') from e
-    click.echo(f'{path}: {len(labels)} labels')
+    click.echo(f'{path}: {len(choices)} labels')
+    if len(choices) < len(labels):
+        click.echo(NO_TIES.format(count=len(labels) - len(choices), form='a label file'))
 
 
 def _write_folder(

@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from lm_human_preferences.label_types import MAX_RESPONSES
+from lm_human_preferences.label_types import MAX_RESPONSES, TIE_KEY
 from lm_human_preferences.labels.page.access import Access
 from lm_human_preferences.labels.page.guard import Guard
 from lm_human_preferences.labels.page.service import MOST_QUESTIONS, LabellingService, Refused
@@ -157,12 +157,13 @@ class _Routes:
     async def answer(self, request: Request) -> Response:
         """Record an answer."""
         labeller, fields = await self._request(request)
+        lowest = TIE_KEY if self.service.folder.label_type.ties else 1
         return await _reply(
             self.service.answer,
             labeller,
             fields.text('answer', UUID),
             fields.text('question', QUESTION),
-            fields.numbers('choice', 1, MAX_RESPONSES),
+            fields.numbers('choice', lowest, MAX_RESPONSES),
             fields.seconds(),
         )
 

@@ -11,6 +11,7 @@ from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.language.encodings import Encoder
 
 TOKENS, TEXT, PREFERENCES = 'tokens', 'text', 'preferences'
+NO_TIES = 'note: {count} answers without a preference are left out: {form} has no place for them'
 
 
 def as_file(objects: Iterable[dict[str, Any]], path: str) -> tuple[str, int]:

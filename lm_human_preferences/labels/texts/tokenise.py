@@ -132,14 +132,17 @@ def tokenise(
     encoding: Encoding,
     *,
     needs_answer: bool = True,
+    ties: bool = True,
 ) -> tuple[list[tuple[TextLabel, dict[str, list[int]]]], list[str]]:
     """The labels in records of texts, each with its question {field: token ids}.
 
     Also lines that tell the user of what did not fit. found: (where it is, record) of each.
-    hparams: train_reward's. needs_answer: whether a record must have one. UserError, which says
-    where, for what is of no known format.
+    hparams: train_reward's. needs_answer: whether a record must have one. ties: whether that may be
+    a tie. UserError, which says where, for what is of no known format.
     """
     label_type, task = label_types.get(hparams.labels.type), hparams.task
+    if ties:
+        label_type.allow_ties()
     fields = label_type.samples
     tokeniser = Tokeniser(
         encoding.get_encoder(),

@@ -8,7 +8,10 @@ import statistics
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from lm_human_preferences.labels.agreement import (
+from lm_human_preferences.label_types import TIE, LabelType
+from lm_human_preferences.labels.answers import Answer
+from lm_human_preferences.labels.folder import EVERYBODY, GOLD, VALIDATION, LabelFolder
+from lm_human_preferences.labels.report.agreement import (
     clustered_interval,
     interval_alpha,
     krippendorff_alpha,
@@ -17,8 +20,6 @@ from lm_human_preferences.labels.agreement import (
     uniform_p_value,
     value_counts,
 )
-from lm_human_preferences.labels.answers import Answer
-from lm_human_preferences.labels.folder import EVERYBODY, GOLD, VALIDATION, LabelFolder
 
 QUICK = 1.0  # seconds in which nobody reads a question
 
@@ -95,9 +96,16 @@ def _agreement(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[st
     return {
         **found,
         'raw': _number(raw_agreement(counts)[0]),
-        'chance': folder.label_type.chance,
+        'chance': _chance(folder.label_type),
         'alpha': _number(krippendorff_alpha(counts)),
     }
+
+
+def _chance(label_type: LabelType) -> float | None:
+    """How often somebody who guesses gives the same answer as another: a tie is one more answer."""
+    if not label_type.ties:
+        return label_type.chance
+    return 1 / (len(label_type.samples) + 1)
 
 
 def _labeller(folder: LabelFolder, name: str, answers: dict[str, list[Answer]]) -> dict[str, Any]:
@@ -112,6 +120,7 @@ def _labeller(folder: LabelFolder, name: str, answers: dict[str, list[Answer]]) 
         share, pairs = _agreement_with_others(name, answers)
     return {
         'answers': len(own),
+        **_ties(folder, own),
         'skipped': len(last) - len(own),
         'taken_back': log.undone,
         'median_seconds': statistics.median(seconds) if seconds else None,
@@ -122,6 +131,13 @@ def _labeller(folder: LabelFolder, name: str, answers: dict[str, list[Answer]]) 
         'agreement_pairs': pairs,
         'gold': _gold(folder, own),
     }
+
+
+def _ties(folder: LabelFolder, answers: Sequence[Answer]) -> dict[str, int]:
+    """How many answers are ties, for a folder that allows them; else nothing."""
+    if not folder.label_type.ties:
+        return {}
+    return {'ties': sum(answer.value == TIE for answer in answers)}
 
 
 def _positions(folder: LabelFolder, answers: Sequence[Answer]) -> list[int] | None:
@@ -172,15 +188,23 @@ def _comparisons(folder: LabelFolder, without: Collection[str]) -> list[dict[str
     """For each pair of policies that were compared, how often the second one was preferred."""
     # {(policy, against): {question: for each answer, whether it prefers `against`}}
     given: dict[tuple[str, str], dict[str, list[bool]]] = {}
+    not_preferring: dict[tuple[str, str], list[Answer]] = collections.defaultdict(list)
     for answer in folder.counted(VALIDATION, without):
         policies = folder.questions[answer.question].policies
         pair = policies[0], policies[-1]
         better = preferred(folder, answer, policies)
-        if better is not None:
+        if better is None:
+            not_preferring[pair].append(answer)
+        else:
             by_question = given.setdefault(pair, {})
             by_question.setdefault(answer.question, []).append(better == pair[1])
     return [
-        {'policy': policy, 'against': against, **_wins(folder, list(by_question.values()))}
+        {
+            'policy': policy,
+            'against': against,
+            **_wins(folder, list(by_question.values())),
+            **_ties(folder, not_preferring[policy, against]),
+        }
         for (policy, against), by_question in given.items()
     ]
 

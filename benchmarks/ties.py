@@ -1,0 +1,152 @@
+"""Whether a reward model gains from answers that prefer no sample, or had better not see them.
+
+All is done by the commands, in mock_sentiment, whose reward is known. For each seed a simulated
+labeller, who cannot tell small differences apart, answers the questions of a folder. Reward models
+then learn from
+
+    ties       all of the answers
+    left out   those that prefer a sample
+    forced     the answers of the same labeller in a folder without ties
+
+The best policy by a reward model at a KL of 2 is known exactly, and with it the share of the gain
+in known reward that this reward model allows there (evaluation.optimum).
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import launch  # noqa: E402
+from lm_human_preferences import lm_tasks, rewards  # noqa: E402
+from lm_human_preferences.evaluation import optimum, reward_on_labels  # noqa: E402
+from lm_human_preferences.hparams.reward_options import HParams  # noqa: E402
+from lm_human_preferences.labels.folder import LabelFolder  # noqa: E402
+from lm_human_preferences.policy import Policy  # noqa: E402
+
+KLS = (1.0, 2.0, 4.0)
+QUANTILES = {5: 2.776, 10: 2.262, 20: 2.093}  # Student's t for 95 %, by the number of seeds
+
+
+def run(*words):
+    """Run ./launch.py with `words` on one thread; RuntimeError, with what it printed, if it
+    fails."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / 'launch.py'), *map(str, words)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, 'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'},
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f'{words}: {done.stdout[-2000:]}{done.stderr[-2000:]}')
+
+
+class World:
+    """All responses to all queries of mock_sentiment: how likely and how good they are."""
+
+    def __init__(self):
+        hparams = HParams()
+        (trial,) = launch.reward_experiments['mock_sentiment']
+        hparams.override_from_dict({var: value for var, value, _ in trial})
+        self.task = hparams.task
+        model = lm_tasks.initial_model(self.task.policy.initial_model)
+        policy = Policy(
+            model,
+            scope='ref_policy',
+            embed_queries=lm_tasks.query_formatter(self.task, model.encoding.get_encoder()),
+            temperature=self.task.policy.temperature,
+        )
+        sampler = lm_tasks.make_query_sampler(
+            hparams=self.task, encoder=policy.encoder, batch_size=4096, mode='test'
+        )
+        self.queries = sampler()['tokens'].unique(dim=0)
+        length = self.task.response_length
+        self.ref_logprobs = optimum.all_logprobs(policy, self.queries, length)
+        known = rewards.load_reward_model('mock', model.encoding)
+        self.known = self._scores(known, policy.model.hparams.n_vocab)
+        self.n_vocab = policy.model.hparams.n_vocab
+
+    def _scores(self, model, n_vocab):
+        score = rewards.make_score_fn(self.task, model)
+        return optimum.all_scores(score, self.queries, n_vocab, self.task.response_length)
+
+    def shares(self, directory):
+        """{KL: share of the possible gain} of the best policy by the reward model of a run."""
+        model = reward_on_labels.load(reward_on_labels.saved_model(str(directory)))
+        scores = self._scores(model, self.n_vocab)
+        initial = optimum.expected(self.ref_logprobs, self.known).mean().item()
+        found = {}
+        for kl in KLS:
+            _, beta = optimum.frontier_at(kl, self.ref_logprobs, scores)
+            logprobs = (self.ref_logprobs + scores / beta).log_softmax(-1)
+            gain = optimum.expected(logprobs, self.known).mean().item() - initial
+            best = optimum.frontier_reward_at(kl, self.ref_logprobs, self.known)
+            found[kl] = gain / (best - initial)
+        return found
+
+
+def of_seed(world, directory, seed, settings):
+    """(the three kinds of labels of one seed: {name: shares}, the share of ties)."""
+    sources = {'ties': directory / 'ties', 'forced': directory / 'forced'}
+    sources['left out'] = directory / 'choices.json'
+    for name, more in (('ties', ('--ties', 'on')), ('forced', ())):
+        words = ('--count', settings.labels, '--seed', seed, *more)
+        run('ask', 'mock_sentiment', sources[name], *words)
+        simulate = ('--simulate.error', settings.error, '--simulate.seed', seed)
+        if name == 'ties':
+            simulate += ('--simulate.indifference', settings.indifference)
+        run('label', sources[name], '--labeller', 'robot', *simulate)
+    run('labels', sources['ties'], '--export', sources['left out'])
+    found = {}
+    for name, source in sources.items():
+        run(
+            *('train_reward', 'mock_sentiment', name.replace(' ', '_'), '--mpi', 1),
+            *('--save_dir', directory / 'runs', '--run.seed', seed, '--run.console', 'quiet'),
+            *('--labels.source', source, '--labels.num_train', 'None'),
+            *settings.option,
+        )
+        found[name] = world.shares(directory / 'runs' / name.replace(' ', '_'))
+    answers = LabelFolder(str(sources['ties'])).counted()
+    return found, sum(answer.value == 'tie' for answer in answers) / len(answers)
+
+
+def main():
+    """Print a line for each seed, then means and the intervals of the paired differences."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--seeds', type=int, default=10, choices=QUANTILES)
+    parser.add_argument('--labels', type=int, default=1024)
+    parser.add_argument('--error', type=float, default=0.0)
+    parser.add_argument('--indifference', type=float, default=0.56)
+    parser.add_argument('option', nargs='*', help='of train_reward, after --')
+    settings = parser.parse_args()
+    world = World()
+    everything = []
+    for seed in range(1, settings.seeds + 1):
+        with tempfile.TemporaryDirectory() as directory, torch.random.fork_rng():
+            found, ties = of_seed(world, Path(directory), seed, settings)
+        everything.append(found)
+        print(json.dumps({'seed': seed, 'share of ties': ties, **found}), flush=True)
+    for kl in KLS:
+        of = {name: [found[name][kl] for found in everything] for name in everything[0]}
+        for name, values in of.items():
+            print(f'KL {kl:g} {name:9} {statistics.mean(values):.3f}, worst {min(values):.3f}')
+        for other in ('left out', 'forced'):
+            pairs = [a - b for a, b in zip(of['ties'], of[other], strict=True)]
+            half = QUANTILES[len(pairs)] * statistics.stdev(pairs) / math.sqrt(len(pairs))
+            print(f'KL {kl:g} ties less {other}: {statistics.mean(pairs):+.3f} +- {half:.3f}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,71 @@
+"""The file of a folder that says what its questions ask for, and what they are about."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from lm_human_preferences import label_types, storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.label_types import LabelType
+from lm_human_preferences.runs.run_files import TASK
+
+FORMAT = 1
+TIES = 'ties'  # the field that is true where "no preference" is an answer; else it is not there
+
+
+def read_task(path: str) -> dict[str, Any]:
+    """What task.json of a folder holds, checked."""
+    file = os.path.join(path, TASK)
+    task = storage.read_json(file)
+    if not isinstance(task, dict) or task.get('format') != FORMAT:
+        raise UserError(f'{file} is not of this program, or of a newer version of it')
+    for name in ('label_type', 'encoding', 'instructions'):
+        if not isinstance(task.get(name), str):
+            raise UserError(f'{file} is damaged: it lacks the text {name!r}')
+    label_type = label_types.find(task['label_type'])
+    if label_type is None or label_type.control.choices < 2:
+        raise UserError(f'{file} is damaged: there is no label type {task["label_type"]!r:.80}')
+    if not isinstance(task.get('task'), dict):
+        raise UserError(f'{file} is damaged: it lacks the settings of the task')
+    for name in ('query_length', 'response_length'):
+        if type(task['task'].get(name)) is not int:
+            raise UserError(f'{file} is damaged: --task.{name} must be a whole number')
+    ties = task.get(TIES, False)
+    if type(ties) is not bool or (ties and not label_type.can_tie):
+        raise UserError(f'{file} is damaged: {task["label_type"]} cannot have ties {ties!r:.80}')
+    return task
+
+
+def label_type_of(task: Mapping[str, Any]) -> LabelType:
+    """What the questions of a folder ask for; task: what its task.json holds."""
+    label_type = label_types.get(task['label_type'])
+    return label_type.allow_ties() if task.get(TIES) else label_type
+
+
+def check_same_task(path: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise UserError where the questions of a folder are of another task than `here`.
+
+    The data set may differ, and so may the policy, which each question records. Where `here` does
+    not allow ties, it takes the folder as it is.
+    """
+    if here.get(TIES) and not there.get(TIES):
+        raise UserError(
+            f'{path} is a folder without ties, whose labellers had to choose: leave the option ties'
+            ' out, or take another folder'
+        )
+    for name in ('label_type', 'encoding'):
+        if name in here and there[name] != here[name]:
+            raise UserError(
+                f'{path} is a folder of another task: its {name} is {there[name]!r:.80}, not'
+                f' {here[name]!r:.80}; take another folder'
+            )
+    for name, value in here['task'].items():
+        if name in ('query_dataset', 'policy'):
+            continue
+        if there['task'].get(name) != value:
+            raise UserError(
+                f'{path} is a folder of another task: its --task.{name} is'
+                f' {there["task"].get(name)!r:.80}, not {value!r:.80}; take another folder'
+            )

@@ -1,0 +1,257 @@
+"""Ties: answers that prefer none of the samples, from the key that is pressed to the loss."""
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+from command_line import error_of, invoke
+from experiments import resolved
+from label_folders import HEADER, make_folder
+from label_page import answers_of, served, write_texts
+from torch.nn import functional as F
+
+import launch
+from lm_human_preferences import label_types
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.label_types import TIE, TIED
+from lm_human_preferences.labels import label_files
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.held_out import predict
+from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.labels.report.label_report import report
+from lm_human_preferences.labels.simulated_labeller import simulate
+from lm_human_preferences.language import encodings
+
+WITH_TIES = {'ties': True}
+
+
+def say(path, name, *values):
+    """Have a labeller give these answers to the questions of a folder, in their order."""
+    folder = LabelFolder(str(path))
+    with Labeller(folder, name) as labeller:
+        for question, value in zip(folder.questions.values(), values, strict=False):
+            labeller.answer(question, value, 2.0)
+
+
+# ---------------------------------------------------------------- what is learned from them
+
+
+@pytest.mark.parametrize('samples', [2, 4])
+def test_loss_and_gradient_are_those_of_equal_chances_for_all(samples):
+    rewards = torch.tensor([[0.3, -1.2, 2.0, 0.7], [1.5, 0.25, -0.5, 1.0]])[:, :samples]
+    rewards.requires_grad_()
+    chances = rewards.detach().softmax(1)
+    label_type = label_types.get(f'best_of_{samples}')
+    statistics = label_type.loss_of(rewards, {'best': torch.tensor([1, TIED])})
+    of_choice = -chances[0, 1].log()
+    of_tie = -sum(chances[1].log()) / samples
+    assert statistics['loss'].item() == pytest.approx((of_choice + of_tie).item() / 2)
+    statistics['loss'].backward()
+    wanted = torch.tensor([[0.0, 1, 0, 0], [1 / samples] * 4])[:, :samples]
+    torch.testing.assert_close(rewards.grad, (chances - wanted) / 2)
+
+
+def test_equal_rewards_are_the_best_for_a_tie():
+    labels = {'best': torch.tensor([TIED])}
+    best_of_4 = label_types.get('best_of_4')
+    loss = best_of_4.loss_of(torch.full((1, 4), 0.7), labels)['loss'].item()
+    assert loss == pytest.approx(best_of_4.guessing_loss(labels))
+    assert best_of_4.loss_of(torch.tensor([[0.7, 0.7, 0.7, 0.9]]), labels)['loss'].item() > loss
+
+
+def test_without_ties_the_loss_is_that_of_today():
+    rewards, best = torch.randn(16, 4), torch.randint(4, (16,))
+    loss = label_types.get('best_of_4').loss_of(rewards, {'best': best})['loss']
+    assert torch.equal(loss, F.cross_entropy(rewards, best))
+
+
+def test_ties_are_no_part_of_accuracy_and_agreement():
+    label_type = label_types.get('best_of_2')
+    labels = {
+        'query': torch.zeros(4, 1, dtype=torch.int64),
+        'sample0': torch.tensor([[1], [2], [3], [9]]),
+        'sample1': torch.tensor([[0], [0], [0], [0]]),
+        'best': torch.tensor([0, 0, 1, TIED]),
+    }
+
+    def first_tokens(queries, responses):
+        return responses[..., 0].float()
+
+    prediction = predict(first_tokens, labels, label_type, 2, LocalComm())
+    assert (prediction.labels, prediction.accuracy) == (3, pytest.approx(2 / 3))
+    assert prediction.agreement == pytest.approx(1 / 3)
+    only = {field: values[3:] for field, values in labels.items()}
+    assert predict(first_tokens, only, label_type, 2, LocalComm()) is None
+    assert label_type.agreement(torch.zeros(1, 2), only).item() == 0
+
+
+# ---------------------------------------------------------------- doors
+
+
+def press(path, keys):
+    result = CliRunner().invoke(launch.cli, ['label', str(path), '--labeller', 'anna'], input=keys)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_in_the_terminal_0_is_a_tie(tmp_path):
+    make_folder(tmp_path / 'f', 2, task=WITH_TIES)
+    printed = press(tmp_path / 'f', '02')
+    assert '0    no preference, and go on' in printed and '0-4 answer' in printed
+    log = LabelFolder(str(tmp_path / 'f')).logs['anna']
+    tie, choice = log.uuids.values()
+    assert (tie.value, tie.reason) == (TIE, None) and choice.order.index(choice.value) == 1
+    make_folder(tmp_path / 'without', 1)
+    assert 'no preference' not in press(tmp_path / 'without', '0')
+    assert not LabelFolder(str(tmp_path / 'without')).logs['anna'].uuids
+
+
+def test_on_the_page_0_is_a_tie(tmp_path):
+    texts = [(f'question {i}', *'abcd') for i in range(2)]
+    for name, status in (('with', 200), ('without', 400)):
+        if name == 'with':
+            make_folder(tmp_path / name, 0, task=WITH_TIES)
+        write_texts(tmp_path / name, texts)
+        with served(tmp_path / name, 'anna') as (_, anna):
+            assert bool(anna.task()['control']['tie']) == (name == 'with')
+            (question,) = anna.questions(count=1)
+            assert anna.answer(question['id'], 0)[0] == status
+            assert anna.answer(question['id'], [0, 1])[0] == 400
+    assert [answer.value for answer in answers_of(tmp_path / 'with', 'anna')] == [TIE]
+
+
+def test_files_of_answers_have_ties_where_the_folder_allows_them(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 1, task=WITH_TIES)
+    say(path, 'anna', TIE)
+    assert json.loads((path / 'answers/anna.jsonl').read_text())['best'] == 'tie'
+    assert [answer.value for answer in LabelFolder(str(path)).counted()] == [TIE]
+    task = json.loads((path / 'task.json').read_text())
+    (path / 'task.json').write_text(json.dumps({**task, 'ties': False}))
+    with pytest.raises(UserError, match=r"anna\.jsonl, line 1 .* best must be .* not 'tie'"):
+        LabelFolder(str(path))
+    for damage in ({'ties': 1}, {'label_type': 'scalar_compare'}):
+        (path / 'task.json').write_text(json.dumps({**task, **damage}))
+        with pytest.raises(UserError, match='task.json is damaged: .* cannot have ties'):
+            LabelFolder(str(path))
+
+
+def test_ask_records_whether_there_are_ties(tmp_path):
+    path = tmp_path / 'f'
+    assert invoke(f'ask test {path} --count 2').exit_code == 0
+    assert 'ties' not in json.loads((path / 'task.json').read_text())
+    assert 'a folder without ties' in error_of(invoke(f'ask test {path} --count 1 --ties on'))
+    error = error_of(invoke(f'ask test {path}2 --ties on --labels.type scalar_rating'))
+    assert error.startswith('--ties on: labels of the type scalar_rating have no ties')
+    assert invoke(f'ask test {path}2 --count 2 --ties on').exit_code == 0
+    assert invoke(f'ask test {path}2 --count 2').exit_code == 0  # which goes on as it was begun
+    assert LabelFolder(f'{path}2').label_type.ties and len(LabelFolder(f'{path}2').questions) == 4
+    error = error_of(
+        invoke(
+            'train_policy test x --mpi 1 --save_dir None --rewards.online.labels 8'
+            ' --rewards.online.ties on --rewards.train_new_model.labels.type scalar_rating'
+            ' --dry_run'
+        )
+    )
+    assert 'rewards.online.ties: labels of the type scalar_rating have no ties' in error
+
+
+# ---------------------------------------------------------------- reports
+
+
+def test_two_ties_agree_and_a_tie_with_a_choice_does_not(tmp_path):
+    make_folder(tmp_path / 'f', 3, task=WITH_TIES, labellers=2)
+    say(tmp_path / 'f', 'anna', TIE, TIE, 1)
+    say(tmp_path / 'f', 'bob', TIE, 1, 1)
+    found = report(LabelFolder(str(tmp_path / 'f')))
+    agreement = found['agreement']
+    assert (agreement['pairs'], agreement['raw']) == (3, pytest.approx(2 / 3))
+    assert agreement['chance'] == 1 / 5
+    # Six values, three ties and three 1: unequal ordered pairs 2 inside, 6 * 6 - 9 - 9 in all.
+    assert agreement['alpha'] == pytest.approx(1 - 5 * 2 / 18)
+    anna, bob = found['labellers']['anna'], found['labellers']['bob']
+    assert (anna['answers'], anna['ties'], bob['ties']) == (3, 2, 1)
+    assert anna['agreement'] == pytest.approx(2 / 3) and sum(anna['positions']) == 1
+    header = invoke(f'labels {tmp_path}/f').stdout.splitlines()[-3].split()
+    assert header[:3] == ['labeller', 'answers', 'ties']
+
+
+def test_ties_count_for_neither_policy(tmp_path):
+    policies = ['old', 'old', 'new', 'new']
+    make_folder(tmp_path / 'f', 3, task=WITH_TIES, kind='validation', policies=policies)
+    say(tmp_path / 'f', 'anna', 2, TIE, 0)
+    (comparison,) = report(LabelFolder(str(tmp_path / 'f')))['comparisons']
+    assert (comparison['n'], comparison['wins_of_against'], comparison['ties']) == (2, 1, 1)
+    assert '1 more answers prefer neither' in invoke(f'labels {tmp_path}/f').stdout
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_a_training_learns_from_ties_and_exports_keep_them_where_they_have_a_place(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 3, task=WITH_TIES)
+    say(path, 'anna', 2, TIE, 1)
+
+    def learned(source):
+        hparams = resolved('train_reward', 'test')
+        lengths = {'task.query_length': 3, 'task.response_length': 4}
+        settings = {'labels.source': str(source), 'labels.num_train': None, **lengths}
+        hparams.override_from_dict(settings)
+        return label_files.load_labels(hparams, encodings.Test)[0]['best'].tolist()
+
+    assert learned(path) == [2, TIED, 1]
+    note = '1 answers without a preference are left out'
+    for form, name, is_kept in (
+        ('tokens', 'a.json', False),
+        ('preferences', 'b.jsonl', False),
+        ('text', 'c.jsonl', True),
+    ):
+        result = invoke(f'labels {path} --export {tmp_path}/{name} --export_as {form}')
+        assert result.exit_code == 0 and (note in result.stdout) == (not is_kept), result.output
+    assert learned(tmp_path / 'a.json') == [2, 1]
+    assert len((tmp_path / 'b.jsonl').read_text().splitlines()) == 6
+    assert learned(tmp_path / 'c.jsonl') == [2, TIED, 1]
+
+
+def test_ties_are_imported_where_they_are_allowed(tmp_path):
+    file = tmp_path / 'texts.jsonl'
+    samples = {f'sample{i}': 'abc'[i:] for i in range(2)}
+    records = [{'query': 'a', **samples, 'best': 0}, {'query': 'b', **samples, 'best': 'tie'}]
+    file.write_text(''.join(f'{json.dumps(record)}\n' for record in records))
+    words = f'import_labels test {file} {tmp_path}/f --labels.type best_of_2'
+    assert "field 'best' must be" in error_of(invoke(words))
+    result = invoke(f'{words} --ties on')
+    assert result.exit_code == 0, result.output
+    assert [answer.value for answer in LabelFolder(f'{tmp_path}/f').counted()] == [0, TIE]
+    result = invoke(f'import_labels test {file} {tmp_path}/x.json --labels.type best_of_2')
+    assert result.exit_code == 0 and '1 answers without a preference are left out' in result.stdout
+    assert [label['best'] for label in json.loads((tmp_path / 'x.json').read_text())] == [0]
+
+
+# ---------------------------------------------------------------- somebody simulated
+
+
+def test_somebody_who_cannot_tell_small_differences_apart(tmp_path):
+    folder = make_folder(tmp_path / 'f', 40, task=WITH_TIES, header=HEADER)
+
+    def judge(questions):
+        return [[tokens[f'sample{i}'][0] / 10 for i in range(4)] for tokens in questions]
+
+    with Labeller(folder, 'sim') as labeller:
+        simulate(labeller, judge, indifference=0.25)
+    ties = 0
+    for answer in folder.counted():
+        (rewards,) = judge([folder.tokens(folder.questions[answer.question])])
+        second, best = sorted(rewards)[-2:]
+        assert (answer.value == TIE) == (best - second < 0.25)
+        ties += answer.value == TIE
+    assert 5 < ties < 35
+    without = make_folder(tmp_path / 'without', 1)
+    with (
+        Labeller(without, 'sim') as labeller,
+        pytest.raises(UserError, match='indifference 0.25: .* has no ties'),
+    ):
+        simulate(labeller, judge, indifference=0.25)
