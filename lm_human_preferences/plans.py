@@ -24,10 +24,10 @@ REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
 
 
 def policy_networks(hparams: policy_options.HParams) -> Networks:
-    """The networks that train a policy. The known reward, 'mock', is none."""
+    """The networks that train a policy. The known reward, 'mock', is none; nor is a function."""
     if hparams.rewards.online is not None:
         return Networks(learning=('policy',), frozen=('ref_policy',), retrained=('reward_model',))
-    has_network = hparams.rewards.trained_model != 'mock'
+    has_network = hparams.rewards.trained_model != 'mock' and hparams.rewards.function is None
     frozen = ('ref_policy', 'reward_model') if has_network else ('ref_policy',)
     return Networks(learning=('policy',), frozen=frozen)
 

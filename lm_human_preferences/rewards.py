@@ -11,13 +11,15 @@ from lm_human_preferences import lm_tasks, shell, storage
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError, UserError
+from lm_human_preferences.external_rewards.function import FunctionScorer
+from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.weights import Weights, check_size, load_parameters
-from lm_human_preferences.runs import run_files
+from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.logging import log_as_original
@@ -205,33 +207,73 @@ def _check_encoding(directory: str, encoding: Encoding) -> None:
         )
 
 
-FrozenRewardModel = KnownReward | TrainedRewardModel
-ScoringModel = KnownReward | _Scorer  # what a policy learns from
+FrozenRewardModel = KnownReward | TextReward | TrainedRewardModel
+ScoringModel = KnownReward | TextReward | _Scorer  # what a policy learns from
 
 
-def load_reward_model(name: str, encoding: Encoding) -> FrozenRewardModel:
-    """The known reward if `name` is 'mock', else the reward model in the directory `name`."""
+def load_reward_model(name: str, encoding: Encoding, *, chat: bool = False) -> FrozenRewardModel:
+    """The reward called `name`: 'mock', FILE.py:FUNCTION, or the directory of a reward model.
+
+    encoding: of the policy whose tokens it scores. chat: whether that one answers in a chat.
+    """
     if name == 'mock':
         return KnownReward(encoding)
+    if reward_function.is_one(name):
+        return TextReward(FunctionScorer(reward_function.read(name)), encoding, chat=chat)
     return TrainedRewardModel(name, encoding)
 
 
+def load_reward_of_run(save_dir: str, hparams: HParams, encoding: Encoding) -> FrozenRewardModel:
+    """The reward that the run in `save_dir` learned from. hparams: train_policy's."""
+    chat = hparams.task.chat
+    if hparams.rewards.function is not None:
+        return TextReward(FunctionScorer(reward_function.of_run(save_dir)), encoding, chat=chat)
+    return load_reward_model(reward_model_of(save_dir, hparams), encoding, chat=chat)
+
+
+def load_judge(name: str, encoding: Encoding, task: TaskHParams) -> FrozenRewardModel:
+    """The reward called `name`, by which --judge asks to judge responses of `task`."""
+    try:
+        return load_reward_model(name, encoding, chat=task.chat)
+    except OptionError as e:
+        raise OptionError('--judge', e.text) from e
+    except UserError as e:
+        raise UserError(f'--judge {name}: {e}') from e
+
+
 def scoring_model(
-    hparams: HParams, initial_model: trained_models.TrainedModel, comm: Comm
+    hparams: HParams,
+    initial_model: trained_models.TrainedModel,
+    comm: Comm,
+    function: reward_function.Source | None = None,
 ) -> ScoringModel:
     """The reward model that a policy learns from, before rank 0 has broadcast its weights.
 
     It is a saved one, the known reward, or, with --rewards.online, one that is yet to learn. One
     that this run has trained is read by rank 0 alone: other hosts may not see its directory.
-    hparams: train_policy's.
+    hparams: train_policy's. function: what `function_of_training` has read.
     """
     if hparams.rewards.online is not None:
         return RewardModel(initial_model)
+    encoding = initial_model.encoding
+    if function is not None:
+        return TextReward(FunctionScorer(function), encoding, chat=hparams.task.chat)
     if hparams.rewards.train_new_model is not None and comm.rank != 0:
         network = initial_model.create(['reward'])
-        scorer = _Scorer(network, initial_model.encoding)
+        scorer = _Scorer(network, encoding)
         return scorer.requires_grad_(False).to(default_device())
-    return load_reward_model(local_reward_model(hparams), initial_model.encoding)
+    return load_reward_model(local_reward_model(hparams), encoding, chat=hparams.task.chat)
+
+
+def function_of_training(hparams: HParams, comm: Comm) -> reward_function.Source | None:
+    """The function that a policy learns from, as rank 0 reads it for all ranks; None if it has
+    a reward model. hparams: train_policy's."""
+    name = hparams.rewards.function
+    if name is None:
+        return None
+    directory = hparams.run.directory
+    own = reward_function.of_training(name, directory) if comm.rank == 0 else None
+    return comm.all_gather_object(own)[0]
 
 
 def reward_model_of(save_dir: str, hparams: HParams) -> str:
@@ -303,7 +345,8 @@ def label_source(hparams: HParams) -> str | None:
         return None
     if hparams.rewards.train_new_model is not None:
         return hparams.rewards.train_new_model.labels.source
-    assert hparams.rewards.trained_model is not None
+    if hparams.rewards.trained_model is None:  # but a function, which has no labels
+        return None
     run = hparams.rewards.trained_model.rstrip('/')
     for directory in (run, os.path.dirname(run)):
         try:

@@ -186,8 +186,8 @@ def start(
     """A trainer that is ready for its next step: the first, or that after the last checkpoint.
 
     build: makes the trainer from the initial model, once precision and random seeds are set.
-    records: JSON files that say how the run was made, by name; model_dir: where in the run's
-    directory the model is saved, whose sizes and encoding are written there.
+    records: files that say how the run was made, by name, of JSON or text; model_dir: where in the
+    run's directory the model is saved, whose sizes and encoding are written there.
     """
     initial_model = lm_tasks.initial_model(hparams.task.policy.initial_model)
     width = initial_model.hparams().n_embd
@@ -202,9 +202,16 @@ def start(
     if directory is not None and comm.rank == 0:
         log_as_original(f'Will save to {hparams.run.save_dir}')
         for name, record in records.items():
-            storage.write_json(storage.join(directory, name), record)
+            _write(storage.join(directory, name), record)
         initial_model.write_files(storage.join(directory, model_dir))
     return trainer
+
+
+def _write(path: str, record: Any) -> None:
+    if isinstance(record, str):
+        storage.write_bytes(path, record.encode())
+    else:
+        storage.write_json(path, record)
 
 
 def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Library:

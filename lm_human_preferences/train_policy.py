@@ -27,11 +27,12 @@ from lm_human_preferences.ppo import Rollout
 from lm_human_preferences.rewards import (
     ScoreFn,
     ScoringModel,
+    function_of_training,
     label_source,
     make_score_fn,
     scoring_model,
 )
-from lm_human_preferences.runs import run_dir, run_files, run_settings
+from lm_human_preferences.runs import reward_function, run_dir, run_files, run_settings
 from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.hooks import policy_hooks
 from lm_human_preferences.training.kl_control import (
@@ -267,8 +268,16 @@ class PPOTrainer:
         self.query_sampler.seek(state['queries'])
 
 
-def build_trainer(hparams: HParams, initial_model: TrainedModel, comm: Comm) -> PPOTrainer:
-    """The trainer of a run, whose policy begins as `initial_model`, the same on all ranks."""
+def build_trainer(
+    hparams: HParams,
+    initial_model: TrainedModel,
+    comm: Comm,
+    function: reward_function.Source | None = None,
+) -> PPOTrainer:
+    """The trainer of a run, whose policy begins as `initial_model`, the same on all ranks.
+
+    function: the reward, where it is a function of the user's.
+    """
     encoding = initial_model.encoding
     encoder = encoding.get_encoder()
     settings: dict[str, Any] = dict(
@@ -278,7 +287,7 @@ def build_trainer(hparams: HParams, initial_model: TrainedModel, comm: Comm) -> 
     ref_policy = Policy(initial_model, scope='ref_policy', **settings)
     policy = Policy(initial_model, scope='policy', **settings)
     policy.model.gradient_checkpointing = hparams.run.gradient_checkpointing
-    reward_model = scoring_model(hparams, initial_model, comm)
+    reward_model = scoring_model(hparams, initial_model, comm, function)
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,
         encoder=encoder,
@@ -377,14 +386,16 @@ def start(
 ) -> PPOTrainer:
     """The trainer of a run before its next step; see session.start. experiment: see `train`."""
     console.dump(hparams)
+    function = function_of_training(hparams, comm)
+    settings = run_settings.records(
+        hparams, experiment=experiment, ranks=comm.size, commands=[run_files.POLICY.command]
+    )
     return session.start(
-        lambda initial_model: build_trainer(hparams, initial_model, comm),
+        lambda initial_model: build_trainer(hparams, initial_model, comm, function),
         hparams,
         checkpointer,
         comm,
-        records=run_settings.records(
-            hparams, experiment=experiment, ranks=comm.size, commands=[run_files.POLICY.command]
-        ),
+        records={**(reward_function.records(function) if function else {}), **settings},
         model_dir=run_files.POLICY.network,
     )
 

@@ -71,8 +71,9 @@ class DryRun:
             self._check_labels(self.new_model, encoding)
         else:
             assert isinstance(self.hparams, train_policy.HParams)
-            assert self.hparams.rewards.trained_model is not None
-            self._check_trained_model(self.hparams.rewards.trained_model, encoding)
+            rewards.function_of_training(self.hparams, LocalComm())
+            if self.hparams.rewards.trained_model is not None:
+                self._check_trained_model(self.hparams.rewards.trained_model, encoding)
 
     def _check_directory(self, overwrite: bool, explicitly_set: Collection[str]) -> None:
         run = self.hparams.run

@@ -23,7 +23,6 @@ from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_settings import load_run_hparams
-from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.core import set_seed
@@ -325,24 +324,22 @@ class Judge:
                 self.reference = _policy(model, hparams.task, temperature=None)
             else:
                 print(f'note: {policy_dir} has no ref_policy, so kl is null', file=sys.stderr)
-            places = [rewards.reward_model_of(save_dir, hparams), policy_dir]
-            reward_model = self._reward_model(places, model.encoding)
+            reward_model = self._reward_model(save_dir, hparams, model.encoding)
             if reward_model is not None:
                 self.score_fn = rewards.make_score_fn(hparams.task, reward_model)
 
     def _reward_model(
-        self, places: Sequence[str], encoding: Encoding
-    ) -> KnownReward | rewards.TrainedRewardModel | None:
-        """The first of `places` that can be loaded; None, with a note, if none can."""
-        errors = []
-        for place in places:
-            try:
-                return rewards.load_reward_model(place, encoding)
-            except UserError as e:
-                errors.append(e)
-        print(
-            f'note: no reward model could be loaded, so score is null: {errors[0]}', file=sys.stderr
-        )
+        self, save_dir: str, hparams: HParams, encoding: Encoding
+    ) -> rewards.FrozenRewardModel | None:
+        """The run's reward, or the copy of its reward model beside the policy; None, with a note,
+        if neither can be loaded."""
+        try:
+            return rewards.load_reward_of_run(save_dir, hparams, encoding)
+        except UserError as e:
+            error = e
+        with contextlib.suppress(UserError):
+            return rewards.load_reward_model(storage.join(save_dir, 'policy'), encoding)
+        print(f'note: no reward model could be loaded, so score is null: {error}', file=sys.stderr)
         return None
 
     def __call__(

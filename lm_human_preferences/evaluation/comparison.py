@@ -13,6 +13,7 @@ import torch
 from lm_human_preferences.evaluation import optimum
 
 BEST_OF = (4, 16, 64)
+JUDGE = 'judge'  # what the reward is called that --judge names
 BY_REWARD_MODEL = '_by_reward_model'  # suffix of a best of n that another reward judges
 
 # Scores have the precision of fp32: a gain below this share of the largest one is rounding.
@@ -138,10 +139,13 @@ def _number(scalar: torch.Tensor) -> float | None:
     return scalar.item() if math.isfinite(scalar) else None
 
 
-def point_label(point: str, reward: str) -> str:
-    """What a point of `compare` is called where results of `reward` are shown."""
+def point_label(point: str, reward: str, trained_on: str = 'reward model') -> str:
+    """What a point of `compare` is called where results of `reward` are shown.
+
+    trained_on: what the reward is called that the policy was trained on.
+    """
     if point.endswith(BY_REWARD_MODEL):
         point = point.removesuffix(BY_REWARD_MODEL)
-        reward = 'reward model'
+        reward = trained_on
     text = point.replace('_', ' ')
     return f'{text} by {reward}' if point.startswith('best_of_') else text

@@ -6,8 +6,10 @@ See the paper's section 3.1.1 and figure 3.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
+import re
 import shlex
 from typing import Any
 
@@ -24,6 +26,7 @@ from lm_human_preferences.utils.logging import announce, log_line
 
 NAME = 'evaluation'  # of the files, with default settings
 RESULTS = f'{NAME}.json'
+LONGEST_WORD = 40  # of a text in a file's name
 
 
 def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) -> dict[str, Any]:
@@ -41,7 +44,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     output_dir = options.output_dir or ('.' if storage.is_remote(directory) else directory)
     if not ends_training:  # a training prints its table even if nothing more can be written
         outputs.check_output_dir(output_dir, *names)
-    models = measure.load_models(directory, hparams)
+    models = measure.load_models(directory, hparams, options.judge)
     # Whatever the run was trained in.
     precision.configure_for(models[0].model.hparams.n_embd, 'fp32')
     set_seed(options.seed)  # before the queries: some data sets are made up
@@ -54,6 +57,7 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
         control = kl_history.kl_control(directory, hparams)
     results = {
         'save_dir': save_dir,
+        **({'judge': options.judge} if options.judge is not None else {}),
         **measure.measure(*models, hparams.task, queries, options, kl_coef),
         'kl_coef_is_last': options.kl_coef is None,
         'kl_control': control,
@@ -83,9 +87,19 @@ def file_names(options: HParams) -> tuple[str, str]:
     for field in dataclasses.fields(HParams):
         value = getattr(options, field.name)
         if field.name != 'output_dir' and value != getattr(defaults, field.name):
-            words.append(f'{field.name}_{value}')
+            words.append(f'{field.name}_{_in_a_name(value)}')
     name = '-'.join(words)
     return f'{name}.json', f'{name}.png'
+
+
+def _in_a_name(value: Any) -> str:
+    """The value of a setting as a part of a file's name; a text also by its digest."""
+    if not isinstance(value, str):
+        return str(value)
+    readable = re.sub(r'[^a-z0-9_.]+', '-', value.lower())[-LONGEST_WORD:].strip('-.')
+    if readable == value:
+        return value
+    return f'{readable}-{hashlib.sha256(value.encode()).hexdigest()[:8]}'
 
 
 def _write(results: dict[str, Any], output_dir: str, names: tuple[str, str]) -> None:

@@ -13,7 +13,7 @@ from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import optimum
-from lm_human_preferences.evaluation.comparison import compare, summarize
+from lm_human_preferences.evaluation.comparison import JUDGE, compare, summarize
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.evaluation_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
@@ -29,7 +29,7 @@ QUERIES = 64  # of a data set without end
 DRAWS = 2048  # enough to meet every query of a data set that can be enumerated
 FRONTIER = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the latter two if estimated
 
-RewardModels = dict[str, rewards.TrainedRewardModel | KnownReward]
+RewardModels = dict[str, rewards.FrozenRewardModel]
 
 
 class Responses(NamedTuple):
@@ -46,11 +46,12 @@ class Responses(NamedTuple):
 
 
 def load_models(
-    save_dir: str, hparams: policy_options.HParams
+    save_dir: str, hparams: policy_options.HParams, judge: str | None = None
 ) -> tuple[Policy, Policy, RewardModels]:
     """(policy, reference, {name: reward model}) of a run with `hparams`.
 
-    The reward that the policy was trained on comes first.
+    The reward that the policy was trained on comes first. judge: another one, see
+    rewards.load_reward_model.
     """
     trained = {
         scope: trained_models.TrainedModel(scope, storage.join(save_dir, 'policy'), scope)
@@ -68,27 +69,27 @@ def load_models(
                 temperature=hparams.task.policy.temperature,
             )
             policies.append(policy)
-        models = {
-            name: rewards.load_reward_model(directory, encoding)
-            for name, directory in _reward_models(save_dir, hparams, encoding).items()
-        }
+        models = _reward_models(save_dir, hparams, encoding)
+        if judge is not None:
+            models[JUDGE] = rewards.load_judge(judge, encoding, hparams.task)
     policy, reference = policies
     return policy, reference, models
 
 
 def _reward_models(
     save_dir: str, hparams: policy_options.HParams, encoding: Encoding
-) -> dict[str, str]:
-    """{name: what rewards.load_reward_model takes} of the rewards that judge a run's responses.
+) -> RewardModels:
+    """{name: reward} of those that judge a run's responses by themselves.
 
     Reviews have a known reward, which may be what the policy was trained on.
     """
-    trained_on = rewards.reward_model_of(save_dir, hparams)
-    if not known_reward.can_judge(encoding):
-        return {'reward model': trained_on}
-    if trained_on == 'mock':
-        return {'known reward': 'mock'}
-    return {'reward model': trained_on, 'known reward': 'mock'}
+    trained_on = rewards.load_reward_of_run(save_dir, hparams, encoding)
+    if isinstance(trained_on, KnownReward):
+        return {'known reward': trained_on}
+    models: RewardModels = {'reward model': trained_on}
+    if known_reward.can_judge(encoding):
+        models['known reward'] = KnownReward(encoding)
+    return models
 
 
 def queries_of(
@@ -166,7 +167,7 @@ def enumerate_all(
 
 
 def _all_scores(
-    model: rewards.TrainedRewardModel | KnownReward,
+    model: rewards.FrozenRewardModel,
     task: TaskHParams,
     query: torch.Tensor,
     n_vocab: int,

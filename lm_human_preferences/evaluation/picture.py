@@ -18,6 +18,7 @@ STYLES = {  # a marker and a colour of its own for each kind of point
     'optimum': ('D', plots.SKY),
     'best of n by reward model': ('^', plots.ORANGE),
     'best of n by known reward': ('s', plots.GREEN),
+    'best of n by judge': ('v', plots.PURPLE),
 }
 
 
@@ -37,7 +38,7 @@ def draw(results: dict[str, Any], path: str) -> None:
         plots.label(axes, title=reward, x='KL from the base model (nats)', y='reward')
         marks = {point: values for point, values in points.items() if point != 'frontier'}
         _draw_frontier(axes, points, up_to=1.2 * max(values['kl'] for values in marks.values()))
-        _draw_marks(axes, reward, marks)
+        _draw_marks(axes, reward, marks, trained_on=next(iter(results['rewards'])))
         plots.legend(axes, loc='lower right')
     plots.save(figure, path)
 
@@ -66,14 +67,15 @@ def _draw_frontier(axes: Axes, points: dict[str, dict[str, Any]], *, up_to: floa
     )
 
 
-def _draw_marks(axes: Axes, reward: str, marks: dict[str, dict[str, Any]]) -> None:
+def _draw_marks(axes: Axes, reward: str, marks: dict[str, dict[str, Any]], trained_on: str) -> None:
     """Draw the points {name: values} of the results of `reward`.
 
-    Every best of n that one reward chooses has the same mark.
+    Every best of n that one reward chooses has the same mark. trained_on: what the reward is called
+    that the policy was trained on.
     """
 
     def kind_of(point: str) -> str:
-        label = point_label(point, reward)
+        label = point_label(point, reward, trained_on)
         return f'best of n by {label.split(" by ")[1]}' if point.startswith('best_of_') else label
 
     *_, numbered = (kind_of(point) for point in marks if point.startswith('best_of_'))

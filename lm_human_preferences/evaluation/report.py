@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lm_human_preferences.evaluation.comparison import point_label
+from lm_human_preferences.evaluation.comparison import JUDGE, point_label
 
 COLUMNS = {
     'kl': 'KL',
@@ -24,7 +24,7 @@ def table(results: dict[str, Any]) -> Iterator[str]:
     yield (f'{kind} {results["responses"]} responses to each of {results["queries"]} queries')
     for name, points in results['rewards'].items():
         yield ''
-        yield from _aligned(_rows(name, points))
+        yield from _aligned(_rows(name, points, _trained_on(results)))
         yield from _remarks(results, name, points)
 
 
@@ -32,6 +32,8 @@ def _remarks(
     results: dict[str, Any], name: str, points: dict[str, dict[str, Any]]
 ) -> Iterator[str]:
     """What the reader of the table of reward `name` should know."""
+    if name == JUDGE:
+        yield f'judge: {results["judge"]}'
     policy = points['policy']
     if 'kl_to_optimum' in policy:
         last = ', the last of the run' if results.get('kl_coef_is_last') else ''
@@ -41,7 +43,7 @@ def _remarks(
     undersampled = []
     for point, values in points.items():
         if point != 'frontier' and values.get('effective_samples', FEW_SAMPLES) < FEW_SAMPLES:
-            undersampled.append(point_label(point, name))
+            undersampled.append(point_label(point, name, _trained_on(results)))
     if undersampled:
         yield (
             f'WARNING: less than {FEW_SAMPLES} effective samples at the KL of'
@@ -58,13 +60,18 @@ def _without_share(points: dict[str, dict[str, Any]]) -> Iterator[str]:
         yield '-: there is no gain at that KL'
 
 
-def _rows(name: str, points: dict[str, dict[str, Any]]) -> list[list[str]]:
+def _trained_on(results: dict[str, Any]) -> str:
+    """What the reward is called that the policy was trained on."""
+    return next(iter(results['rewards']))
+
+
+def _rows(name: str, points: dict[str, dict[str, Any]], trained_on: str) -> list[list[str]]:
     """The cells of the table of reward `name`: lists of strings, the heads first."""
     rows = [[name, *COLUMNS.values()]]
     for point in points:
         if point != 'frontier':
             cells = [_cell(points[point], key) for key in COLUMNS]
-            rows.append([point_label(point, name), *cells])
+            rows.append([point_label(point, name, trained_on), *cells])
     if 'kl_to_optimum' in points['policy']:
         empty = [''] * (len(COLUMNS) - 1)
         rows.append(['KL(policy || optimum)', _cell(points['policy'], 'kl_to_optimum'), *empty])

@@ -23,6 +23,11 @@ class HParams(hyperparams.HParams):
     kl_coef: float | None = option(
         None, 'KL coefficient of the optimum to compare with; None: the last of the run'
     )
+    judge: str | None = option(
+        None,
+        'also measure the policy by another reward than that of the run: mock, the directory of a'
+        ' reward model or a classifier, hf://ORG/NAME, or FILE.py:FUNCTION',
+    )
     output_dir: str | None = option(
         None,
         'folder for evaluation.json and evaluation.png, whose names also tell the settings above'

@@ -1,5 +1,6 @@
 """Hyperparameters of policy training (the original's train_policy.py)."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -59,6 +60,12 @@ class RewardHParams(hyperparams.HParams):
         ' the known reward of reviews',
     )
 
+    function: str | None = option(
+        None,
+        'function of your own in place of a reward model, FILE.py:FUNCTION, see docs/rewards.md',
+        ours=True,
+    )
+
     train_new_model: reward_options.HParams | None = option(None, 'train a reward model first')
 
     online: OnlineHParams | None = option(
@@ -76,6 +83,9 @@ class RewardHParams(hyperparams.HParams):
             raise AssertionError(
                 f'{self.option_name("online")} trains a reward model of its own: it needs {new} on'
             )
+        if self.function is not None:
+            self._validate_function(self.function)
+            return
         if self.trained_model is None and self.train_new_model is None:
             raise AssertionError(f'no reward model: give {trained} DIRECTORY, or {new} on')
         if (
@@ -86,6 +96,20 @@ class RewardHParams(hyperparams.HParams):
             raise AssertionError(
                 f'{trained} {self.trained_model} is not used while a new model is trained: '
                 f'add {new} off'
+            )
+
+    def _validate_function(self, name: str) -> None:
+        """AssertionError where there is a reward model beside it, or where it is no function."""
+        function = self.option_name('function')
+        if self.trained_model is not None:
+            trained = self.setting('trained_model')
+            raise AssertionError(f'{function} and {trained} are two rewards: give one of them')
+        if self.train_new_model is not None:
+            new = self.option_name('train_new_model')
+            raise AssertionError(f'{function} takes the place of a reward model: give {new} off')
+        if re.fullmatch(r'.+\.py:[^\W\d]\w*', name) is None:
+            raise AssertionError(
+                f'{function} {name}: give the file and the function in it, as my_reward.py:score'
             )
 
     def _trained_here(self) -> bool:
@@ -255,6 +279,7 @@ def complete(
     elif (
         not named
         and not settings.get('rewards.trained_model', hparams.rewards.trained_model)
+        and not settings.get('rewards.function')
         and experiment in _PUBLISHED
     ):
         settings['rewards.trained_model'] = f'{_RUNS}/{experiment}/reward_model'

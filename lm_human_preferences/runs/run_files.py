@@ -18,6 +18,8 @@ LABELS = 'labels'  # folder of those that are collected while a policy trains
 TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
 LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # by whose name a file in `answers` is called
 LEARNED = 'reward_model/labels.json'  # says which labels it learned from
+# Of a run whose reward is a function of the user's, see runs/reward_function.py
+FUNCTION, FUNCTION_RECORD = 'reward_function.py', 'reward_function.json'
 _ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
 _TOKENISER = (
     r'tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|chat_template\.jinja'
@@ -80,7 +82,7 @@ POLICY = CommandFiles(
     events='tb/ppo',
     finished='policy/checkpoints',
     unfinished='policy/checkpoints',
-    more=f'{LABELS}/{_LABEL_FILES}',
+    more='|'.join([f'{LABELS}/{_LABEL_FILES}', re.escape(FUNCTION), re.escape(FUNCTION_RECORD)]),
 )
 COMMANDS = {files.command: files for files in (REWARD, POLICY)}
 
@@ -105,3 +107,8 @@ def labeller_of(path: str) -> str | None:
 def has_reward_model(directory: str) -> bool:
     """Whether the run in a local directory has a finished reward model."""
     return os.path.exists(os.path.join(directory, REWARD.finished, names.LIST))
+
+
+def has_reward_function(directory: str) -> bool:
+    """Whether the run in a local directory learns from a function of the user's."""
+    return os.path.exists(os.path.join(directory, FUNCTION_RECORD))

@@ -12,7 +12,7 @@ from lm_human_preferences import shell, storage
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.online_options import PEOPLE
-from lm_human_preferences.runs import run_files
+from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.utils import hyperparams
 
 if TYPE_CHECKING:
@@ -159,6 +159,9 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
         )
     for text in changes.values():
         print(f'note: going on with {text}', file=sys.stderr)
+    if isinstance(hparams, policy_options.HParams) and hparams.rewards.function is not None:
+        is_given = _covers(explicitly_set, 'rewards.function')
+        reward_function.check_resumed(directory, hparams.rewards.function, is_given=is_given)
 
 
 def pins(hparams: Training, *, ask: bool = True) -> dict[str, str]:
@@ -239,7 +242,10 @@ def _refuse_what_has_no_effect(
     """
     directory = hparams.run.directory
     assert directory is not None
-    for key in FIXED_ONCE_BEGUN & changes.keys():
+    fixed = FIXED_ONCE_BEGUN & changes.keys()
+    if 'rewards.function' in changes and not run_files.has_reward_function(directory):
+        fixed.add('rewards.function')
+    for key in fixed:
         raise UserError(
             f'--{key} cannot change: a run that has begun goes on with its own: start another one'
             f' by {shell.typed(f"./launch.py {hparams.writes()[-1]}")}'

@@ -30,6 +30,7 @@ ROOMS = (
     'language',
     'policy',
     'synthetic',
+    'external_rewards',
     'lm_tasks',
     'labels',
     'rewards',

@@ -1,0 +1,322 @@
+"""A reward that is a function of the user's: --rewards.function."""
+
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+from command_line import error_of, invoke
+from experiments import resolved
+from ranks import on_ranks
+
+from lm_human_preferences import lm_tasks, rewards, train_policy
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.evaluation import evaluate, measure
+from lm_human_preferences.external_rewards.function import FunctionScorer
+from lm_human_preferences.external_rewards.texts import TextReward, joined
+from lm_human_preferences.language import encodings
+from lm_human_preferences.runs import reward_function, run_files
+from lm_human_preferences.synthetic.known_reward import KnownReward
+
+# The known reward of film reviews as a user could have written it.
+MOCK = """
+from lm_human_preferences.language.encodings import Reviews
+from lm_human_preferences.synthetic import known_reward, language_model
+
+def score(queries, responses):
+    texts = [f'{query} {response}' for query, response in zip(queries, responses)]
+    tokens = language_model.as_batch(Reviews.get_encoder(), texts)
+    return known_reward.KnownReward(Reviews).score(tokens[:, :0], tokens)
+"""
+TEXTS = [joined('the film was', 'not very good'), joined('', 'bad')]
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes my_reward.py; returns the name of its function `score`."""
+    monkeypatch.setattr('sys.path', list(sys.path))
+
+    def written(text, function='score'):
+        path = tmp_path / 'my_reward.py'
+        path.write_text(text, encoding='utf-8')
+        return f'{path}:{function}'
+
+    return written
+
+
+def scores_of(name, texts=TEXTS):
+    return FunctionScorer(reward_function.read(name)).score(texts)
+
+
+# ---------------------------------------------------------------- what it is given, and returns
+
+
+@pytest.mark.parametrize(
+    'expression',
+    [
+        '[len(r) for r in responses]',
+        '(float(len(r)) for r in responses)',
+        'np.array([len(r) for r in responses])',
+        'torch.tensor([len(r) for r in responses], dtype=torch.bfloat16)',
+        'torch.tensor([float(len(r)) for r in responses], requires_grad=True) * 1',
+        '[torch.tensor(float(len(r))) for r in responses]',
+        '[np.float64(len(r)) for r in responses]',
+    ],
+)
+def test_numbers_of_any_kind(write, expression):
+    returned = expression if expression[0] != '(' else f'list{expression}'
+    name = write(f'import numpy as np, torch\ndef score(queries, responses):\n return {returned}')
+    assert torch.equal(scores_of(name), torch.tensor([13.0, 3.0]))
+
+
+def test_what_it_reads(write):
+    """Texts without padding."""
+    name = write('seen = []\ndef score(*texts):\n seen.extend(texts)\n return [0] * len(texts[0])')
+    scorer = FunctionScorer(reward_function.read(name))
+    reward = TextReward(scorer, encodings.Reviews)
+    encode, padding = reward.encoder.encode, reward.padding_token
+    queries = torch.tensor([[*encode('the film was'), padding], encode('overall the plot was')])
+    responses = torch.tensor([[padding, padding], encode('good indeed')])
+    assert torch.equal(reward.score(queries, responses), torch.zeros(2))
+    seen = scorer._function.__globals__['seen']
+    assert seen == [['the film was', 'overall the plot was'], ['', 'good indeed']]
+
+
+def test_random_numbers_of_the_run_are_not_touched(write):
+    name = write(
+        'import torch\ntorch.manual_seed(7)\n'
+        'def score(queries, responses):\n return torch.randn(len(queries))'
+    )
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    scores_of(name)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    'body, told',
+    [
+        ('return None', 'returned None: it must return a number for each response'),
+        ('return [1]', 'returned 1 numbers for 2 responses: it must return (2,)'),
+        ('return [[1, 2]]', 'returned [[1, 2]], not a number for each response'),
+        ('return torch.zeros(2, 1)', 'returned an array (2, 1) for 2 responses'),
+        ('return 1.0', 'returned an array () for 2 responses'),
+        ("return ['1', '2']", "returned ['1', '2'], not a number for each response"),
+        ("return [1, '2']", "returned [1, '2'], not a number for each response"),
+        ("return 'good'", "returned 'good', not a number for each response"),
+        ('return [1j, 2]', 'not a number for each response'),
+        ('return {1: 2}', 'not a number for each response'),
+        ('return [10**400, 1]', 'not a number for each response'),
+        ("return [1, float('nan')]", 'returned nan for response 1 of 2'),
+        ('return [1e300, 1]', 'returned 1e+300 for response 0 of 2: a reward must be finite'),
+        ("raise KeyError('x\\ny')", "raised KeyError: 'x\\ny' (my_reward.py, line 3, in score)"),
+        ('import sys; sys.exit()', 'raised SystemExit (my_reward.py, line 3, in score)'),
+        (
+            'return [*map(helper, queries)]\ndef helper(q):\n return {}[q]',
+            "raised KeyError: 'the film was' (my_reward.py, line 3, in score; my_reward.py, line 5,"
+            ' in helper)',
+        ),
+    ],
+)
+def test_mistakes_of_a_call_are_one_line(write, body, told):
+    name = write(f'import torch\ndef score(queries, responses):\n {body}')
+    with pytest.raises(UserError) as raised:
+        scores_of(name)
+    assert str(raised.value).startswith(f'reward function {name} {told}'[:40])
+    assert told in str(raised.value) and '\n' not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    'text, told',
+    [
+        ('def scores(queries, responses): pass', 'the file has no function score'),
+        ('score = 3', 'score is no function, but a int'),
+        ('def score(text): pass', 'takes (text), but is called with two lists of texts'),
+        ('def score(a, b, *, c): pass', 'takes (a, b, *, c), but is called with two lists'),
+        ('def score(:', 'the file cannot be run: SyntaxError: invalid syntax'),
+        ('import nothing_of_that_name', 'the file cannot be run: ModuleNotFoundError: No module'),
+        ('raise SystemExit(0)', 'the file cannot be run: SystemExit: 0 (my_reward.py, line 1'),
+    ],
+)
+def test_mistakes_of_the_file_are_one_line(write, text, told):
+    with pytest.raises(UserError) as raised:
+        scores_of(write(text))
+    assert told in str(raised.value) and '\n' not in str(raised.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match=f'there is no file {tmp_path}/none.py'):
+        reward_function.read(f'{tmp_path}/none.py:score')
+    with pytest.raises(UserError, match='only run from a file on this machine'):
+        reward_function.read('hf://a/b/c.py:score')
+
+
+DIRECT = '--rewards.train_new_model=off'
+
+
+@pytest.mark.parametrize(
+    'words, told',
+    [
+        (
+            ['--rewards.function=a.py:f'],
+            '--rewards.function takes the place of a reward model: give --rewards.train_new_model'
+            ' off',
+        ),
+        (
+            [DIRECT, '--rewards.function=a.py:f', '--rewards.trained_model=mock'],
+            '--rewards.function and --rewards.trained_model mock are two rewards: give one of them',
+        ),
+        (
+            [DIRECT, '--rewards.function=a.py'],
+            '--rewards.function a.py: give the file and the function in it, as my_reward.py:score',
+        ),
+    ],
+)
+def test_options_that_contradict_each_other(tmp_path, words, told):
+    result = invoke(['train_policy', 'test', 'x', '--mpi=1', f'--save_dir={tmp_path}', *words])
+    assert error_of(result) == told
+
+
+# ---------------------------------------------------------------- runs
+
+
+def train(folder, name, *words):
+    return invoke(
+        [
+            'train_policy', 'mock_sentiment', name, '--mpi=1', f'--save_dir={folder}',
+            '--run.log_interval=1', '--run.console=original', '--run.save_interval=1',
+            '--run.evaluate=off', '--ppo.total_episodes=512', DIRECT, *words,
+        ]
+    )  # fmt: skip
+
+
+def saved(directory):
+    bundle = Bundle(checkpoints.latest(f'{directory}/policy/checkpoints'))
+    return {name: bundle[name] for name in bundle if not name.endswith('_time')}
+
+
+def test_a_run_is_the_same_by_the_door_of_the_function(write, tmp_path, monkeypatch):
+    """In one go, and interrupted and resumed."""
+    name = write(MOCK)
+    assert train(tmp_path, 'known', '--rewards.trained_model=mock').exit_code == 0
+    result = train(tmp_path, 'function', f'--rewards.function={name}')
+    assert result.exit_code == 0, result.output
+
+    train_minibatch, calls = train_policy.PPOTrainer.train_minibatch, []
+
+    def interrupted(trainer, rollout):
+        calls.append(1)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        return train_minibatch(trainer, rollout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_policy.PPOTrainer, 'train_minibatch', interrupted)
+        assert train(tmp_path, 'resumed', f'--rewards.function={name}').exit_code == 130
+    result = invoke(['resume', f'{tmp_path}/resumed'])
+    assert result.exit_code == 0 and 'Going on from' in result.stdout, result.output
+
+    known = saved(tmp_path / 'known')
+    for run in ('function', 'resumed'):
+        found = saved(tmp_path / run)
+        assert found.keys() == known.keys()
+        for variable, value in known.items():
+            np.testing.assert_array_equal(found[variable], value)
+    assert (tmp_path / 'function/reward_function.py').read_text() == MOCK
+    record = json.loads((tmp_path / 'function/reward_function.json').read_text())
+    assert record == {'function': name, 'digest': reward_function.read(name).digest}
+
+
+def test_ranks_score_their_own_shares_alike(write):
+    """Rank 0 reads the file for all; another rank may not see it."""
+    hparams = resolved('train_policy', 'mock_sentiment')
+    hparams.rewards.train_new_model = None
+    hparams.rewards.function = write(MOCK)
+    model = lm_tasks.initial_model('reviews')
+    encode = model.encoding.get_encoder().encode
+    queries = torch.tensor([encode('the film was')])
+    responses = torch.tensor([encode('not very good')])
+
+    def work(comm):
+        function = rewards.function_of_training(hparams, comm)
+        reward = rewards.scoring_model(hparams, model, comm, function)
+        return rewards.make_score_fn(hparams.task, reward)(queries, responses)[0]
+
+    known = KnownReward(model.encoding).score(queries, responses)
+    assert all(torch.equal(scores, known) for scores in on_ranks(2, work))
+
+
+def test_a_run_that_is_resumed_keeps_its_function(write, tmp_path):
+    """Another one is taken only if it is named again; the copy in the run can be."""
+    name = write(MOCK)
+    argv = [f'--rewards.function={name}', '--ppo.total_episodes=256']
+    assert train(tmp_path, 'run', *argv).exit_code == 0
+    resume = ['resume', f'{tmp_path}/run']
+    path, copy = tmp_path / 'my_reward.py', f'{tmp_path}/run/reward_function.py:score'
+
+    path.write_text(f'{MOCK} # another one')
+    assert error_of(invoke(resume)) == (
+        f'{path} is not what it was when this run began: give --rewards.function {name} to go on'
+        f' with what it is now, or --rewards.function {copy} with what it was'
+    )
+    result = invoke([*resume, '--rewards.function', name])
+    assert result.exit_code == 0 and (
+        f'note: going on with --rewards.function {name}, another reward function than'
+        in result.stderr
+    )
+    result = invoke([*resume, '--rewards.function', copy])
+    assert result.exit_code == 0 and 'another reward function' not in result.stderr
+
+    path.unlink()
+    assert invoke(resume).exit_code == 0  # by the copy
+    (tmp_path / 'run/reward_function.py').write_text('something else')
+    told = 'reward_function.py is not the reward function that this run learned from'
+    assert told in error_of(invoke(resume))
+    assert error_of(invoke([*resume, '--rewards.function', name])).endswith(f'is no file {path}')
+
+
+def test_it_judges_a_run(write, tmp_path, monkeypatch, capsys):
+    """In a table of its own, beside that of the run's reward, and under a safe name."""
+    known = ['--rewards.trained_model=mock', '--ppo.total_episodes=256']
+    assert train(tmp_path, 'run', *known).exit_code == 0
+    name = write('def score(queries, responses):\n return [len(r) for r in responses]')
+    monkeypatch.setattr(measure, 'MOST_RESPONSES', 10)
+    results = evaluate.evaluate(f'{tmp_path}/run', judge=name, queries=2, samples=64)
+    assert list(results['rewards']) == ['known reward', 'judge']
+    judged = results['rewards']['judge']
+    assert 'kl_to_optimum' not in judged['policy'] and 8 < judged['policy']['reward'] < 20
+    told = capsys.readouterr().out
+    assert f'\njudge: {name}\n' in told and 'best of 4 by judge' in told
+    assert told.count('best of 4 by known reward') == 2 and 'by reward model' not in told
+    (file,) = (tmp_path / 'run').glob('evaluation*.json')
+    assert re.fullmatch(run_files.EVALUATION, file.name) and 'my_reward.py-score' in file.name
+    with pytest.raises(UserError, match='^--judge /none.py:f: .* there is no file /none.py'):
+        evaluate.evaluate(f'{tmp_path}/run', judge='/none.py:f')
+
+
+def test_code_that_comes_with_a_run_is_not_run(write, tmp_path):
+    """As a run of somebody else has it, who had the file elsewhere."""
+    source = reward_function.Source('/elsewhere/r.py:score', f'raise SystemError # {tmp_path}')
+    (tmp_path / 'reward_function.py').write_text(source.text)
+    record = reward_function.records(source)['reward_function.json']
+    (tmp_path / 'reward_function.json').write_text(json.dumps(record))
+    with pytest.raises(UserError, match='code that comes with a run is not run: read .* put .* at'):
+        reward_function.of_run(str(tmp_path))
+    name = write(source.text)
+    reward_function.read(name)  # now it was named
+    assert reward_function.of_run(str(tmp_path)).text == source.text
+
+
+def test_a_run_with_a_reward_model_does_not_go_on_with_a_function(tmp_path, write):
+    known = ['--rewards.trained_model=mock', '--ppo.total_episodes=256']
+    assert train(tmp_path, 'run', *known).exit_code == 0
+    again = [f'--rewards.function={write(MOCK)}', '--rewards.trained_model=None', '--run.resume=on']
+    told = error_of(train(tmp_path, 'run', *again))
+    assert told.startswith('--rewards.function cannot change: a run that has begun')
