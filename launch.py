@@ -207,6 +207,7 @@ policy_experiments = {
 }
 
 
+EXPERIMENTS = {'train_policy': policy_experiments, 'train_reward': reward_experiments}
 TRAININGS = {'train_policy': policy_options.HParams, 'train_reward': reward_options.HParams}
 
 
@@ -261,6 +262,18 @@ def recorded_run(save_dir: str) -> tuple[str, str]:
     )
 
 
+def export(settings: dict[str, Any], model_dir: str, output_dir: str) -> None:
+    """Save the model in `model_dir` with a page that says how it was trained."""
+    experiments = {
+        f'{command}/{name}': user_settings.read_trial(trial)[0]
+        for command, trials in EXPERIMENTS.items()
+        for name, (trial,) in trials.items()
+    }
+    job = 'lm_human_preferences.commands.export_model:export'
+    arguments = {'model_dir': model_dir, 'output_dir': output_dir, 'experiments': experiments}
+    launch.start_job(job, arguments, mpi=1, has_ranks=False)
+
+
 def figures(settings: dict[str, Any]) -> None:
     """Draw figures from runs of mock_sentiment, the experiment whose reward is known."""
     options = launch.validated(figure_options.HParams(**settings)).to_nested_dict()
@@ -307,10 +320,11 @@ cli = Program(
                 ' are those of a new run.'
             ),
         ),
-        launch.job_command(
+        Command(
             'export',
-            'lm_human_preferences.commands.export_model:export',
-            arguments=['model_dir', 'output_dir'],
+            export,
+            {},
+            [click.Argument(['model_dir']), click.Argument(['output_dir'])],
             example='./launch.py export /tmp/save/train_policy/first ./my-policy',
             help=(
                 'Save a model as a Hugging Face directory. MODEL_DIR is a run of train_policy, the'

@@ -1,6 +1,7 @@
 """Writing a trained model as a Hugging Face directory (safetensors), for other tools."""
 
 import os
+import shlex
 from collections.abc import Sequence
 
 import torch
@@ -9,30 +10,43 @@ from lm_human_preferences import rewards, storage
 from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
-from lm_human_preferences.language import trained_models
+from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.exported import classifier, tokeniser
+from lm_human_preferences.run_story import facts, model_card
+from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training import precision
 
 
-def export(model_dir: str, output_dir: str) -> None:
-    """Save a model to `output_dir`, as Hugging Face's transformers reads it.
+def export(model_dir: str, output_dir: str, experiments: Experiments) -> None:
+    """Save a model to `output_dir`, as Hugging Face's transformers reads it, with a README.md.
 
     model_dir: a run, a model directory or a released name. A run of train_policy gives its policy,
     a language model, whose value head is left out: there is no place for it. A reward model becomes
-    a sequence classifier with one label.
+    a sequence classifier with one label. experiments: see run_story.commands.
     """
     is_empty_folder = os.path.isdir(output_dir) and not os.listdir(output_dir)
     if os.path.exists(output_dir) and not is_empty_folder:
         raise UserError(f'{output_dir} is not empty: give a new directory')
     reward_model = _reward_model_in(model_dir)
     if reward_model is not None:
-        _export_reward_model(reward_model, output_dir)
+        constant = _export_reward_model(reward_model, output_dir)
+        card = model_card.reward_card(facts.of_run(model_dir), experiments, constant)
     else:
         policy = trained_models.TrainedModel(model_dir)
         policy.to_transformers().save_pretrained(output_dir)
         policy.encoding.write_tokeniser(output_dir)
+        names = (tokenisers.TOKENISER, 'vocab.json')
+        card = model_card.policy_card(
+            facts.of_run(model_dir),
+            experiments,
+            model_dir,
+            has_tokeniser=any(os.path.exists(os.path.join(output_dir, name)) for name in names),
+        )
+    model_card.write(card, output_dir)
     print(f'Saved {model_dir} to {output_dir}')
+    print(f'{model_card.FILE} there says what is known about it; add its licence and its languages')
+    print(f'Nothing was uploaded; this would: hf upload ORG/NAME {shlex.quote(output_dir)}')
 
 
 def _reward_model_in(model_dir: str) -> trained_models.TrainedModel | None:
@@ -56,8 +70,11 @@ def _has(directory: str, files: run_files.CommandFiles) -> bool:
     return storage.exists(storage.join(directory, files.network, 'hparams.json'))
 
 
-def _export_reward_model(saved: trained_models.TrainedModel, output_dir: str) -> None:
-    """Save a reward model as a sequence classifier, once it is known to give the same rewards."""
+def _export_reward_model(saved: trained_models.TrainedModel, output_dir: str) -> float:
+    """Save a reward model as a sequence classifier, once it is known to give the same rewards.
+
+    Returns the constant that its scores lack.
+    """
     encoding, name = saved.encoding, saved.name
     with warnings_only():
         model = reward_on_labels.load(saved)
@@ -72,6 +89,7 @@ def _export_reward_model(saved: trained_models.TrainedModel, output_dir: str) ->
         classifier.check(made, lambda tokens: _reward(model, tokens), encoding.n_vocab, name)
     made.model.save_pretrained(output_dir)
     tokeniser.write_tokeniser(encoding, saved.hparams().n_ctx, output_dir)
+    return made.constant
 
 
 def _reward(model: rewards.TrainedRewardModel, tokens: Sequence[int]) -> float:

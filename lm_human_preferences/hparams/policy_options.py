@@ -18,7 +18,7 @@ _LEAST_TO_WHITEN = 8  # responses of a minibatch
 _NEW = 'rewards.train_new_model'
 _RUNS = 'az://openaipublic/lm-human-preferences/runs'
 # Options of the policy that a new reward model takes over unless it is given its own.
-_OF_BOTH = {'run.precision', 'run.gradient_checkpointing'}
+OF_BOTH = {'run.precision', 'run.gradient_checkpointing'}
 # Options of a new reward model that have no effect where its labels are collected while the policy
 # trains, and what says instead.
 _OFFLINE = {
@@ -263,7 +263,7 @@ def complete(
     if trains_new_model:
         notes += _refuse_what_has_no_effect(settings, hparams)
         _share_task(settings)
-        for key in _OF_BOTH & settings.keys():
+        for key in OF_BOTH & settings.keys():
             settings.setdefault(f'{_NEW}.{key}', settings[key])
         new_model = hparams.rewards.train_new_model
         if (

@@ -43,6 +43,7 @@ ROOMS = (
     'online',
     'train_policy',
     'reproduction',
+    'run_story',
     'commands',
     'cli',
     'launch',  # the two scripts

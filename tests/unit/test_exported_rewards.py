@@ -203,6 +203,18 @@ def test_the_pipeline_gives_the_scores_of_the_command_score(tmp_path, families):
         assert own.std() > 0.1
 
 
+def test_what_is_written_and_said(tmp_path):
+    """A page with metadata, and the command that would upload it all."""
+    save_reward_model(tmp_path / 'run/reward_model')
+    result = invoke(['export', f'{tmp_path}/run', f'{tmp_path}/my model'])
+    names = ['README.md', 'config.json', 'model.safetensors', 'tokenizer.json']
+    written = sorted(path.name for path in (tmp_path / 'my model').iterdir())
+    assert written == [*names, 'tokenizer_config.json']
+    assert result.stdout.endswith(f" hf upload ORG/NAME '{tmp_path}/my model'\n")
+    page = (tmp_path / 'my model/README.md').read_text()
+    assert page.startswith('---\nlibrary_name: transformers\npipeline_tag: text-classification\n')
+
+
 def test_the_reward_model_in_a_policys_checkpoint(tmp_path):
     """RUN/reward_model is that one where there is no such directory: --rewards.online."""
     run = tmp_path / 'run'

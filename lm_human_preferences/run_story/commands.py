@@ -1,0 +1,132 @@
+"""The command that repeats a training: its experiment, and what differs from that."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lm_human_preferences.hparams import policy_options
+from lm_human_preferences.runs import run_settings
+from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils.hyperparams import group_class
+
+Experiments = Mapping[str, Mapping[str, Any]]  # {command/experiment: what it sets}
+_NEW = run_settings.NEW_MODEL
+_NAMES = 'NAMES'  # stands for the names of labellers, which are nobody's business
+# What a run itself decides: where it is kept, and the reward model that it trains.
+_OWN = {'run.save_dir', f'{_NEW}.run.save_dir'}
+
+
+def repeating(
+    command: str,
+    hparams: Any,
+    name: str,
+    experiment: str,
+    ranks: int | None,
+    experiments: Experiments,
+) -> str | None:
+    """The command line of `command` that gives `hparams`; None for an unknown experiment.
+
+    name: of the run. Of local paths only the last part is told, and of labellers no name.
+    """
+    binds = experiments.get(f'{command}/{experiment}')
+    if binds is None:
+        return None
+    words = ['./launch.py', command, experiment, name]
+    if ranks is not None:
+        words += ['--mpi', str(ranks)]
+    for key, value in differences(hparams, binds).items():
+        for each in value if isinstance(value, tuple | list) else [value]:
+            words += _words(key, _told(key, each))
+    return shlex.join(words)
+
+
+def differences(hparams: Any, binds: Mapping[str, Any]) -> dict[str, Any]:
+    """{option: value} by which the settings of a run differ from those of its experiment.
+
+    binds: what the experiment sets.
+    """
+    base = type(hparams)()
+    base.override_from_dict(dict(binds))
+    found = _switched(hparams, base)
+    now, before = dict(_leaves(hparams)), dict(_leaves(base))
+    for key, value in now.items():
+        if key not in _OWN and value != before.get(key, value):
+            found[key] = value
+    return _as_given(found, hparams, now)
+
+
+def _switched(hparams: Any, base: Any) -> dict[str, Any]:
+    """{group: 'on' or 'off'} of the groups that are not as in `base`, which gets them so."""
+    found = {}
+    for key, field in hyperparams.fields(type(hparams)).items():
+        if group_class(field.type) is None:
+            continue
+        is_on, was_on = (_value(each, key) is not None for each in (hparams, base))
+        if is_on != was_on:
+            found[key] = 'on' if is_on else 'off'
+            base.override_from_dict({key: found[key]})
+    return found
+
+
+def _as_given(found: dict[str, Any], hparams: Any, now: Mapping[str, Any]) -> dict[str, Any]:
+    """The same as a user gives it: what follows from other options is left out."""
+    if not isinstance(hparams, policy_options.HParams) or hparams.rewards.train_new_model is None:
+        return found
+    found = {key: value for key, value in found.items() if not key.startswith(f'{_NEW}.task.')}
+    found.pop('rewards.trained_model', None)
+    # The reward model follows the policy in these, unless they are given for it, too.
+    for key in policy_options.OF_BOTH & found.keys():
+        found[f'{_NEW}.{key}'] = now[f'{_NEW}.{key}']
+    return found
+
+
+def _leaves(hparams: Any) -> Iterator[tuple[str, Any]]:
+    """(option, value) of all that lasts; groups are not among them."""
+    fields = hyperparams.fields(type(hparams))
+    for key, field in fields.items():
+        if group_class(field.type) is not None or not field.metadata.get('lasting', True):
+            continue
+        if hyperparams.is_of_another_command(key, field) or not _is_in_a_group_that_is_on(
+            hparams, key
+        ):
+            continue
+        yield key, _value(hparams, key)
+
+
+def _is_in_a_group_that_is_on(hparams: Any, key: str) -> bool:
+    group = key.rpartition('.')[0]
+    return not group or _value(hparams, group) is not None
+
+
+def _value(hparams: Any, key: str) -> Any:
+    """The value of a dotted name; None where a group before it is off."""
+    for part in key.split('.'):
+        hparams = getattr(hparams, part, None)
+    return hparams
+
+
+def shortened(path: str) -> str:
+    """A path or URL for others to read.
+
+    Of an absolute local path it is the last part; a URL is without a key that it may have.
+    """
+    if os.path.isabs(path):
+        return os.path.basename(path.rstrip('/')) or path
+    if re.match('https?://', path):
+        return re.sub('//[^/]*@', '//', re.split('[?#]', path)[0])
+    return path
+
+
+def _told(key: str, value: Any) -> str:
+    """A value as the user types it."""
+    if key.endswith('labels.without') and value is not None:
+        return _NAMES
+    return shortened(value) if isinstance(value, str) else str(value)
+
+
+def _words(key: str, value: str) -> list[str]:
+    return [f'--{key}={value}'] if value.startswith('-') else [f'--{key}', value]

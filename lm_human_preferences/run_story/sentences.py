@@ -1,0 +1,230 @@
+"""The facts about a run in words: plain sentences, without marks of any format.
+
+Text of others in them is as they wrote it; who shows it makes it safe, see markdown.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lm_human_preferences.run_story import label_facts
+from lm_human_preferences.run_story.commands import shortened
+from lm_human_preferences.run_story.facts import KNOWN, RunFacts
+from lm_human_preferences.run_story.label_facts import Agreement, LabelFacts
+
+PAPER = 'Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (arXiv:1909.08593)'
+OWN_MODELS = {
+    'test': 'a tiny network with random weights, which tests the program',
+    'reviews': 'a tiny language model of made-up film reviews, which tests the program',
+}
+# What the columns of an evaluation mean, and what stands in its rows.
+EVALUATION = (
+    'Each row is a way to answer the queries of the test part. KL: how far it is from the initial'
+    ' model, in nats. Reward: its mean. Best at that KL: the highest mean reward that any policy'
+    ' with that KL can have. Share of the gain: how much of the way from the initial model to that'
+    ' best one it went.',
+    'base: the initial model. policy: this one. best of n: the best of n responses of the initial'
+    ' model. optimum: the best policy at the KL coefficient of the training.',
+    'A high reward shows that the training worked, not that people like the responses: a policy'
+    ' also finds what its reward model is wrong about.',
+)
+
+
+def beginning(facts: RunFacts) -> list[str]:
+    """What the networks were before the training."""
+    model = facts.initial_model
+    if model is None:
+        return []
+    if facts.base_model is not None:
+        return [f'It began as {facts.base_model}.']
+    return [f'It began as {OWN_MODELS.get(model, f"the local model {shortened(model)}")}.']
+
+
+def task(facts: RunFacts) -> list[str]:
+    """What the queries and the responses are."""
+    found = facts.task
+    if found is None:
+        return []
+    sentences = [
+        f'Queries are texts of up to {found.query_length} tokens of the data set'
+        f' {shortened(found.query_dataset)!r}; responses have up to {found.response_length} tokens,'
+        f' sampled at temperature {found.policy.temperature:g}.'
+    ]
+    if found.query_prefix or found.query_suffix:
+        sentences.append(
+            f'The policy sees each query between {found.query_prefix!r} and'
+            f' {found.query_suffix!r}; the reward model does not see these.'
+        )
+    if found.chat:
+        sentences.append('The policy sees each query in the chat template of the tokeniser.')
+    return sentences
+
+
+def policy_training(facts: RunFacts) -> list[str]:
+    """How the policy was trained, and what the end of its log says."""
+    hparams = facts.policy
+    if hparams is None:
+        return []
+    adaptive = hparams.rewards.adaptive_kl
+    price = f'a KL coefficient of {hparams.rewards.kl_coef:g}'
+    if adaptive is not None:
+        price += f' that adapted to a target of {adaptive.target:g} nats'
+    sentences = [
+        f'PPO was to take {hparams.ppo.total_episodes} episodes in batches of'
+        f' {hparams.ppo.batch_size}, with {price}.'
+    ]
+    ends = []
+    for tag, words in (
+        ('objective/kl', 'a KL of {:.3g} nats from the initial model'),
+        ('objective/score', 'a mean score of {:.3g}'),
+        ('objective/kl_coef', 'a KL coefficient of {:.3g}'),
+    ):
+        if tag in facts.curves:
+            ends.append(words.format(facts.curves[tag].last))
+    if ends:
+        sentences.append(f'The last step in its log had {", ".join(ends)}.')
+    return sentences
+
+
+def comparisons(facts: RunFacts) -> list[str]:
+    """How often labellers preferred the policy to the initial model while it trained."""
+    wins, count = (facts.curves.get(f'online/{name}') for name in ('policy_wins', 'comparisons'))
+    if wins is None or count is None or not count.last:
+        return []
+    return [
+        f'Beside the initial model, the policy was preferred in {_percent(wins.last)} of'
+        f' {count.last:.0f} comparisons, made while it trained.'
+    ]
+
+
+def reward(facts: RunFacts) -> list[str]:
+    """Where the policy's reward is from."""
+    if facts.policy is None:
+        return []
+    given = facts.given_reward
+    if given == KNOWN:
+        return [
+            'The reward is a known function of the text (the sentiment of words), not a model that'
+            ' learned from people.'
+        ]
+    if given is not None:
+        return [f'The reward model was given to the run, as {shortened(given)}.']
+    if facts.policy.rewards.online is not None:
+        return ['The reward model was trained again and again while the policy learned.']
+    return ['The same run trained the reward model first.']
+
+
+def labels(found: LabelFacts | None) -> list[str]:
+    """Which labels the reward model learned from: how many, and whose."""
+    if found is None:
+        return []
+    count = 'An unknown number of' if found.count is None else str(found.count)
+    type_ = f' of the type {found.label_type}' if found.label_type else ''
+    whose = {
+        label_facts.PEOPLE: ' that people gave while the policy trained',
+        label_facts.KNOWN_REWARD: ' that the program made itself from a known reward: no person'
+        ' gave any',
+        label_facts.MADE_UP: ' that the program made up for a test: no person gave any',
+        label_facts.FOLDER: f' of the folder {shortened(found.source)}',
+        label_facts.FILE: f' of {shortened(found.source)}',
+    }[found.kind]
+    sentences = [f'{count} labels{type_}{whose}.']
+    if found.labellers is not None and found.kind in (label_facts.PEOPLE, label_facts.FOLDER):
+        are = 'labeller' if found.labellers == 1 else 'labellers'
+        sentences.append(f'{found.labellers} {are} gave them.')
+    if found.left_out:
+        sentences.append(f'The answers of {found.left_out} more were left out.')
+    if found.errors:
+        sentences.append(f'Of these, {_percent(found.errors)} are answers at random.')
+    if found.reward_models:
+        sentences.append(f'From them, {found.reward_models} reward models were trained in turn.')
+    return sentences + agreement(found.agreement)
+
+
+def agreement(found: Agreement | None) -> list[str]:
+    """How far labellers agree."""
+    if found is None or not found.pairs:
+        return []
+    where = f'{found.pairs} pairs of answers to {found.questions} questions'
+    alpha = '' if found.alpha is None else f"; Krippendorff's alpha is {found.alpha:.3f}"
+    if found.same is None or found.chance is None:
+        return [f'Labellers rated the same question in {where}{alpha}.']
+    return [
+        f'Labellers who answered the same question agreed in {_percent(found.same)} of {where};'
+        f' chance is {_percent(found.chance)}{alpha}.'
+    ]
+
+
+def held_out(facts: RunFacts) -> list[str]:
+    """How well the reward model predicts labels that it has not learned from."""
+    if facts.held_out is None:
+        return []
+    name, value = facts.held_out
+    share = facts.labels.held_out if facts.labels is not None else 0
+    part = f' (a share of {share:g} of all)' if share else ''
+    if name == 'accuracy':
+        return [
+            f'The reward model likes best what the labeller liked best in {_percent(value)} of the'
+            f' labels that were held out of its training{part}.'
+        ]
+    return [
+        f'The rewards correlate by {value:.3f} with the labels that were held out of the'
+        f' training{part}.'
+    ]
+
+
+def not_known(facts: RunFacts | None, *, has_policy: bool) -> list[str]:
+    """What a reader would want to know and the files do not tell. has_policy: it is about one."""
+    if facts is None:
+        return ['How this model was trained: its directory belongs to no run of this program.']
+    found = []
+    if facts.initial_model is None:
+        found.append('The settings of the run: their file is missing or damaged.')
+    elif facts.base_model is None and facts.initial_model not in OWN_MODELS:
+        found.append('What the initial model is called on the hub.')
+    if facts.given_reward != KNOWN:
+        found += _not_known_of_reward(facts.reward_trainer)
+    if has_policy and facts.evaluation is None:
+        found.append(
+            'How close the policy comes to the best one possible: the run has no evaluation.json'
+            ' (./launch.py evaluate writes one).'
+        )
+    if has_policy and 'objective/kl' not in facts.curves:
+        found.append('The KL from the initial model at the end: the log is not at hand.')
+    found.append('With which versions of the libraries it was trained: runs do not record that.')
+    found.append('How it does on texts other than those of its task.')
+    return found
+
+
+def _not_known_of_reward(facts: RunFacts) -> list[str]:
+    labels = facts.labels
+    if labels is None:
+        return ['Which labels the reward model learned from.']
+    found = []
+    if labels.count is None:
+        found.append('How many labels the reward model learned from: there is no record of them.')
+    if labels.kind == label_facts.FILE:
+        found.append('Who gave the labels, and how far they agree: label files do not say.')
+    elif labels.kind in (label_facts.FOLDER, label_facts.PEOPLE):
+        if labels.agreement is None:
+            found.append('How far the labellers agree: the folder of labels is not at hand.')
+        elif not labels.agreement.pairs:
+            found.append('How far the labellers agree: no question has two answers.')
+    if facts.held_out is None:
+        why = 'no labels were held out' if not labels.held_out else 'the log is not at hand'
+        found.append(f'How well the reward model predicts labels it has not seen: {why}.')
+    return found
+
+
+def evaluated(results: dict[str, Any]) -> list[str] | None:
+    """The table of an evaluation as lines of text; None where it is damaged."""
+    from lm_human_preferences.evaluation import report
+
+    try:
+        return list(report.table(results))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _percent(share: float) -> str:
+    return f'{100 * share:.1f} %'

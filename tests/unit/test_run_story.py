@@ -1,0 +1,274 @@
+"""run_story: what is known about a run, its command, and the page of an exported model."""
+
+import json
+import shlex
+import shutil
+
+import pytest
+from command_line import caught_jobs, dumped, hparams_of, invoke
+from experiments import binds
+from label_folders import make_folder
+from test_label_folder import answer_all
+
+from lm_human_preferences import storage
+from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.run_story import commands, facts, markdown, model_card, sentences
+from lm_human_preferences.runs import run_files, run_settings
+from lm_human_preferences.utils import event_files
+
+EXPERIMENTS = {
+    f'{command}/{name}': binds(command, name)
+    for command in ('train_policy', 'train_reward')
+    for name in ('sentiment', 'tldr', 'test', 'mock_sentiment')
+}
+NEW = '--rewards.train_new_model'
+EVALUATION = {
+    'exact': True,
+    'responses': 9,
+    'queries': 4,
+    'kl_coef': 1.5,
+    'rewards': {
+        'reward model': {
+            'base': {'kl': 0.0, 'reward': 0.25},
+            'policy': {'kl': 2.0, 'reward': 1.5, 'frontier': 2.0, 'share': 0.714},
+            'frontier': {},
+        }
+    },
+}
+
+
+def settings_of(line, monkeypatch):
+    """What a command line that begins with ./launch.py would start with."""
+    started = caught_jobs(monkeypatch)
+    result = invoke(shlex.split(line)[1:])
+    assert result.exit_code == 0, result.output
+    return hparams_of(started)
+
+
+@pytest.mark.parametrize(
+    'line',
+    [
+        'train_policy sentiment a/b',
+        'train_policy sentiment mine --rewards.adaptive_kl off --task.query_suffix "\n\'TL\'"',
+        'train_policy tldr mine --rewards.adaptive_kl.target 3 --ppo.lr 1e-7 --run.seed None',
+        'train_policy test mine --rewards.train_new_model off --rewards.trained_model gs://x/y',
+        f'train_policy test mine --run.precision bf16 {NEW}.run.precision fp32 {NEW}.lr 0.5',
+        f'train_policy test mine --task.response_length 3 {NEW}.labels.held_out 0.2'
+        ' --task.query_prefix=--x --task.policy.temperature 0.5 --task.end_text ""',
+        'train_policy test mine --rewards.online.source test --ppo.total_episodes 640'
+        ' --rewards.online.labels 50 --rewards.online.retrainings 2',
+        'train_policy sentiment mine --task.policy.initial_model org/name --run.evaluate on',
+        'train_reward mock_sentiment mine --labels.num_train None --labels.type best_of_2'
+        ' --epochs 3 --normalize_after false --task.truncate_token 13',
+    ],
+)
+def test_the_command_gives_the_same_settings(line, monkeypatch):
+    """In its shortest form, whatever a user has set."""
+    expected = settings_of(f'./launch.py {line}', monkeypatch)
+    command, experiment, name = line.split()[:3]
+    repeated = commands.repeating(command, expected, name, experiment, None, EXPERIMENTS)
+    assert dumped(settings_of(repeated, monkeypatch)) == dumped(expected)
+    assert len(shlex.split(repeated)) <= len(shlex.split(line.replace('=', ' '))) + 3
+
+
+def test_the_command_tells_no_folder_key_or_name_of_a_labeller(tmp_path):
+    hparams = reward_options.HParams()
+    hparams.override_from_dict(EXPERIMENTS['train_reward/test'])
+    hparams.labels.source = '/home/anna/secret/labels'
+    hparams.labels.without = 'anna,bert'
+    hparams.task.policy.initial_model = 'https://x.blob.core.windows.net/a/m?sig=secret'
+    line = commands.repeating('train_reward', hparams, 'mine', 'test', 2, EXPERIMENTS)
+    assert line == (
+        './launch.py train_reward test mine --mpi 2 --task.policy.initial_model'
+        ' https://x.blob.core.windows.net/a/m --labels.source labels --labels.without NAMES'
+    )
+
+
+def write_events(directory, **values):
+    with event_files.create(str(directory), None) as file:
+        for step in (0, 1):
+            stats = {tag.replace('__', '/'): value + step for tag, value in values.items()}
+            file.write(event_files.record_of(stats, step))
+
+
+def write_run(run, command='train_policy', experiment='test', **settings):
+    """What a run leaves but its networks; settings: with __ for dots."""
+    hparams = {'train_policy': policy_options, 'train_reward': reward_options}[command].HParams()
+    hparams.override_from_dict(EXPERIMENTS[f'{command}/{experiment}'])
+    hparams.override_from_dict({key.replace('__', '.'): each for key, each in settings.items()})
+    hparams.run.save_dir = str(run)
+    records = run_settings.records(hparams, experiment=experiment, ranks=2)
+    for name, content in records.items():
+        storage.write_json(str(run / name), content)
+    record = {'source': 'test', 'labels': 1024, 'digest': ''}
+    storage.write_json(str(run / run_files.LEARNED), record)
+    storage.write_json(str(run / 'evaluation.json'), EVALUATION)
+    write_events(run / 'tb/ppo', objective__kl=5.5, objective__score=1.25)
+    write_events(run / 'tb/reward_model', train_reward__held_out__accuracy=-0.125)
+    return run
+
+
+def card_of(run, *, has_policy=True, constant=0.0):
+    """The page, and its metadata as the hub reads them."""
+    from huggingface_hub import ModelCard  # here, as it takes a second to import
+
+    found = facts.of_run(str(run))
+    if has_policy:
+        page = model_card.policy_card(found, EXPERIMENTS, str(run), has_tokeniser=True)
+    else:
+        page = model_card.reward_card(found, EXPERIMENTS, constant)
+    card = ModelCard(page)
+    return card.text, card.data.to_dict()
+
+
+def test_the_page_of_a_policy(tmp_path):
+    run = write_run(tmp_path / 'my_run', task__policy__initial_model='355M')
+    text, metadata = card_of(run)
+    assert metadata == {
+        'library_name': 'transformers',
+        'pipeline_tag': 'text-generation',
+        'tags': ['rlhf', 'ppo', 'lm-human-preferences'],
+        'base_model': 'openai-community/gpt2-medium',
+    }
+    for told in (
+        '# my\\_run: a policy',
+        'It began as openai-community/gpt2-medium.',
+        'up to 3 tokens',
+        'a KL of 6.5 nats from the initial model, a mean score of 2.25.',
+        '1024 labels of the type best\\_of\\_4 that the program made up',
+        'in 87.5 % of the labels that were held out',
+        'policy        2.000   1.500            2.000              71.4%',
+        'Share of the gain: how much',
+        './launch.py train_policy test my_run --mpi 2 --task.policy.initial_model 355M\n',
+        'transformers 5',
+        'runs do not record that',
+    ):
+        assert told in text, told
+    assert 'evaluation.json' not in text and str(tmp_path) not in text
+
+
+def test_the_page_of_a_reward_model(tmp_path):
+    """Of a policy's run, too; what its score lacks is told."""
+    run = write_run(tmp_path / 'run', task__policy__initial_model='org/name@abc')
+    text, metadata = card_of(f'{run}/reward_model', has_policy=False, constant=2.5)
+    assert metadata['pipeline_tag'] == 'text-classification'
+    assert metadata['base_model'] == 'org/name'
+    assert 'Add 2.5 to each score' in text and 'sigmoid' in text and 'Pad on the right' in text
+    assert '32 at a time, at a learning rate of 0.001' in text
+    assert 'Evaluation' not in text and 'evaluate' not in text
+    assert 'Add ' not in card_of(run, has_policy=False)[0]
+
+
+def test_a_model_that_belongs_to_no_run(tmp_path, monkeypatch):
+    """Not even where the program is started in a run."""
+    write_run(tmp_path / 'run')
+    monkeypatch.chdir(tmp_path / 'run')
+    text, metadata = card_of('124M')
+    assert metadata['base_model'] == 'openai-community/gpt2'
+    assert 'belongs to no run of this program' in text
+    assert facts.of_run('reward_model') == facts.of_run('.')
+    assert 'base_model' not in card_of(tmp_path, has_policy=False)[1]
+
+
+@pytest.mark.parametrize('has_policy', [True, False])
+@pytest.mark.parametrize('content', [None, '', '[]', '{}', '{"rewards": 3}', '\udcff'])
+def test_files_that_are_missing_or_damaged_are_told_as_not_known(tmp_path, has_policy, content):
+    """One by one, and all of them; what is left is told."""
+    run = write_run(tmp_path / 'run', rewards__train_new_model__labels__held_out=0.1)
+    files = [path for path in run.rglob('*') if path.is_file()]
+    whole = card_of(run, has_policy=has_policy)[0]
+    changed = 0
+    for damaged in [*([file] for file in files), files]:
+        copy = tmp_path / 'copy'
+        shutil.copytree(run, copy)
+        for path in damaged:
+            if content is None:
+                (copy / path.relative_to(run)).unlink()
+            else:
+                data = content.encode(errors='surrogateescape')
+                (copy / path.relative_to(run)).write_bytes(data)
+        text = card_of(copy, has_policy=has_policy)[0]
+        changed += text.replace('copy', 'run') != whole
+        shutil.rmtree(copy)
+    assert changed >= 5
+    assert 'not known' in text
+
+
+def test_labels_of_people(tmp_path):
+    """How many gave them and how far they agree, of the answers that were learned; no name."""
+    folder = tmp_path / 'answers'
+    make_folder(folder, 4, labellers=2)
+    answer_all(folder, 'anna_secret', 1)
+    answer_all(folder, 'bert_secret', 1)
+    opened = LabelFolder(str(folder))
+    ids = [[each.question, each.labeller, each.uuid] for each in opened.counted()]
+    lines = opened.lines_read()
+    make_folder(folder, 2, seed=1, labellers=2)
+    answer_all(folder, 'anna_secret', 1)
+    answer_all(folder, 'bert_secret', 3)  # of which the model knows nothing
+    run = write_run(tmp_path / 'run', 'train_reward', labels__source=str(folder))
+    record = {'source': str(folder), 'labels': 8, 'digest': '', 'answers': lines, 'ids': ids}
+    storage.write_json(str(run / run_files.LEARNED), record)
+    text = card_of(run, has_policy=False)[0]
+    assert '8 labels of the type best\\_of\\_4 of the folder answers.' in text
+    assert '2 labellers gave them.' in text
+    assert 'agreed in 100.0 % of 4 pairs of answers to 4 questions; chance is 25.0 %' in text
+    shutil.rmtree(folder)
+    later = card_of(run, has_policy=False)[0]
+    assert 'the folder of labels is not at hand' in later and '2 labellers gave them.' in later
+    assert 'secret' not in text + later and str(tmp_path) not in text + later
+
+
+def test_labels_that_people_gave_while_the_policy_trained(tmp_path):
+    run = write_run(tmp_path / 'run', rewards__online='on', rewards__online__labels=50)
+    make_folder(run / 'labels', 3, labellers=2)
+    answer_all(run / 'labels', 'anna', 0)
+    batches = [
+        {'model': 1, 'step': 0, 'wanted': 1, 'labels': 1, 'answers': {'anna': 1}, 'digest': ''},
+        {'model': 2, 'step': 5, 'wanted': 2, 'labels': 3, 'answers': {'anna': 3}, 'digest': ''},
+        {'trained': 2, 'step': 5, 'loss': 1.0},
+    ]
+    (run / 'labels/used.jsonl').write_text(''.join(f'{json.dumps(each)}\n' for each in batches))
+    write_events(run / 'tb/ppo', online__policy_wins=-0.25, online__comparisons=39)
+    text = card_of(run)[0]
+    for told in (
+        '3 labels of the type best\\_of\\_4 that people gave while the policy trained.',
+        '1 labeller gave them.',
+        '2 reward models were trained in turn',
+        'was preferred in 75.0 % of 40 comparisons',
+        'no question has two answers',
+    ):
+        assert told in text, told
+
+
+def test_a_reward_model_of_another_run(tmp_path):
+    """What is known of it is read there, if it is at hand."""
+    given = write_run(tmp_path / 'given', 'train_reward')
+    run = write_run(
+        tmp_path / 'run',
+        rewards__train_new_model='off',
+        rewards__trained_model=f'{given}/reward_model',
+    )
+    (run / 'tb/reward_model').rename(tmp_path / 'elsewhere')
+    text = card_of(run)[0]
+    assert 'was given to the run, as reward\\_model.' in text
+    assert '1024 labels' in text and '87.5 %' in text
+    shutil.rmtree(given)
+    text = card_of(run)[0]
+    assert 'Which labels the reward model learned from.' in text and '1024' not in text
+
+
+def test_text_of_others_means_nothing_in_markdown(tmp_path):
+    evil = '[x](http://y) <b> `c` *d* | _e_ # &amp; \\ \x1b[2J'
+    run = write_run(tmp_path / 'run', 'train_reward', labels__source=f'{evil}\n# Head\n```')
+    text = card_of(run, has_policy=False)[0]
+    assert markdown.escaped(evil) in text and '<b>' not in text.replace("'", '').split('```')[0]
+    assert '\n# Head' not in text.partition('````')[0] and '\x1b' not in text
+    assert '````sh' in text
+    assert markdown.escaped('a*b\n# c') == 'a\\*b \\# c'
+
+
+def test_an_evaluation_that_is_damaged_is_told():
+    assert sentences.evaluated({'exact': True}) is None
+    assert sentences.evaluated(EVALUATION)[0].startswith('exact, from all 9 responses')
