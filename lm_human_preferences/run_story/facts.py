@@ -72,6 +72,16 @@ class RunFacts:
         return self.policy.rewards.trained_model
 
     @property
+    def reward_function(self) -> str | None:
+        """The function of the user's that is the reward, FILE.py:FUNCTION; None for a model."""
+        return None if self.policy is None else self.policy.rewards.function
+
+    @property
+    def learned_reward(self) -> bool:
+        """Whether the reward of the policy is a model that has learned from labels."""
+        return self.given_reward != KNOWN and self.reward_function is None
+
+    @property
     def held_out(self) -> tuple[str, float] | None:
         """('accuracy' or 'agreement', how well the reward model predicted labels held out)."""
         for name in ('accuracy', 'agreement'):

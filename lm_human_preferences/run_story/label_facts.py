@@ -11,9 +11,9 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
 from lm_human_preferences.hparams.reward_options import HParams
-from lm_human_preferences.labels import label_report
 from lm_human_preferences.labels.folder import LabelFolder, are_line_counts, is_folder
 from lm_human_preferences.labels.folder_labels import parse_names
+from lm_human_preferences.labels.report import label_report
 from lm_human_preferences.runs import run_files
 
 PEOPLE, KNOWN_REWARD, MADE_UP, FILE, FOLDER = 'people', 'known reward', 'made up', 'file', 'folder'
@@ -22,7 +22,7 @@ _MADE_HERE = {'mock': KNOWN_REWARD, 'test': MADE_UP}
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """How far labellers who answered the same question agree, see labels.label_report.
+    """How far labellers who answered the same question agree, see labels.report.
 
     pairs: of answers. same, chance: the share of them that are equal, and what guessing gives; None
     for ratings. alpha: Krippendorff's; None where it is not defined.

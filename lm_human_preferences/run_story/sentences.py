@@ -107,6 +107,8 @@ def reward(facts: RunFacts) -> list[str]:
             'The reward is a known function of the text (the sentiment of words), not a model that'
             ' learned from people.'
         ]
+    if facts.reward_function is not None:
+        return [f"The reward is a function of the user's, {shortened(facts.reward_function)}."]
     if given is not None:
         return [f'The reward model was given to the run, as {shortened(given)}.']
     if facts.policy.rewards.online is not None:
@@ -182,7 +184,9 @@ def not_known(facts: RunFacts | None, *, has_policy: bool) -> list[str]:
         found.append('The settings of the run: their file is missing or damaged.')
     elif facts.base_model is None and facts.initial_model not in OWN_MODELS:
         found.append('What the initial model is called on the hub.')
-    if facts.given_reward != KNOWN:
+    if facts.reward_function is not None:
+        found.append('What the function computes: its code is not a part of this page.')
+    if facts.learned_reward:
         found += _not_known_of_reward(facts.reward_trainer)
     if has_policy and facts.evaluation is None:
         found.append(

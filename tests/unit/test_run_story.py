@@ -59,6 +59,7 @@ def settings_of(line, monkeypatch):
         'train_policy test mine --rewards.online.source test --ppo.total_episodes 640'
         ' --rewards.online.labels 50 --rewards.online.retrainings 2',
         'train_policy sentiment mine --task.policy.initial_model org/name --run.evaluate on',
+        f'train_policy sentiment mine {NEW} off --rewards.function launch.py:cli',
         'train_reward mock_sentiment mine --labels.num_train None --labels.type best_of_2'
         ' --epochs 3 --normalize_after false --task.truncate_token 13',
     ],
@@ -257,6 +258,20 @@ def test_a_reward_model_of_another_run(tmp_path):
     shutil.rmtree(given)
     text = card_of(run)[0]
     assert 'Which labels the reward model learned from.' in text and '1024' not in text
+
+
+@pytest.mark.parametrize(
+    'settings, told',
+    [
+        ({'rewards__trained_model': 'mock'}, 'The reward is a known function of the text'),
+        ({'rewards__function': '/x/own.py:score'}, "function of the user's, own.py:score."),
+    ],
+)
+def test_a_reward_that_learned_nothing(tmp_path, settings, told):
+    """There are no labels, and none are missed."""
+    run = write_run(tmp_path / 'run', rewards__train_new_model='off', **settings)
+    text = card_of(run)[0]
+    assert told in text and 'Which labels' not in text and 'labels of' not in text
 
 
 def test_text_of_others_means_nothing_in_markdown(tmp_path):
