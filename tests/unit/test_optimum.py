@@ -272,8 +272,8 @@ def tiny():
 
 
 def test_enumeration_is_that_of_a_double_loop(tiny, monkeypatch):
-    """One in seven of all 27 ** 2 responses to each query, one by one, in float64; in chunks of more
-    and of less than a query."""
+    """One in seven of all 27 ** 2 responses to each query, one by one, in float64; in chunks of
+    more and of less than a query."""
     policy, reward_model, queries = tiny
     responses = list(itertools.product(range(27), repeat=2))
     some = slice(None, None, 7)
