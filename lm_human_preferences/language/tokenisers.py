@@ -25,12 +25,11 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.language.gpt2.sizes import released_name
+from lm_human_preferences.runs import run_files
 
-TOKENISER = 'tokenizer.json'
-SETTINGS = 'tokenizer_config.json'
-TEMPLATE = 'chat_template.jinja'
-# What belongs to a tokeniser: copied beside a model that is saved with it, where it exists.
-FILES = (TOKENISER, SETTINGS, 'special_tokens_map.json', TEMPLATE, 'generation_config.json')
+TOKENISER = run_files.TOKENISER
+SETTINGS = run_files.TOKENISER_SETTINGS
+TEMPLATE = run_files.CHAT_TEMPLATE
 PREFIX = 'tokenizer-'  # of the names of these encodings; 12 digits of a digest follow
 # SHA-256 of GPT-2's vocabulary: its encoder.json, sorted, without white space.
 GPT2_VOCABULARY = 'e35d8b86ebd35ebd260d040aa455e09759f7e675f4dbb7f3d727516f27eca190'
@@ -123,7 +122,7 @@ class TokeniserEncoding(Encoding):
 
         What is saved with them can be read without the directory that they are from.
         """
-        for name in FILES:
+        for name in run_files.TOKENISER_FILES:
             source = storage.join(self.directory, name)
             if storage.exists(source):
                 with open(storage.cached_path(source), 'rb') as file:

@@ -20,11 +20,18 @@ LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # by whose name a file in `answer
 LEARNED = 'reward_model/labels.json'  # says which labels it learned from
 # Of a run whose reward is a function of the user's, see runs/reward_function.py
 FUNCTION, FUNCTION_RECORD = 'reward_function.py', 'reward_function.json'
-_ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
-_TOKENISER = (
-    r'tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|chat_template\.jinja'
-    r'|generation_config\.json'
+# What belongs to a tokeniser: copied beside a model that is saved with it, where it exists.
+TOKENISER, TOKENISER_SETTINGS = 'tokenizer.json', 'tokenizer_config.json'
+CHAT_TEMPLATE = 'chat_template.jinja'
+TOKENISER_FILES = (
+    TOKENISER,
+    TOKENISER_SETTINGS,
+    'special_tokens_map.json',
+    CHAT_TEMPLATE,
+    'generation_config.json',
 )
+_ANSWERS = rf'{ANSWERS}/({LABELLER.pattern})\.jsonl'
+_TOKENISER = '|'.join(map(re.escape, TOKENISER_FILES))
 _LABEL_FILES = rf'({"|".join(map(re.escape, (TASK, QUESTIONS, USED)))}|{_ANSWERS}|{_TOKENISER})'
 # Beside the weights of a network: its sizes, transformers' config of it, and its encoding with the
 # files of a tokeniser.

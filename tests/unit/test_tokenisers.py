@@ -161,7 +161,7 @@ def test_the_files_of_a_model_belong_to_a_run(tmp_path):
     written = [path.name for path in (tmp_path / 'policy').iterdir()]
     assert 'config.json' in written
     assert all(pattern.fullmatch(f'policy/{name}') for name in written)
-    for name in tokenisers.FILES:
+    for name in run_files.TOKENISER_FILES:
         for folder in ('policy', 'reward_model', 'labels'):
             assert pattern.fullmatch(f'{folder}/{name}')
 
