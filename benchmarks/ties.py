@@ -6,7 +6,6 @@ then learn from
 
     ties       all of the answers
     left out   those that prefer a sample
-    forced     the answers of the same labeller in a folder without ties
 
 The best policy by a reward model at a KL of 2 is known exactly, and with it the share of the gain
 in known reward that this reward model allows there (evaluation.optimum).
@@ -70,43 +69,40 @@ class World:
             hparams=self.task, encoder=policy.encoder, batch_size=4096, mode='test'
         )
         self.queries = sampler()['tokens'].unique(dim=0)
-        length = self.task.response_length
-        self.ref_logprobs = optimum.all_logprobs(policy, self.queries, length)
-        known = rewards.load_reward_model('mock', model.encoding)
-        self.known = self._scores(known, policy.model.hparams.n_vocab)
-        self.n_vocab = policy.model.hparams.n_vocab
-
-    def _scores(self, model, n_vocab):
-        score = rewards.make_score_fn(self.task, model)
-        return optimum.all_scores(score, self.queries, n_vocab, self.task.response_length)
+        self.length = self.task.response_length
+        self.ref_logprobs = optimum.all_logprobs(policy, self.queries, self.length)
+        score = rewards.make_score_fn(self.task, rewards.load_reward_model('mock', model.encoding))
+        n_vocab = policy.model.hparams.n_vocab
+        self.known = optimum.all_scores(score, self.queries, n_vocab, self.length)
+        self.initial = optimum.expected(self.ref_logprobs, self.known).mean().item()
+        self.best = {
+            kl: optimum.frontier_reward_at(kl, self.ref_logprobs, self.known) for kl in KLS
+        }
 
     def shares(self, directory):
         """{KL: share of the possible gain} of the best policy by the reward model of a run."""
         model = reward_on_labels.load(reward_on_labels.saved_model(str(directory)))
-        scores = self._scores(model, self.n_vocab)
-        initial = optimum.expected(self.ref_logprobs, self.known).mean().item()
+        scores = optimum.all_rewards(model, self.queries, self.length)
         found = {}
         for kl in KLS:
             _, beta = optimum.frontier_at(kl, self.ref_logprobs, scores)
             logprobs = (self.ref_logprobs + scores / beta).log_softmax(-1)
-            gain = optimum.expected(logprobs, self.known).mean().item() - initial
-            best = optimum.frontier_reward_at(kl, self.ref_logprobs, self.known)
-            found[kl] = gain / (best - initial)
+            gain = optimum.expected(logprobs, self.known).mean().item() - self.initial
+            found[kl] = gain / (self.best[kl] - self.initial)
         return found
 
 
 def of_seed(world, directory, seed, settings):
-    """(the three kinds of labels of one seed: {name: shares}, the share of ties)."""
-    sources = {'ties': directory / 'ties', 'forced': directory / 'forced'}
-    sources['left out'] = directory / 'choices.json'
-    for name, more in (('ties', ('--ties', 'on')), ('forced', ())):
-        words = ('--count', settings.labels, '--seed', seed, *more)
-        run('ask', 'mock_sentiment', sources[name], *words)
-        simulate = ('--simulate.error', settings.error, '--simulate.seed', seed)
-        if name == 'ties':
-            simulate += ('--simulate.indifference', settings.indifference)
-        run('label', sources[name], '--labeller', 'robot', *simulate)
-    run('labels', sources['ties'], '--export', sources['left out'])
+    """(what reward models of both kinds allow: {name: shares}, the share of ties)."""
+    folder = directory / 'folder'
+    sources = {'ties': folder, 'left out': directory / 'choices.json'}
+    words = ('--count', settings.labels, '--seed', seed, '--ties', 'on')
+    run('ask', 'mock_sentiment', folder, *words)
+    run(
+        *('label', folder, '--labeller', 'robot', '--simulate.seed', seed),
+        *('--simulate.error', settings.error, '--simulate.indifference', settings.indifference),
+    )
+    run('labels', folder, '--export', sources['left out'])
     found = {}
     for name, source in sources.items():
         run(
@@ -116,7 +112,7 @@ def of_seed(world, directory, seed, settings):
             *settings.option,
         )
         found[name] = world.shares(directory / 'runs' / name.replace(' ', '_'))
-    answers = LabelFolder(str(sources['ties'])).counted()
+    answers = LabelFolder(str(folder)).counted()
     return found, sum(answer.value == 'tie' for answer in answers) / len(answers)
 
 
@@ -131,6 +127,7 @@ def main():
     parser.add_argument('--indifference', type=float, default=0.56)
     parser.add_argument('option', nargs='*', help='of train_reward, after --')
     settings = parser.parse_args()
+    torch.set_num_threads(1)
     world = World()
     everything = []
     for seed in range(1, settings.seeds + 1):
@@ -142,10 +139,9 @@ def main():
         of = {name: [found[name][kl] for found in everything] for name in everything[0]}
         for name, values in of.items():
             print(f'KL {kl:g} {name:9} {statistics.mean(values):.3f}, worst {min(values):.3f}')
-        for other in ('left out', 'forced'):
-            pairs = [a - b for a, b in zip(of['ties'], of[other], strict=True)]
-            half = QUANTILES[len(pairs)] * statistics.stdev(pairs) / math.sqrt(len(pairs))
-            print(f'KL {kl:g} ties less {other}: {statistics.mean(pairs):+.3f} +- {half:.3f}')
+        pairs = [a - b for a, b in zip(of['ties'], of['left out'], strict=True)]
+        half = QUANTILES[len(pairs)] * statistics.stdev(pairs) / math.sqrt(len(pairs))
+        print(f'KL {kl:g} ties less left out: {statistics.mean(pairs):+.3f} +- {half:.3f}')
 
 
 if __name__ == '__main__':

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
-import sys
-import termios
 import time
-import tty
 import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,11 +12,12 @@ from typing import Any
 import click
 
 from lm_human_preferences.commands import serve_page
+from lm_human_preferences.commands.keys import Keys, keys_at_once
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
-from lm_human_preferences.label_types import TIE_KEY
+from lm_human_preferences.label_types import TIE_KEY, Value
 from lm_human_preferences.labels import simulated_labeller
-from lm_human_preferences.labels.answers import REASONS, Answer
+from lm_human_preferences.labels.answers import LONGEST_REMARK, REASONS, Answer, clean_remark
 from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.labeller import AlreadyUsed, Labeller
 from lm_human_preferences.labels.page.key import folder_key
@@ -36,9 +33,17 @@ HELP_KEYS = ('h', '?')
 REASON_OF = {str(number): reason for number, reason in enumerate(REASONS, start=1)}
 HELP = """\
 s  skip this question, with a reason
+c  add a remark, one line of text, to your answer
 u  (or backspace) take back your last answer and answer again
 h  show this
 q  leave; every answer is saved already"""
+REVIEW_HELP = """\
+   your decision counts instead of the answers below the question
+s  leave this question for later
+c  add a remark, one line of text, to your decision
+u  (or backspace) take back your last decision and decide again
+h  show this
+q  leave; every decision is saved already"""
 
 
 def label(
@@ -46,11 +51,13 @@ def label(
     labeller: str,
     web: dict[str, Any] | None = None,
     simulate: dict[str, Any] | None = None,
+    review: bool = False,
 ) -> None:
     """Have a labeller answer the questions of a folder; the whole of `./launch.py label`.
 
     web: options of the page, which serves several labellers. simulate: options of the simulated
-    labeller, who answers instead of a person.
+    labeller, who answers instead of a person. review: whether the labeller decides what others
+    disagree about.
     """
     if web is not None:
         options = LabelHParams(labeller=labeller, web=WebHParams(**web))
@@ -60,7 +67,7 @@ def label(
     judge = _judge(opened) if simulate is not None else None
     # A simulated labeller sees nothing, and its answers depend on the seed alone.
     key = folder_key(folder) if judge is None else None
-    with Labeller(opened, labeller, key.order if key else None) as writer:
+    with Labeller(opened, labeller, key.order if key else None, decides=review) as writer:
         for note in key.notes if key else ():
             click.echo(note, err=True)
         if writer.dropped:
@@ -70,8 +77,9 @@ def label(
         for note in opened.notes():
             click.echo(note, err=True)
         if judge is None or simulate is None:
+            session = Review if review else Session
             with keys_at_once():
-                Session(writer, Keys()).run()
+                session(writer, Keys()).run()
             return
         count = simulated_labeller.simulate(writer, judge, **simulate)
         click.echo(f'{labeller} (simulated) has given {count} answers')
@@ -85,54 +93,11 @@ def _judge(folder: LabelFolder) -> simulated_labeller.Judge:
     return known_judge(folder.encoding())
 
 
-@contextlib.contextmanager
-def keys_at_once() -> Iterator[None]:
-    """Within the block, what is typed on a terminal needs no Enter and is not shown.
-
-    This holds also while nobody waits for a key.
-    """
-    if not sys.stdin.isatty():
-        yield
-        return
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-class Keys:
-    """Keys as they are pressed, or the characters of a pipe; EOFError at the end of one.
-
-    are_pressed: whether they come from a person at a terminal.
-    """
-
-    def __init__(self) -> None:
-        self.are_pressed = sys.stdin.isatty()
-        self._waiting: list[str] = []
-
-    def next(self) -> str:
-        """The next key. KeyboardInterrupt for Ctrl-C, '' for a key that is none of ours."""
-        if not self._waiting:
-            self._waiting = list(self._read())
-        return self._waiting.pop(0)
-
-    def _read(self) -> list[str]:
-        if not self.are_pressed:
-            character = sys.stdin.read(1)
-            while character == '\n':  # keys may be on lines of their own
-                character = sys.stdin.read(1)
-            if not character:
-                raise EOFError
-            return [character]
-        pressed = click.getchar()
-        # An arrow or a function key is several characters; so are keys pressed at one moment.
-        return [''] if pressed.startswith('\x1b') else list(pressed)
-
-
 class Session:
     """One sitting of a labeller at a terminal."""
+
+    help, keys_shown = HELP, 's skip, c remark, u undo, h help, q leave'
+    nothing_left = 'Nothing is left for you to answer.'
 
     def __init__(self, labeller: Labeller, keys: Keys) -> None:
         self.labeller, self.keys = labeller, keys
@@ -144,6 +109,7 @@ class Session:
         self.columns = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
         self.given = 0
         self.pressed: list[int] = []  # so far, of an answer that takes several keys
+        self.remark = ''  # to the question that is shown
         self.begin = self._shown_at = time.monotonic()
         if self.control.choices > MOST_CHOICES:
             raise UserError(
@@ -153,7 +119,7 @@ class Session:
 
     def run(self) -> None:
         """Ask until the labeller leaves."""
-        if not self.labeller.log.uuids:
+        if not self.labeller.done():
             self._show_help()
         try:
             while True:
@@ -165,11 +131,12 @@ class Session:
         except _Leave:
             click.echo()
         finally:
-            click.echo(f'Saved: {self.given} answers in this sitting, {self._total()} in all')
+            total = self.labeller.done()
+            click.echo(f'Saved: {self.given} answers in this sitting, {total} in all')
 
     def _rest(self) -> None:
         """Wait until there is a question: a new one, or one whose answer is taken back."""
-        click.echo('Nothing is left for you to answer.')
+        click.echo(self.nothing_left)
         click.echo('u undo your last answer, q or Enter leave, any other key: look again')
         while self.labeller.next_question() is None:
             key = self._key()
@@ -180,9 +147,6 @@ class Session:
             elif key in HELP_KEYS:
                 self._show_help()
 
-    def _total(self) -> int:
-        return len(self.labeller.log.by_question)
-
     def _ask(self, question: Question) -> None:
         """Show a question until it is answered, skipped, or left for the one before."""
         try:
@@ -192,27 +156,30 @@ class Session:
             self.labeller.leave_out(question)
             return
         order = self.labeller.order(question)
-        self.pressed = []
-        self._show(tokens, order)
+        self.pressed, self.remark = [], ''
+        self._show(question, tokens, order)
         begin = self._shown_at
         while True:
             key = self._key()
             is_part = self._is_part_of_answer(key)
-            if (is_part or key == 's') and self._is_too_soon():
+            if (is_part or key in ('s', 'c')) and self._is_too_soon():
                 continue
             if is_part:
                 self.pressed.append(int(key))
                 if len(self.pressed) == self.control.keys:
                     value = self.label_type.answer_of(self.pressed, order)
-                    self.labeller.answer(question, value, time.monotonic() - begin)
+                    seconds = time.monotonic() - begin
+                    self.labeller.answer(question, value, seconds, remark=self.remark)
                     self.given += 1
                     return
                 self._show_pressed()
             elif key == 's':
                 if self._skip(question, begin):
                     return
-                self._show(tokens, order)
+                self._show(question, tokens, order)
                 click.echo('Not skipped: that key stands for none of the reasons.')
+            elif key == 'c':
+                self._ask_remark()
             elif key in UNDO and self.pressed:
                 self.pressed.pop()
                 self._show_pressed()
@@ -220,7 +187,7 @@ class Session:
                 return
             elif key in HELP_KEYS:
                 self._show_help()
-                self._show(tokens, order)
+                self._show(question, tokens, order)
 
     def _is_part_of_answer(self, key: str) -> bool:
         """Whether a key is the answer, or the next of several that make one."""
@@ -250,8 +217,23 @@ class Session:
         if key not in REASON_OF:
             return False
         seconds = time.monotonic() - begin
-        self.labeller.answer(question, None, seconds, reason=REASON_OF[key])
+        reason = REASON_OF[key]
+        self.labeller.answer(question, None, seconds, reason=reason, remark=self.remark)
         return True
+
+    def _ask_remark(self) -> None:
+        """Have a remark typed, which is kept with the answer to this question."""
+        click.echo(
+            f'Your remark, up to {LONGEST_REMARK} characters, and Enter (nothing: no remark)'
+        )
+        try:
+            self.remark = clean_remark(self.keys.line()) or ''
+        except (EOFError, KeyboardInterrupt):
+            raise _Leave from None
+        self._show_remark()
+
+    def _show_remark(self) -> None:
+        click.echo(f'remark: {printable(self.remark)}' if self.remark else 'no remark')
 
     def _undo(self) -> Answer | None:
         try:
@@ -271,14 +253,14 @@ class Session:
         for paragraph in self.folder.task['instructions'].splitlines():
             for line in _wrapped(printable(paragraph.expandtabs()), self.columns):
                 click.echo(line)
-        click.echo(f'{self._choices()}\n{HELP}\n')
+        click.echo(f'{self._choices()}\n{self.help}\n')
 
     def _choices(self) -> str:
         """What the keys of an answer mean."""
         choices = f'1-{self.control.choices}  {self.control.meaning}'
         return f'{choices}\n{TIE_KEY}    {self.control.tie}' if self.control.tie else choices
 
-    def _show(self, tokens: dict[str, list[int]], order: Sequence[int]) -> None:
+    def _show(self, question: Question, tokens: dict[str, list[int]], order: Sequence[int]) -> None:
         click.echo('=' * self.columns)
         click.echo(self._progress())
         click.echo()
@@ -288,11 +270,17 @@ class Session:
             mark = f'{number}  ' if len(order) > 1 else ''
             self._show_text(mark, tokens[self.folder.samples[index]])
         click.echo('-' * self.columns)
+        self._show_others(question, order)
         first = TIE_KEY if self.control.tie else 1
-        click.echo(f'{first}-{self.control.choices} answer, s skip, u undo, h help, q leave')
+        click.echo(f'{first}-{self.control.choices} answer, {self.keys_shown}')
         if self.pressed:
             self._show_pressed()
+        if self.remark:
+            self._show_remark()
         self._shown_at = time.monotonic()
+
+    def _show_others(self, question: Question, order: Sequence[int]) -> None:
+        """Show what others have said, where that is no secret."""
 
     def _show_pressed(self) -> None:
         """Show what is there of an answer that takes several keys."""
@@ -302,11 +290,8 @@ class Session:
     def _progress(self) -> str:
         seconds = time.monotonic() - self.begin
         rate = f'{60 * self.given / seconds:.0f} a minute' if self.given > 1 else ''
-        left = sum(
-            self.folder.is_open_for(question, self.labeller.name)
-            for question in self.folder.questions.values()
-        )
-        return ', '.join(filter(None, [f'{self._total()} done', f'{left} to go', rate]))
+        left, done = self.labeller.left(), self.labeller.done()
+        return ', '.join(filter(None, [f'{done} done', f'{left} to go', rate]))
 
     def _show_text(self, mark: str, tokens: Sequence[int]) -> None:
         """A text, its line ends visible, and everything that could change the terminal escaped."""
@@ -318,6 +303,39 @@ class Session:
             for part, wrapped in enumerate(_wrapped(line, self.columns - len(mark))):
                 is_first = number == part == 0
                 click.echo((mark if is_first else ' ' * len(mark)) + wrapped)
+
+
+class Review(Session):
+    """One sitting of somebody who decides what labellers disagree about."""
+
+    help, keys_shown = REVIEW_HELP, 's later, c remark, u undo, h help, q leave'
+    nothing_left = 'Nothing is left that labellers disagree about.'
+
+    def _skip(self, question: Question, begin: float) -> bool:
+        """Leave the question to a later sitting."""
+        self.labeller.leave_out(question)
+        return True
+
+    def _show_others(self, question: Question, order: Sequence[int]) -> None:
+        for answer in self.folder.answers_to(question):
+            said = f'skipped: {answer.reason}'
+            if answer.value is not None:
+                said = self._as_pressed(answer.value, order)
+            remark = f' ({answer.remark})' if answer.remark else ''
+            line = printable(f'{answer.labeller}: {said}{remark}')
+            for part in _wrapped(line, self.columns):
+                click.echo(part)
+        click.echo('-' * self.columns)
+
+    def _as_pressed(self, value: Value, order: Sequence[int]) -> str:
+        """An answer by the numbers on this screen."""
+        if isinstance(value, list):
+            return ' '.join(str(order.index(sample) + 1) for sample in value)
+        for number in range(TIE_KEY, self.control.choices + 1):
+            is_choice = self.control.accepts([number])
+            if is_choice and self.label_type.answer_of([number], order) == value:
+                return str(number)
+        return str(value)  # which no key gives: it was given elsewhere
 
 
 class _Leave(Exception):

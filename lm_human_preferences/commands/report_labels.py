@@ -27,6 +27,7 @@ from lm_human_preferences.labels.texts.export_labels import (
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils.terminal import printable
 
+MOST_REMARKS = 20  # that are printed
 COLUMNS = {
     'answers': 'answers',
     'ties': 'ties',  # in a folder that allows them
@@ -101,7 +102,7 @@ def _on_reward_model(
 
 def _export(folder: LabelFolder, without: Collection[str], path: str, form: str) -> None:
     """Write the labels that count for training."""
-    labels = list(training_labels(folder, without))
+    labels = list(training_labels(folder, without, remarks=form == TEXT))
     ties = inexact = 0
     if form != TEXT:
         choices = [label for label in labels if label[folder.label_type.field] != TIE]
@@ -144,12 +145,34 @@ def _lines(folder: str, found: dict[str, Any]) -> list[str]:
     ]
     if found['labellers']:
         lines += ['', *_table(found['labellers'])]
+    if 'review' in found:
+        lines += ['', *_review_lines(found['review'])]
     for comparison in found['comparisons']:
         lines += ['', *_comparison_lines(comparison)]
+    if 'remarks' in found:
+        lines += ['', *_remark_lines(found['remarks'])]
     if 'reward' in found:
         lines += ['', *_reward_lines(found['reward'])]
     if 'learning_curve' in found:
         lines += ['', *_curve_lines(found['learning_curve'])]
+    return lines
+
+
+def _review_lines(review: dict[str, Any]) -> list[str]:
+    by = ', '.join(f'{count} by {name}' for name, count in sorted(review['decided'].items()))
+    line = f'decided where labellers disagree, and counted instead of their answers: {by}'
+    return [f'{line}; {review["disputed"]} left to decide']
+
+
+def _remark_lines(remarks: Sequence[dict[str, Any]]) -> list[str]:
+    """The latest remarks."""
+    shown = remarks[-MOST_REMARKS:]
+    lines = [f'remarks ({len(remarks)}):']
+    if len(shown) < len(remarks):
+        lines = [f'the last {len(shown)} of {len(remarks)} remarks (all of them: --output FILE):']
+    for remark in shown:
+        about = f'{remark["question"][:8]}, {json.dumps(remark["said"])}'
+        lines.append(f'  {remark["labeller"]}, {about}: {remark["remark"]}')
     return lines
 
 

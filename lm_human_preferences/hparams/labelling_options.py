@@ -151,6 +151,12 @@ class LabelHParams(hyperparams.HParams):
     simulate: SimulateHParams | None = option(
         None, 'have the known reward of the film reviews answer, instead of a person'
     )
+    review: bool = option(
+        False,
+        'decide, in the terminal, the questions on which labellers disagree: each decision counts'
+        ' instead of their answers',
+        ours=True,
+    )
 
     def validate(self) -> None:
         """Also ValueError without a name, or for a page that nobody is to look at."""
@@ -161,6 +167,12 @@ class LabelHParams(hyperparams.HParams):
         if self.web is not None and self.simulate is not None:
             web, simulate = self.option_name('web'), self.option_name('simulate')
             raise ValueError(f'{simulate} needs no page: give either {web} or {simulate}')
+        if self.review and (self.web is not None or self.simulate is not None):
+            other = self.option_name('simulate' if self.web is None else 'web')
+            raise ValueError(
+                f'{self.option_name("review")} on: a person decides, in the terminal; leave {other}'
+                ' out'
+            )
 
 
 @dataclass

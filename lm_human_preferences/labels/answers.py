@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import os
+import unicodedata
 import uuid as uuids
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,10 @@ REASONS = (  # for skipping a question
     'offensive',
     'other',
 )
+REMARK = 'remark'  # the field that holds one
+LONGEST_REMARK = 200  # characters
+# They change the direction of writing: marks, embeddings, overrides and isolates
+DIRECTIONS = '\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069'
 
 
 def question_id(tokens: Mapping[str, Sequence[int]]) -> str:
@@ -67,7 +72,9 @@ class Answer:
 
     value: as the label type has it; None where the question was skipped, for `reason`. order: the
     samples as they were shown. seconds: how long it took. time: of the answer, in seconds since
-    1970; see LabelFolder.time_of_next_answer.
+    1970; see LabelFolder.time_of_next_answer. remark: what the labeller said about it, see
+    clean_remark. decides: whether it is a decision on what labellers disagree about, which counts
+    instead of their answers; it is no answer of the labeller's own.
     """
 
     uuid: str
@@ -78,6 +85,8 @@ class Answer:
     order: tuple[int, ...]
     seconds: float
     time: float
+    remark: str | None = None
+    decides: bool = False
 
     @property
     def is_imported(self) -> bool:
@@ -93,13 +102,28 @@ class Answer:
         return self.seconds > 0 or not self.is_imported
 
 
+def clean_remark(text: str) -> str | None:
+    """One line of what somebody has typed, LONGEST_REMARK characters at most; None if it is empty.
+
+    It has no characters that control a terminal or change the direction of writing.
+    """
+    line = ' '.join(text.split())
+    kept = ''.join(character for character in line if not _is_control(character))
+    return kept[:LONGEST_REMARK].strip() or None
+
+
+def _is_control(character: str) -> bool:
+    is_direction = character in DIRECTIONS
+    return is_direction or unicodedata.category(character) in ('Cc', 'Cs', 'Zl', 'Zp')
+
+
 class AnswerLog:
     """What a labeller has answered, as far as the file has been read.
 
     most_lines: how much of the file counts; None: all. by_question: {question: answers that were
-    not taken back, the last one last}. uuids: of all answers ever given. line_of: {uuid: number of
-    its line, from 1}. undone: number of answers that were taken back. latest: the greatest time of
-    an answer, 0 where there is none.
+    not taken back, the last one last}. decisions: the same of decisions. uuids: of all answers and
+    decisions ever given. line_of: {uuid: number of its line, from 1}. undone: number of answers
+    that were taken back. latest: the greatest time of an answer, 0 where there is none.
     """
 
     def __init__(self, path: str, label_type: LabelType, most_lines: int | None = None) -> None:
@@ -113,12 +137,13 @@ class AnswerLog:
         self.uuids: dict[str, Answer] = {}
         self.line_of: dict[str, int] = {}
         self.by_question: dict[str, list[Answer]] = {}
+        self.decisions: dict[str, list[Answer]] = {}
         self._taken_back: set[str] = set()
         self.latest = 0.0
 
     @property
     def undone(self) -> int:
-        return len(self._taken_back)
+        return sum(not self.uuids[uuid].decides for uuid in self._taken_back)
 
     def refresh(self) -> set[str]:
         """Read what was added; UserError, naming file and line, for what is no answer.
@@ -145,8 +170,11 @@ class AnswerLog:
             raise UserError(f'{where} repeats the answer {printable(answer.uuid)}')
         self.uuids[answer.uuid] = answer
         self.line_of[answer.uuid] = self.reader.lines
-        self.by_question.setdefault(answer.question, []).append(answer)
+        self._of_its_kind(answer).setdefault(answer.question, []).append(answer)
         self.latest = max(self.latest, answer.time)
+
+    def _of_its_kind(self, answer: Answer) -> dict[str, list[Answer]]:
+        return self.decisions if answer.decides else self.by_question
 
     def _take_back(self, uuid: Any, where: str) -> Answer:
         if not isinstance(uuid, str) or uuid not in self.uuids:
@@ -157,10 +185,11 @@ class AnswerLog:
         if uuid in self._taken_back:
             return answer
         self._taken_back.add(uuid)
-        remaining = self.by_question[answer.question]
+        of_kind = self._of_its_kind(answer)
+        remaining = of_kind[answer.question]
         remaining.remove(answer)
         if not remaining:
-            del self.by_question[answer.question]
+            del of_kind[answer.question]
         return answer
 
     def is_taken_back(self, answer: Answer) -> bool:
@@ -178,23 +207,30 @@ class AnswerLog:
                 order=tuple(record['order']),
                 seconds=record['seconds'],
                 time=record['time'],
+                remark=record.get(REMARK),
+                decides=record.get('decides', False),
             )
             check_answer(answer, self.label_type)
         except (KeyError, OverflowError, TypeError, ValueError) as e:
             raise UserError(f'{where} is no answer of the type {self.label_type.name}: {e}') from e
         return answer
 
-    def last(self) -> Answer | None:
-        """The last answer that has not been taken back."""
-        for uuid in reversed(self.uuids):
-            if uuid not in self._taken_back:
-                return self.uuids[uuid]
+    def last(self, decides: bool = False) -> Answer | None:
+        """The last answer, or decision, that has not been taken back."""
+        for uuid, answer in reversed(self.uuids.items()):
+            if answer.decides == decides and uuid not in self._taken_back:
+                return answer
         return None
 
     def answer_to(self, question: str) -> Answer | None:
         """The answer to a question that counts, or the skip; None where there is neither."""
         answers = self.by_question.get(question)
         return answers[-1] if answers else None
+
+    def decision_on(self, question: str) -> Answer | None:
+        """The labeller's decision on a question that others disagree about, if there is one."""
+        decisions = self.decisions.get(question)
+        return decisions[-1] if decisions else None
 
 
 def check_answer(answer: Answer, label_type: LabelType) -> None:
@@ -207,6 +243,11 @@ def check_answer(answer: Answer, label_type: LabelType) -> None:
     for name in ('seconds', 'time'):
         if not is_number(getattr(answer, name)):
             raise TypeError(f'{name} must be a number')
+    remark = answer.remark
+    if remark is not None and (not isinstance(remark, str) or remark != clean_remark(remark)):
+        raise ValueError(f'remark must be one line of at most {LONGEST_REMARK} characters')
+    if type(answer.decides) is not bool or (answer.decides and answer.value is None):
+        raise ValueError(f'decides must be true, with {label_type.field}, or left out')
     if answer.value is None:
         if not isinstance(answer.reason, str):
             raise TypeError(f'it has neither {label_type.field} nor skip')

@@ -5,7 +5,8 @@ training used.jsonl. Lines are only ever added (labels/json_lines.py), so that a
 may follow a folder while people answer.
 
 A question is asked of one labeller, or of several where its `labellers` says so. Two skips retire
-it, but for a gold one. Of a labeller's answers to a question the last one counts.
+it, but for a gold one. Of a labeller's answers to a question the last one counts. A decision on
+what labellers disagree about counts instead of their answers.
 """
 
 from __future__ import annotations
@@ -194,26 +195,56 @@ class LabelFolder:
         answers = self.answers_to(question)
         if any(answer.labeller == labeller for answer in answers):
             return False
-        return question.needs(answers)
+        return self.needs_answers(question)
+
+    def needs_answers(self, question: Question) -> bool:
+        """Whether to ask a question of one more labeller."""
+        return self.decision_on(question) is None and question.needs(self.answers_to(question))
+
+    def decision_on(self, question: Question, without: Collection[str] = ()) -> Answer | None:
+        """The last decision on what labellers disagree about; None where there is none."""
+        decisions = [
+            decision
+            for name, log in self.logs.items()
+            if name not in without and (decision := log.decision_on(question.id)) is not None
+        ]
+        return max(decisions, key=_age, default=None)
+
+    def is_disputed(self, question: Question) -> bool:
+        """Whether labellers disagree on a question, and nobody knows or has decided."""
+        if question.kind == GOLD:
+            return False
+        values = [answer.value for answer in self.answers_to(question) if answer.value is not None]
+        if all(self.label_type.matches(value, values[0]) for value in values):
+            return False
+        return self.decision_on(question) is None
+
+    def answers_that_count(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
+        """The decision on a question; else the first answer, or all where it is for several.
+
+        The oldest is the first. without: labellers whose answers and decisions do not count.
+        """
+        decision = self.decision_on(question, without)
+        if decision is not None:
+            return [decision]
+        answers = [
+            answer
+            for answer in self.answers_to(question)
+            if answer.value is not None and answer.labeller not in without
+        ]
+        answers.sort(key=_age)
+        return answers if question.labellers > 1 else answers[:1]
 
     def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
-        """The answers to questions of a kind that count, the oldest first.
+        """The answers to questions of a kind that count, the oldest first; see answers_that_count.
 
-        Of a question for one labeller that is the first answer, else all of them. without:
-        labellers whose answers do not count; UserError for one who has given none.
+        without: labellers whose answers do not count; UserError for one who has given none.
         """
         self.check_labellers(without)
         found = []
         for question in self.questions.values():
-            if question.kind != kind:
-                continue
-            answers = [
-                answer
-                for answer in self.answers_to(question)
-                if answer.value is not None and answer.labeller not in without
-            ]
-            answers.sort(key=_age)
-            found += answers if question.labellers > 1 else answers[:1]
+            if question.kind == kind:
+                found += self.answers_that_count(question, without)
         return sorted(found, key=_age)
 
     def time_of_next_answer(self) -> float:

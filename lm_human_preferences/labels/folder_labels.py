@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
-from lm_human_preferences.labels.answers import Answer
+from lm_human_preferences.labels.answers import REMARK, Answer
 from lm_human_preferences.labels.folder import LabelFolder, are_line_counts, is_folder
 from lm_human_preferences.language.encodings import Encoding
 
@@ -32,16 +32,26 @@ def parse_names(names: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in names.split(','))
 
 
-def training_labels(folder: LabelFolder, without: Collection[str] = ()) -> Iterator[dict[str, Any]]:
-    """The labels that count for training as objects of a label file, the oldest first."""
-    return as_objects(folder, folder.counted(without=without))
+def training_labels(
+    folder: LabelFolder, without: Collection[str] = (), remarks: bool = False
+) -> Iterator[dict[str, Any]]:
+    """The labels that count for training as objects of a label file, the oldest first.
+
+    remarks: whether those with a remark have that, too.
+    """
+    return as_objects(folder, folder.counted(without=without), remarks)
 
 
-def as_objects(folder: LabelFolder, answers: Iterable[Answer]) -> Iterator[dict[str, Any]]:
-    """Yield each answer and what was asked as an object of a label file."""
+def as_objects(
+    folder: LabelFolder, answers: Iterable[Answer], remarks: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield each answer and what was asked as an object of a label file; see training_labels."""
     for answer in answers:
         tokens = folder.tokens(folder.questions[answer.question])
-        yield {**tokens, folder.label_type.field: answer.value}
+        label = {**tokens, folder.label_type.field: answer.value}
+        if remarks and answer.remark is not None:
+            label[REMARK] = answer.remark
+        yield label
 
 
 def open_folder(

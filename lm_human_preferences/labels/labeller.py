@@ -13,10 +13,12 @@ from typing import Any
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import Value
 from lm_human_preferences.labels.answers import (
+    REMARK,
     Answer,
     AnswerLog,
     asking_rank,
     check_answer,
+    clean_remark,
     shown_order,
 )
 from lm_human_preferences.labels.answers_file import AnswersFile
@@ -43,14 +45,17 @@ class AlreadyAnswered(UserError):
 class Labeller:
     """One labeller at work: the file of their answers, open for writing by nobody else.
 
-    key: what the order on the screen is made from, see answers.shown_order. dropped: bytes of an
-    unfinished answer that a kill had left, and that was removed. Threads may answer and undo at the
-    same time: each call waits for the one before.
+    key: what the order on the screen is made from, see answers.shown_order. decides: whether what
+    the labeller says are decisions on what others disagree about, see answers.Answer. dropped:
+    bytes of an unfinished answer that a kill had left, and that was removed. Threads may answer and
+    undo at the same time: each call waits for the one before.
     """
 
-    def __init__(self, folder: LabelFolder, name: str, key: bytes | None = None) -> None:
+    def __init__(
+        self, folder: LabelFolder, name: str, key: bytes | None = None, decides: bool = False
+    ) -> None:
         check_name(name)
-        self.folder, self.name, self._key = folder, name, key
+        self.folder, self.name, self._key, self.decides = folder, name, key, decides
         path = os.path.join(folder.path, ANSWERS, f'{name}.jsonl')
         with contextlib.suppress(OSError):  # which the writer explains
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -109,11 +114,23 @@ class Labeller:
                 yield question
 
     def _is_open(self, question: Question) -> bool:
-        is_left_out = question.id in self._left_out
-        return not is_left_out and self.folder.is_open_for(question, self.name)
+        return question.id not in self._left_out and self._waits(question)
+
+    def _waits(self, question: Question) -> bool:
+        if self.decides:
+            return self.folder.is_disputed(question)
+        return self.folder.is_open_for(question, self.name)
+
+    def left(self) -> int:
+        """How many questions wait for this labeller, with those that were left out."""
+        return sum(map(self._waits, self.folder.questions.values()))
+
+    def done(self) -> int:
+        """How many questions they have answered or skipped; how many decided, if they decide."""
+        return len(self.log.decisions if self.decides else self.log.by_question)
 
     def leave_out(self, question: Question) -> None:
-        """Stop asking this labeller a question, which is damaged."""
+        """Stop asking this labeller a question, which is damaged, or which they leave for later."""
         self._left_out.add(question.id)
 
     def _rank(self, question: Question) -> bytes:
@@ -132,12 +149,14 @@ class Labeller:
         reason: str | None = None,
         uuid: str | None = None,
         only_once: bool = False,
+        remark: str = '',
     ) -> Answer:
         """Record an answer, or with value None a skip and its reason; on the disk on return.
 
-        uuid: the same one, given again after an answer that may have been lost, records nothing
-        twice. AlreadyAnswered where it was given with another answer, and with `only_once` where
-        the question has an answer of another uuid.
+        remark: what the labeller says about it; see answers.clean_remark for what is kept. uuid:
+        the same one, given again after an answer that may have been lost, records nothing twice.
+        AlreadyAnswered where it was given with another answer, and with `only_once` where the
+        question has an answer of another uuid.
         """
         answer = Answer(
             uuid=uuid or str(uuids.uuid4()),
@@ -148,6 +167,8 @@ class Labeller:
             order=self.order(question),
             seconds=round(seconds, 3),
             time=self.folder.time_of_next_answer(),
+            remark=clean_remark(remark),
+            decides=self.decides,
         )
         check_answer(answer, self.folder.label_type)
         with self._one_at_a_time:
@@ -187,7 +208,7 @@ class Labeller:
         said = {'skip': answer.reason}
         if answer.value is not None:
             said = {self.folder.label_type.field: answer.value}
-        return {
+        record = {
             'answer': answer.uuid,
             'question': answer.question,
             **said,
@@ -195,6 +216,11 @@ class Labeller:
             'seconds': answer.seconds,
             'time': answer.time,
         }
+        if answer.remark is not None:
+            record[REMARK] = answer.remark
+        if answer.decides:
+            record['decides'] = True
+        return record
 
     def undo(self, uuid: str | None = None) -> Answer | None:
         """Take back the answer `uuid`, or the last one; None if there is none.
@@ -203,7 +229,7 @@ class Labeller:
         training has learned from the answer.
         """
         with self._one_at_a_time:
-            answer = self.log.last() if uuid is None else self.log.uuids.get(uuid)
+            answer = self.log.last(self.decides) if uuid is None else self.log.uuids.get(uuid)
             if answer is None:
                 return None
             if not self.log.is_taken_back(answer):

@@ -47,17 +47,14 @@ def active_labellers(folder: LabelFolder) -> list[str]:
 
 
 def collected(folder: LabelFolder) -> list[Answer]:
-    """The answers to learn from: the first to a question for one labeller, all to one for several.
+    """The answers to learn from, see LabelFolder.answers_that_count.
 
     They are in the order of the questions, so that it does not matter who answered when.
     """
     found: list[Answer] = []
     for question in folder.questions.values():
-        if question.kind not in (TRAIN, VALIDATION):
-            continue
-        answers = [answer for answer in folder.answers_to(question) if answer.value is not None]
-        answers.sort(key=lambda answer: (answer.time, answer.labeller))
-        found += answers if question.labellers > 1 else answers[:1]
+        if question.kind in (TRAIN, VALIDATION):
+            found += folder.answers_that_count(question)
     return found
 
 

@@ -494,7 +494,7 @@ def test_every_command_of_the_page_works(tmp_path, monkeypatch):
         if '--web' in line:  # test_label_page.py serves these
             continue
         argv = shlex.split(line.replace('/tmp/save', f'{tmp_path}/save'))
-        if argv[0] == 'label' and '--simulate.error' not in argv:
+        if argv[0] == 'label' and not {'--simulate.error', '--review'} & set(argv):
             argv += ['--simulate', 'on']
         if argv[0] in ('train_reward', 'train_policy'):
             argv += ['--save_dir', f'{tmp_path}/save/{argv[0]}', '--run.console', 'quiet']

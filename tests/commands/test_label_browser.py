@@ -201,20 +201,33 @@ def test_skip_with_a_reason_and_help(window, tmp_path):
     assert [answer.reason for answer in answers_of(path, 'anna')] == [REASONS[1]]
 
 
-def test_no_preference_has_a_key_and_a_button(window, tmp_path):
+def test_no_preference_and_a_remark_have_a_key_and_a_button(window, tmp_path):
     path = tmp_path / 'f'
     make_folder(path, 0, task={'ties': True})
     with shown(window, path):
-        window.answer('0')
         window.ready()
+        window.press('c')
+        window.until("document.getElementById('remark-dialog').open")
+        window.press('c1 <b>\u202e\u200d', ENTER)
+        window.until("!document.getElementById('remark-dialog').open")
+        assert window.text('#remark span') == 'c1 <b>U+202EU+200D'
+        window.press('0')
+        window.until("document.getElementById('count').textContent === '1 of 9'")
+        window.ready()
+        assert not window.driver.find_elements('css selector', '#remark span')
         window.driver.find_element('id', 'tie').click()
         window.until("document.getElementById('count').textContent === '2 of 9'")
+        window.ready()
+        window.driver.find_element('css selector', '#remark button').click()
+        window.press('thrown away', ESCAPE)
+        window.until("!document.querySelector('dialog[open]')")
         window.answer('2')
         window.press('h')
         assert window.until("document.getElementById('help-dialog').open")
         assert 'no preference, and go on' in window.text('#keys')
     tie, clicked, choice = answers_of(path, 'anna')
     assert (tie.value, clicked.value, choice.order.index(choice.value)) == ('tie', 'tie', 1)
+    assert [answer.remark for answer in (tie, clicked, choice)] == ['c1 <b>\u200d', None, None]
 
 
 @pytest.mark.parametrize('label_type, samples', [('scalar_rating', 1), ('scalar_compare', 2)])
@@ -570,6 +583,7 @@ def test_keyboard_alone_and_a_screen_reader(window, tmp_path):
         } <= found
         assert {name.split()[0] for role, name in found if role == 'button'} == {
             'Choose',
+            'Add',  # a remark
             'Undo',
             'Skip',
             'Help',

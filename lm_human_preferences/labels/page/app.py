@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from lm_human_preferences.label_types import MAX_RESPONSES, TIE_KEY
+from lm_human_preferences.labels.answers import LONGEST_REMARK
 from lm_human_preferences.labels.page.access import Access
 from lm_human_preferences.labels.page.guard import Guard
 from lm_human_preferences.labels.page.service import MOST_QUESTIONS, LabellingService, Refused
@@ -165,6 +166,7 @@ class _Routes:
             fields.text('question', QUESTION),
             fields.numbers('choice', lowest, MAX_RESPONSES),
             fields.seconds(),
+            fields.remark(),
         )
 
     async def skip(self, request: Request) -> Response:
@@ -177,6 +179,7 @@ class _Routes:
             fields.text('question', QUESTION),
             fields.text('reason'),
             fields.seconds(),
+            fields.remark(),
         )
 
     async def undo(self, request: Request) -> Response:
@@ -259,6 +262,13 @@ class _Fields:
         if type(value) not in (int, float) or not 0 <= value <= LONGEST_SECONDS:
             raise Refused(400, 'The request has no valid seconds.')
         return float(value)
+
+    def remark(self) -> str:
+        """The remark to the answer; '' where there is none."""
+        value = self._values.get('remark', '')
+        if not isinstance(value, str) or len(value) > LONGEST_REMARK:
+            raise Refused(400, 'The request has no valid remark.')
+        return value
 
     def ids(self, name: str) -> list[str]:
         """The ids of questions in a field, MOST_HELD at most."""

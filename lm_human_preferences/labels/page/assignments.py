@@ -66,7 +66,7 @@ class Assignments:
     def _update_one(self, id: str) -> None:
         question = None if id in self._damaged else self.folder.questions.get(id)
         answers = [] if question is None else self.folder.answers_to(question)
-        is_open = question is not None and question.needs(answers)
+        is_open = question is not None and self.folder.needs_answers(question)
         done_by = {answer.labeller for answer in answers} if is_open else set()
         if is_open:
             self._open.add(id)

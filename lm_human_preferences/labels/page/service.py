@@ -10,7 +10,7 @@ from typing import Any
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import Value
-from lm_human_preferences.labels.answers import REASONS
+from lm_human_preferences.labels.answers import LONGEST_REMARK, REASONS
 from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.labels.json_lines import FileTaken
 from lm_human_preferences.labels.labeller import AlreadyAnswered, AlreadyUsed, Labeller
@@ -90,6 +90,7 @@ class LabellingService:
                 'samples': len(self.folder.samples),
                 'control': dataclasses.asdict(self.folder.label_type.control),
                 'reasons': REASONS,
+                'longest_remark': LONGEST_REMARK,
                 **self._state(name),
             }
 
@@ -190,26 +191,39 @@ class LabellingService:
     # ------------------------------------------------------------ what a labeller does
 
     def answer(
-        self, name: str, uuid: str, question: str, numbers: Sequence[int], seconds: float
+        self,
+        name: str,
+        uuid: str,
+        question: str,
+        numbers: Sequence[int],
+        seconds: float,
+        remark: str = '',
     ) -> dict[str, Any]:
         """Record the answer of these numbers; it is on the disk when this returns.
 
-        question: its token. numbers: as label_types.Control has them.
+        question: its token. numbers: as label_types.Control has them. remark: to the answer.
         """
         label_type = self.folder.label_type
         if len(numbers) != label_type.control.keys or not label_type.control.accepts(numbers):
             raise Refused(400, 'There is no such choice.')
         asked = self._question(question)
         value = label_type.answer_of(numbers, self.labellers[name].order(asked))
-        return self._record(name, asked, uuid, seconds, value=value)
+        return self._record(name, asked, uuid, seconds, value=value, remark=remark)
 
     def skip(
-        self, name: str, uuid: str, question: str, reason: str, seconds: float
+        self,
+        name: str,
+        uuid: str,
+        question: str,
+        reason: str,
+        seconds: float,
+        remark: str = '',
     ) -> dict[str, Any]:
         """Record that a labeller skips a question. question: its token."""
         if reason not in REASONS:
             raise Refused(400, 'There is no such reason.')
-        return self._record(name, self._question(question), uuid, seconds, reason=reason)
+        asked = self._question(question)
+        return self._record(name, asked, uuid, seconds, reason=reason, remark=remark)
 
     def _question(self, token: str) -> Question:
         with self.folder.lock:
@@ -229,10 +243,11 @@ class LabellingService:
         seconds: float,
         value: Value | None = None,
         reason: str | None = None,
+        remark: str = '',
     ) -> dict[str, Any]:
         try:
             self.labellers[name].answer(
-                question, value, seconds, reason=reason, uuid=uuid, only_once=True
+                question, value, seconds, reason=reason, uuid=uuid, only_once=True, remark=remark
             )
         except AlreadyAnswered as e:
             raise Refused(409, 'You have answered this question already.') from e

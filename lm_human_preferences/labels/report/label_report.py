@@ -45,7 +45,42 @@ def report(folder: LabelFolder, without: Collection[str] = ()) -> dict[str, Any]
         'agreement': _agreement(folder, not_gold),
         'labellers': {name: _labeller(folder, name, not_gold) for name in names},
         'comparisons': _comparisons(folder, without),
+        **_review(folder, names),
+        **_remarks(folder, names),
     }
+
+
+def _review(folder: LabelFolder, names: Collection[str]) -> dict[str, Any]:
+    """On how many questions labellers disagree, and on how many who decided; if anybody did."""
+    deciding = [name for name in names if folder.logs[name].decisions]
+    if not deciding:
+        return {}
+    disputed = sum(map(folder.is_disputed, folder.questions.values()))
+    decided = {name: len(folder.logs[name].decisions) for name in deciding}
+    return {'review': {'disputed': disputed, 'decided': decided}}
+
+
+def _remarks(folder: LabelFolder, names: Collection[str]) -> dict[str, Any]:
+    """The remarks to answers and decisions, the oldest first, if there are any."""
+    with_remark: list[Answer] = []
+    for name in names:
+        log = folder.logs[name]
+        for given in (*log.by_question.values(), *log.decisions.values()):
+            if given[-1].remark is not None:
+                with_remark.append(given[-1])
+    if not with_remark:
+        return {}
+    with_remark.sort(key=lambda answer: answer.time)
+    remarks = [
+        {
+            'labeller': answer.labeller,
+            'question': answer.question,
+            'said': f'skipped: {answer.reason}' if answer.value is None else answer.value,
+            'remark': answer.remark,
+        }
+        for answer in with_remark
+    ]
+    return {'remarks': remarks}
 
 
 def _answers_by_question(folder: LabelFolder, names: Collection[str]) -> dict[str, list[Answer]]:

@@ -8,7 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lm_human_preferences.label_types import Value
-from lm_human_preferences.labels.answers import Answer, AnswerLog, question_id, shown_order
+from lm_human_preferences.labels.answers import (
+    Answer,
+    AnswerLog,
+    clean_remark,
+    question_id,
+    shown_order,
+)
 from lm_human_preferences.labels.folder import GOLD, TRAIN, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.labels.texts.records import TextLabel
@@ -80,6 +86,7 @@ def add_answers(questions: Questions, folder: LabelFolder, labeller: str) -> dic
             seconds=round(label.seconds, 3),
             # In the order of the file, of which training takes the first labels.
             time=now + 1e-6 * number,
+            remark=clean_remark(label.remark),
         )
         to_question.append(answer)
     added = {}

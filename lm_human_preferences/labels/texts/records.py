@@ -27,6 +27,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.datasets.messages import are_messages, as_text
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType, Value, is_number
+from lm_human_preferences.labels.answers import REMARK
 
 PROMPTS = ('prompt', 'query', 'question')  # where a task of Label Studio may have its query
 # Begins a turn of a dialogue in one string, as in the data set hh-rlhf.
@@ -55,7 +56,7 @@ class TextLabel:
 
     answer: as a label of its type has it; None where the record has none. labeller: who gave it,
     if the record says so. seconds: how long that took, 0 where it is not known. is_ordered: whether
-    the samples are in the order in which they were shown.
+    the samples are in the order in which they were shown. remark: of the labeller, '' for none.
     """
 
     query: str
@@ -64,6 +65,7 @@ class TextLabel:
     labeller: str | None = None
     seconds: float = 0.0
     is_ordered: bool = True
+    remark: str = ''
 
 
 def read(path: str) -> list[tuple[str, Any]]:
@@ -184,7 +186,8 @@ def _of_label(
     answer = None
     if label_type.field in record or needs_answer:
         answer = _checked_answer(record, label_type, where)
-    return TextLabel(query, samples, answer)
+    remark = record.get(REMARK)
+    return TextLabel(query, samples, answer, remark=remark if isinstance(remark, str) else '')
 
 
 def _checked_answer(record: dict[str, Any], label_type: LabelType, where: str) -> Value:
