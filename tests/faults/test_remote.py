@@ -609,6 +609,9 @@ def test_runs_in_the_store_are_read(store, cache, tmp_path):
         result = invoke(f'sample --nsamples 2 --mpi 1 --save_dir {RUN}', sample.cli)
         assert result.exit_code == 0 and result.stdout.count('=' * 80) == 2, result.output
         assert invoke(f'export {RUN} {tmp_path}/exported{seed}').exit_code == 0
+        page = (tmp_path / f'exported{seed}/README.md').read_text()
+        assert '64 labels of the type best' in page
+        assert ('--run.seed 2' in page) == (seed == 2)
         asked = invoke(f'ask test {tmp_path}/{seed}/labels --count 2 --policy {RUN}')
         assert '2 questions added' in asked.stdout, asked.output
         (tmp_path / 'texts.jsonl').write_text('{"query": "abc", "response": "defg"}')

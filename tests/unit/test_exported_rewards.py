@@ -91,7 +91,8 @@ def test_a_batch_of_token_ids_scores_the_same(tmp_path, families, family, has_co
         found = model(input_ids=padded, attention_mask=mask).logits[:, 0]
     constant = model.config.reward_constant
     assert (constant != 0) == has_constant
-    assert model.config.num_labels == 1 and model.config.pad_token_id == n_vocab
+    assert model.config.num_labels == 1 and model.config.problem_type == 'regression'
+    assert model.config.pad_token_id == n_vocab
     difference = (found + constant - expected).abs().max()
     assert difference <= 2e-6 * expected.abs().max()
     assert expected.std() > 0.1
