@@ -8,7 +8,7 @@ network that learns from a loss of its own also needs an optimizer and a step of
 import dataclasses
 import os
 
-from lm_human_preferences import label_types
+from lm_human_preferences import label_types, rewards
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.evaluation import measure
 from lm_human_preferences.hparams import policy_options, reward_options
@@ -24,11 +24,11 @@ REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
 
 
 def policy_networks(hparams: policy_options.HParams) -> Networks:
-    """The networks that train a policy. The known reward, 'mock', is none; nor is a function."""
+    """The networks that train a policy."""
     if hparams.rewards.online is not None:
         return Networks(learning=('policy',), frozen=('ref_policy',), retrained=('reward_model',))
-    has_network = hparams.rewards.trained_model != 'mock' and hparams.rewards.function is None
-    frozen = ('ref_policy', 'reward_model') if has_network else ('ref_policy',)
+    has_reward_model = rewards.has_network(hparams)
+    frozen = ('ref_policy', 'reward_model') if has_reward_model else ('ref_policy',)
     return Networks(learning=('policy',), frozen=frozen)
 
 

@@ -1,5 +1,6 @@
 """Reward models: language models with a head that scores responses (the original's rewards.py)."""
 
+import functools
 import os
 from collections.abc import Callable
 
@@ -11,8 +12,10 @@ from lm_human_preferences import lm_tasks, shell, storage
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError, UserError
+from lm_human_preferences.external_rewards.classifier import Classifier
+from lm_human_preferences.external_rewards.classifier_files import is_classifier
 from lm_human_preferences.external_rewards.function import FunctionScorer
-from lm_human_preferences.external_rewards.texts import TextReward
+from lm_human_preferences.external_rewards.texts import TextReward, TextScorer
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
@@ -212,15 +215,54 @@ ScoringModel = KnownReward | TextReward | _Scorer  # what a policy learns from
 
 
 def load_reward_model(name: str, encoding: Encoding, *, chat: bool = False) -> FrozenRewardModel:
-    """The reward called `name`: 'mock', FILE.py:FUNCTION, or the directory of a reward model.
+    """The reward called `name`: 'mock', FILE.py:FUNCTION, or the directory of a reward model or of
+    a classifier, as DIRECTORY#CLASS if it has several classes.
 
     encoding: of the policy whose tokens it scores. chat: whether that one answers in a chat.
     """
     if name == 'mock':
         return KnownReward(encoding)
-    if reward_function.is_one(name):
-        return TextReward(FunctionScorer(reward_function.read(name)), encoding, chat=chat)
+    scorer = text_scorer(name, chat=chat)
+    if scorer is not None:
+        return TextReward(scorer, encoding, chat=chat)
     return TrainedRewardModel(name, encoding)
+
+
+def text_scorer(name: str, *, chat: bool) -> TextScorer | None:
+    """The reward called `name` if it is one that reads texts; see load_reward_model.
+
+    It may also be that of a run that learns from a function.
+    """
+    if reward_function.is_one(name):
+        return FunctionScorer(reward_function.read(name))
+    directory, _, class_name = (name, '', '') if os.path.exists(name) else name.partition('#')
+    if is_classifier(directory):
+        return Classifier(directory, class_name or None, chat=chat)
+    if class_name:
+        raise OptionError(
+            '--rewards.class_name',
+            f'{class_name}: {directory} is no classifier of transformers, which has classes',
+        )
+    if not storage.is_remote(name) and run_files.has_reward_function(name):
+        return FunctionScorer(reward_function.of_run(name))
+    return None
+
+
+def has_network(hparams: HParams) -> bool:
+    """Whether the reward of a run is a network of ours, which its checkpoints have.
+
+    The known reward is none, nor is a function or a classifier. hparams: train_policy's.
+    """
+    name = hparams.rewards.trained_model
+    if hparams.rewards.train_new_model is not None:
+        return True
+    return name is not None and name != 'mock' and not _is_classifier(name)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_classifier(directory: str) -> bool:
+    """As is_classifier, which is asked often, while a run goes on."""
+    return is_classifier(directory)
 
 
 def load_reward_of_run(save_dir: str, hparams: HParams, encoding: Encoding) -> FrozenRewardModel:
@@ -291,6 +333,8 @@ def reward_model_of(save_dir: str, hparams: HParams) -> str:
     assert name is not None
     if name == 'mock':
         return name
+    if hparams.rewards.class_name is not None:
+        return f'{name}#{hparams.rewards.class_name}'
     is_there = storage.is_remote(name) or os.path.exists(name)
     if name == 'test' or not is_there:
         return storage.join(save_dir, run_files.POLICY.network)
@@ -306,6 +350,8 @@ def local_reward_model(hparams: HParams) -> str:
     if hparams.rewards.train_new_model is not None:
         name = storage.staging_dir(name)
     assert name is not None
+    if hparams.rewards.class_name is not None:
+        return f'{name}#{hparams.rewards.class_name}'
     return name
 
 
@@ -370,5 +416,6 @@ def reward_model_dir(path: str) -> str:
         advice = f'if that run had --rewards.online, its reward model is in {policy}'
     raise OptionError(
         '--rewards.trained_model',
-        f'{path}: neither it nor its reward_model/ has an hparams.json; {advice}',
+        f'{path}: neither it nor its reward_model/ has an hparams.json, nor is it a sequence'
+        f' classifier of transformers; {advice}',
     )

@@ -64,7 +64,10 @@ def label(
         serve_page.serve(folder, options)
         return
     opened = LabelFolder(folder)
-    judge = _judge(opened) if simulate is not None else None
+    judge = None
+    if simulate is not None:
+        simulate = dict(simulate)
+        judge = _judge(opened, simulate.pop('reward'))
     # A simulated labeller sees nothing, and its answers depend on the seed alone.
     key = folder_key(folder) if judge is None else None
     with Labeller(opened, labeller, key.order if key else None, decides=review) as writer:
@@ -85,12 +88,16 @@ def label(
         click.echo(f'{labeller} (simulated) has given {count} answers')
 
 
-def _judge(folder: LabelFolder) -> simulated_labeller.Judge:
-    """The judge of the simulated labeller."""
-    # It loads torch, which people need not wait for.
-    from lm_human_preferences.synthetic.known_judge import known_judge
+def _judge(folder: LabelFolder, reward: str) -> simulated_labeller.Judge:
+    """The judge of the simulated labeller. reward: see rewards.load_reward_model."""
+    # They load torch, which people need not wait for.
+    from lm_human_preferences.commands.sample_policy import warnings_only
+    from lm_human_preferences.rewards import load_reward_model
+    from lm_human_preferences.synthetic.known_judge import judge_by
 
-    return known_judge(folder.encoding())
+    chat = bool(folder.task['task'].get('chat'))
+    with warnings_only():
+        return judge_by(load_reward_model(reward, folder.encoding(), chat=chat))
 
 
 class Session:

@@ -18,6 +18,8 @@ from lm_human_preferences import (
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.distributed.engines import expected_engine
+from lm_human_preferences.external_rewards import classifier
+from lm_human_preferences.external_rewards.classifier_files import is_classifier
 from lm_human_preferences.hparams.model_sizes import HParams, Sizes
 from lm_human_preferences.hparams.online_options import OnlineHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
@@ -170,6 +172,9 @@ class DryRun:
     def _check_trained_model(self, name: str, encoding: Encoding | None) -> None:
         if name == 'mock':
             self._check_known_reward(encoding)
+        elif is_classifier(name):
+            assert isinstance(self.hparams, train_policy.HParams)
+            classifier.check(name, self.hparams.rewards.class_name)
         elif storage.is_remote(name) or not storage.exists(name):
             # It may still be in training.
             self.unchecked.append(f'--rewards.trained_model {name}')

@@ -14,6 +14,7 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import optimum
 from lm_human_preferences.evaluation.comparison import JUDGE, compare, summarize
+from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.evaluation_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
@@ -25,6 +26,7 @@ from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress
 
 MOST_RESPONSES = 300_000  # to a query, that are enumerated
+MOST_TEXTS = 16_384  # as well, where a reward reads texts, one after another
 QUERIES = 64  # of a data set without end
 DRAWS = 2048  # enough to meet every query of a data set that can be enumerated
 FRONTIER = ('kl', 'reward', 'standard_errors', 'effective_samples')  # the latter two if estimated
@@ -234,7 +236,8 @@ def measure(
     kl_coef: of the optimum to compare with, None to leave it out.
     """
     count = policy.model.hparams.n_vocab**task.response_length
-    exact = count <= MOST_RESPONSES
+    reads_texts = any(isinstance(model, TextReward) for model in models.values())
+    exact = count <= (MOST_TEXTS if reads_texts else MOST_RESPONSES)
     if exact:
         responses = enumerate_all(policy, reference, models, task, queries)
     else:

@@ -13,12 +13,13 @@ import torch
 from lm_human_preferences import rewards, storage
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import OptionError, UserError
+from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import GOLD, TRAIN, VALIDATION, LabelFolder
-from lm_human_preferences.labels.held_out import Labels, is_held_out, predict
+from lm_human_preferences.labels.held_out import Labels, Rewards, is_held_out, predict
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_files, run_settings
@@ -87,16 +88,15 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     from which only an online run learns. labellers: accuracy and number of all answers of each but
     gold ones.
     """
-    saved = saved_model(run)
-    _check(saved, folder)
-    model = load(saved)
+    model = _reward_for(folder, run)
     label_type = folder.label_type
-    record = record_of(run)
+    # What did not learn from labels has held none out.
+    record = record_of(run) if isinstance(model, TrainedRewardModel) else None
     share = 0.0 if record is None else record.labels.held_out
     learned = label_files.of_answers(folder, folder.counted(TRAIN, without))
     compared = label_files.of_answers(folder, folder.counted(VALIDATION, without))
     held_out, trained_on = _split(learned, label_type, share)
-    if _is_online(run):
+    if record is not None and _is_online(run):
         compared_aside, compared = _split(compared, label_type, share)
         for field, values in compared_aside.items():
             held_out[field] = torch.cat([held_out[field], values])
@@ -111,6 +111,32 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
             name: _prediction(model, part, label_type) for name, part in by_labeller.items()
         },
     }
+
+
+def _reward_for(folder: LabelFolder, run: str) -> rewards.FrozenRewardModel:
+    """The reward of `run`, or called so, for tokens of a folder; see rewards.load_reward_model."""
+    encoding, chat = folder.encoding(), bool(folder.task['task'].get('chat'))
+    if run == 'mock':
+        return rewards.load_reward_model(run, encoding)
+    scorer = rewards.text_scorer(run, chat=chat)
+    if scorer is not None:
+        return TextReward(scorer, encoding, chat=chat)
+    saved = saved_model(run)
+    _check(saved, folder)
+    return load(saved)
+
+
+def _rewards_by(model: rewards.FrozenRewardModel) -> Rewards:
+    """What `predict` asks: rewards (batch, n) of responses (batch, n, length)."""
+    if isinstance(model, TrainedRewardModel):
+        return model.get_rewards
+
+    def get_rewards(queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+        count = responses.shape[1]
+        scores = model.score(queries.repeat_interleave(count, 0), responses.flatten(0, 1))
+        return scores.reshape(-1, count)
+
+    return get_rewards
 
 
 def _check(saved: TrainedModel, folder: LabelFolder) -> None:
@@ -137,9 +163,9 @@ def _split(labels: Labels, label_type: LabelType, share: float) -> tuple[Labels,
 
 
 def _prediction(
-    model: TrainedRewardModel, labels: Labels, label_type: LabelType
+    model: rewards.FrozenRewardModel, labels: Labels, label_type: LabelType
 ) -> dict[str, Any] | None:
-    found = predict(model.get_rewards, labels, label_type, BATCH, LocalComm())
+    found = predict(_rewards_by(model), labels, label_type, BATCH, LocalComm())
     if found is None:
         return None
     low, high = found.interval()

@@ -98,6 +98,11 @@ class ImportHParams(hyperparams.HParams):
 
 @dataclass
 class SimulateHParams(hyperparams.HParams):
+    reward: str = option(
+        'mock',
+        'by which it answers: mock, the known reward of the film reviews; a reward model, a'
+        ' classifier, or FILE.py:FUNCTION',
+    )
     error: float = option(
         0.0, 'probability of a random answer instead of the best', at_least=0, at_most=1
     )
@@ -149,7 +154,7 @@ class LabelHParams(hyperparams.HParams):
         None, 'serve a page for the browser instead, with a link for each labeller'
     )
     simulate: SimulateHParams | None = option(
-        None, 'have the known reward of the film reviews answer, instead of a person'
+        None, 'have a reward answer instead of a person, the known one of the film reviews'
     )
     review: bool = option(
         False,
@@ -194,7 +199,8 @@ class ReportHParams(hyperparams.HParams):
     )
     reward: str | None = option(
         None,
-        'also show how well the reward model of this run, local or remote, predicts the answers',
+        'also show how well the reward model of this run, local or remote, or another reward'
+        ' predicts the answers',
     )
     learning_curve: int = option(
         0,

@@ -60,6 +60,13 @@ class RewardHParams(hyperparams.HParams):
         ' the known reward of reviews',
     )
 
+    class_name: str | None = option(
+        None,
+        'of a trained_model that is a classifier with several classes: the one whose log odds are'
+        ' the reward',
+        ours=True,
+    )
+
     function: str | None = option(
         None,
         'function of your own in place of a reward model, FILE.py:FUNCTION, see docs/rewards.md',
@@ -88,6 +95,11 @@ class RewardHParams(hyperparams.HParams):
             return
         if self.trained_model is None and self.train_new_model is None:
             raise AssertionError(f'no reward model: give {trained} DIRECTORY, or {new} on')
+        if self.class_name is not None and self.trained_model is None:
+            raise AssertionError(
+                f'{self.setting("class_name")} names a class of a classifier: give {trained}'
+                ' DIRECTORY'
+            )
         if (
             self.trained_model is not None
             and self.train_new_model is not None
@@ -107,6 +119,8 @@ class RewardHParams(hyperparams.HParams):
         if self.train_new_model is not None:
             new = self.option_name('train_new_model')
             raise AssertionError(f'{function} takes the place of a reward model: give {new} off')
+        if self.class_name is not None:
+            raise AssertionError(f'{self.setting("class_name")}: {function} {name} has no classes')
         if re.fullmatch(r'.+\.py:[^\W\d]\w*', name) is None:
             raise AssertionError(
                 f'{function} {name}: give the file and the function in it, as my_reward.py:score'

@@ -26,6 +26,7 @@ INITIAL_MODEL = 'task.policy.initial_model'  # the end of settings that take ORG
 FIXED_ONCE_BEGUN = {
     'task.policy.initial_model',
     'rewards.trained_model',
+    'rewards.class_name',
     'rewards.train_new_model',
     'rewards.online',
 }

@@ -1,13 +1,23 @@
-"""The known reward as the judge of a simulated labeller."""
+"""A reward as the judge of a simulated labeller: the known one, or any other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.synthetic.known_reward import KnownReward
+
+
+class Reward(Protocol):
+    """What scores responses."""
+
+    def score(self, queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
+        """Scores (batch,) of responses (batch, length) to queries (batch, length)."""
+        ...
+
 
 Tokens = dict[str, list[int]]  # of a question: {field: token ids}
 
@@ -17,7 +27,11 @@ def known_judge(encoding: Encoding) -> Callable[[Sequence[Tokens]], list[list[fl
 
     UserError for another encoding.
     """
-    model = KnownReward(encoding)
+    return judge_by(KnownReward(encoding))
+
+
+def judge_by(model: Reward) -> Callable[[Sequence[Tokens]], list[list[float]]]:
+    """A `Judge` of `labels.simulated_labeller` who prefers what `model` does."""
 
     def rewards(questions: Sequence[Tokens]) -> list[list[float]]:
         """The reward of each sample of each question."""

@@ -15,7 +15,7 @@ from lm_human_preferences import lm_tasks, rewards, train_policy
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation import evaluate, measure
+from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward, joined
 from lm_human_preferences.language import encodings
@@ -177,6 +177,15 @@ DIRECT = '--rewards.train_new_model=off'
             [DIRECT, '--rewards.function=a.py'],
             '--rewards.function a.py: give the file and the function in it, as my_reward.py:score',
         ),
+        (
+            [DIRECT, '--rewards.function=a.py:f', '--rewards.class_name=x'],
+            '--rewards.class_name x: --rewards.function a.py:f has no classes',
+        ),
+        (
+            ['--rewards.class_name=x'],
+            '--rewards.class_name x names a class of a classifier: give --rewards.trained_model'
+            ' DIRECTORY',
+        ),
     ],
 )
 def test_options_that_contradict_each_other(tmp_path, words, told):
@@ -282,12 +291,11 @@ def test_a_run_that_is_resumed_keeps_its_function(write, tmp_path):
     assert error_of(invoke([*resume, '--rewards.function', name])).endswith(f'is no file {path}')
 
 
-def test_it_judges_a_run(write, tmp_path, monkeypatch, capsys):
+def test_it_judges_a_run(write, tmp_path, capsys):
     """In a table of its own, beside that of the run's reward, and under a safe name."""
     known = ['--rewards.trained_model=mock', '--ppo.total_episodes=256']
     assert train(tmp_path, 'run', *known).exit_code == 0
     name = write('def score(queries, responses):\n return [len(r) for r in responses]')
-    monkeypatch.setattr(measure, 'MOST_RESPONSES', 10)
     results = evaluate.evaluate(f'{tmp_path}/run', judge=name, queries=2, samples=64)
     assert list(results['rewards']) == ['known reward', 'judge']
     judged = results['rewards']['judge']

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import click
 import torch
 
+from lm_human_preferences import rewards
 from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation.reward_on_labels import RECORD, load, record_of, saved_model
+from lm_human_preferences.external_rewards.texts import TextScorer, joined
 from lm_human_preferences.labels.texts import records
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
 from lm_human_preferences.rewards import TrainedRewardModel
@@ -35,10 +37,17 @@ def score(
 ) -> None:
     """Print the scores of the texts in `file`: the whole of `./launch.py score`.
 
-    A JSON object is printed for each record. run: a run with a reward model, or the reward model's
-    directory, local or remote. The other arguments: see hparams.labelling.ScoreHParams.
+    A JSON object is printed for each record. run: a run with a reward model, the reward model's
+    directory, local or remote, or a reward that reads texts (rewards.text_scorer). The other
+    arguments: see hparams.labelling_options.ScoreHParams.
     """
     found = records.read(file)
+    with warnings_only():
+        scorer = rewards.text_scorer(run, chat=True)
+    if scorer is not None:
+        _refuse_lengths(query_length, response_length)
+        _score_texts(scorer, found, batch_size)
+        return
     saved = saved_model(run)
     lengths = _lengths(run, query_length, response_length)
     sizes = saved.hparams()
@@ -57,6 +66,24 @@ def score(
         click.echo(json.dumps(dict(zip(names, values, strict=True))))
     for note in tokeniser.notes():
         click.echo(f'note: {note}', err=True)
+
+
+def _refuse_lengths(query_length: int | None, response_length: int | None) -> None:
+    for name, value in (('query_length', query_length), ('response_length', response_length)):
+        if value is not None:
+            raise UserError(f'--{name} {value}: this reward reads texts as they are; leave it out')
+
+
+def _score_texts(scorer: TextScorer, found: Sequence[tuple[str, Any]], batch_size: int) -> None:
+    """Print the scores of records by a reward that reads texts, whatever their lengths."""
+    named = [texts_of(record, where) for where, record in found]
+    texts = [joined(query, text) for query, responses in named for text in responses.values()]
+    scores: list[float] = []
+    for start in range(0, len(texts), batch_size):
+        scores += scorer.score(texts[start : start + batch_size]).tolist()
+    left = iter(scores)
+    for _, responses in named:
+        click.echo(json.dumps({name: next(left) for name in responses}))
 
 
 def _lengths(run: str, query_length: int | None, response_length: int | None) -> tuple[int, int]:

@@ -71,7 +71,7 @@ class CausalLM:
 
     def to_transformers(self, network: TransformersNetwork) -> Any:
         """See Architecture: the model that the network drives, with the dropout that it had."""
-        dropout = {key: self._content[key] for key in _dropout_in(self._content)}
+        dropout = {key: self._content[key] for key in dropout_in(self._content)}
         network.causal_lm.config.update(dropout)
         return network.causal_lm
 
@@ -129,14 +129,14 @@ def _config_of(content: dict[str, Any], path: str) -> Any:
     from transformers import AutoConfig
 
     taken = {key: value for key, value in content.items() if key not in _OURS_TO_SAY}
-    config = AutoConfig.for_model(**{**taken, **dict.fromkeys(_dropout_in(taken), 0.0)})
+    config = AutoConfig.for_model(**{**taken, **dict.fromkeys(dropout_in(taken), 0.0)})
     layers = config.num_hidden_layers
     if not 0 < layers <= MOST_LAYERS:
         raise UserError(f'{path}: {layers} layers are not what a model can have')
     return config
 
 
-def _dropout_in(content: dict[str, Any]) -> list[str]:
+def dropout_in(content: dict[str, Any]) -> list[str]:
     """The settings that say how much is dropped at random."""
     return [key for key in content if 'dropout' in key or key.endswith(('_pdrop', 'layerdrop'))]
 

@@ -23,10 +23,14 @@ class PretrainedWeights:
     """The safetensors beside a config.json, a `language.weights.Weights`.
 
     transformers reads them, because it knows what older versions called the tensors of a family.
+    model_class: of transformers, which makes the model.
     """
 
-    def __init__(self, directory: str, config: Any) -> None:
+    def __init__(
+        self, directory: str, config: Any, model_class: str = 'AutoModelForCausalLM'
+    ) -> None:
         self._config = config
+        self._model_class = model_class
         self.path = directory
         self._directory = self._fetched(directory)
         self._shapes = self._read_shapes()
@@ -55,12 +59,12 @@ class PretrainedWeights:
         copy_value(value.numpy(), parameter.detach(), f'{self.path}: {self.name_of(name)}')
 
     @functools.cached_property
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        """{own name: tensor}, of all parameters."""
-        from transformers import AutoModelForCausalLM
+    def model(self) -> Any:
+        """The model of transformers with the weights, in float32; UserError where some lack."""
+        import transformers
 
         with told(self.path):
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = getattr(transformers, self._model_class).from_pretrained(
                 self._directory,
                 config=self._config,
                 local_files_only=True,
@@ -75,7 +79,12 @@ class PretrainedWeights:
             raise UserError(
                 f'{self.path} lacks {missing[0]} and {len(missing) - 1} more of the model'
             )
-        return {CAUSAL_LM + name: tensor for name, tensor in model.named_parameters()}
+        return model
+
+    @functools.cached_property
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """{own name: tensor}, of all parameters."""
+        return {CAUSAL_LM + name: tensor for name, tensor in self.model.named_parameters()}
 
     def _read_shapes(self) -> list[list[int]]:
         """The shapes of all tensors in the files, from the files' heads."""

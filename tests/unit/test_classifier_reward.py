@@ -1,0 +1,202 @@
+"""A reward that a sequence classifier of transformers gives."""
+
+import json
+
+import pytest
+import torch
+from command_line import error_of, invoke
+from label_folders import make_folder
+from reward_models import save_reward_model
+from tiny_classifiers import OF_FAMILY, change_config, change_json, write_classifier
+from tiny_tokenisers import END
+
+import sample
+from lm_human_preferences import rewards
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.datasets.reviews import WORDS
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.evaluation import evaluate
+from lm_human_preferences.external_rewards.classifier import Classifier
+from lm_human_preferences.external_rewards.texts import joined
+
+TEXTS = [
+    joined(' '.join(WORDS[:start]), ' '.join(WORDS[start : start + count]))
+    for start, count in ((3, 2), (0, 1), (9, 4), (2, 3), (5, 0), (1, 12))
+]
+
+
+def logits_of(directory, texts=TEXTS):
+    """By transformers itself, one text at a time, without padding."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    model.config.pad_token_id = None
+    tokeniser = AutoTokenizer.from_pretrained(directory)
+    with torch.no_grad():
+        rows = [model(torch.tensor([tokeniser(each.whole).input_ids])).logits for each in texts]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize('family', OF_FAMILY)
+def test_scores_are_those_of_transformers(tmp_path, family):
+    directory = write_classifier(tmp_path, family)
+    expected = logits_of(directory)[:, 0]
+    assert expected.std() > 0.05
+    torch.testing.assert_close(Classifier(directory).score(TEXTS), expected)
+
+
+def test_padding_that_ends_texts_is_read(tmp_path):
+    """The last token counts even if it is the one that the family takes for padding."""
+    directory = write_classifier(tmp_path, pad_token_id=len(WORDS))
+    ending = {
+        'type': 'TemplateProcessing',
+        'single': [
+            {'Sequence': {'id': 'A', 'type_id': 0}},
+            {'SpecialToken': {'id': END, 'type_id': 0}},
+        ],
+        'pair': [],
+        'special_tokens': {END: {'id': END, 'ids': [len(WORDS)], 'tokens': [END]}},
+    }
+    change_json(tmp_path / 'tokenizer.json', post_processor=ending)
+    expected = logits_of(directory)[:, 0]
+    torch.testing.assert_close(Classifier(directory).score(TEXTS), expected)
+    change_json(tmp_path / 'tokenizer.json', post_processor=None)
+    assert (Classifier(directory).score(TEXTS) - expected).abs().max() > 0.05
+
+
+def test_a_class_gives_its_log_odds(tmp_path):
+    directory = write_classifier(tmp_path, 'bert', names=('bad', 'so so', 'good'))
+    shares = logits_of(directory).double().softmax(1)[:, 1]
+    found = Classifier(directory, 'so so').score(TEXTS)
+    torch.testing.assert_close(found, (shares / (1 - shares)).log().float())
+    change_config(directory, problem_type='multi_label_classification')
+    shares = logits_of(directory).double().sigmoid()[:, 1]
+    found = Classifier(directory, 'so so').score(TEXTS)
+    torch.testing.assert_close(found, (shares / (1 - shares)).log().float())
+
+
+@pytest.mark.parametrize(
+    'names, name, told',
+    [
+        (('bad', 'good'), None, 'has several classes, bad, good: name the one whose log odds are'),
+        (('bad', 'good'), 'fine', "has no class 'fine', but bad, good"),
+        (('reward',), 'reward', 'has one output, which is the reward: reward is none of'),
+    ],
+)
+def test_classes_that_are_not_there(tmp_path, names, name, told):
+    with pytest.raises(UserError, match=told):
+        Classifier(write_classifier(tmp_path, names=names), name)
+
+
+@pytest.mark.parametrize('family', ['gpt2', 'roberta'])
+def test_what_is_too_long_loses_its_beginning(tmp_path, family):
+    directory = write_classifier(tmp_path, family)
+    words = (list(WORDS) * 2)[:70]
+    long, cut = joined(' '.join(words), WORDS[5]), joined(' '.join(words[-63:]), WORDS[5])
+    found = Classifier(directory).score([long, cut])
+    torch.testing.assert_close(found, logits_of(directory, [cut, cut])[:, 0])
+
+
+def test_a_chat_is_read_in_the_own_template(tmp_path):
+    """Only if the policy's is a chat, too."""
+    template = "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + ' ' }}{% endfor %}"
+    directory = write_classifier(tmp_path)
+    change_json(tmp_path / 'tokenizer_config.json', chat_template=template)
+    rules = json.loads((tmp_path / 'tokenizer.json').read_text())
+    vocab = {**rules['model']['vocab'], 'user': 62, 'assistant': 63}
+    change_json(tmp_path / 'tokenizer.json', model={**rules['model'], 'vocab': vocab})
+    texts = [joined(WORDS[3], WORDS[7])]
+    spelled = [joined('', f'user {WORDS[3]} assistant {WORDS[7]}')]
+    plain = Classifier(directory)
+    assert Classifier(directory, chat=True).score(texts) == plain.score(spelled)
+    assert plain.score(texts) != plain.score(spelled)
+
+
+def test_an_exported_reward_model_comes_back(tmp_path):
+    saved = save_reward_model(tmp_path / 'model')
+    assert invoke(f'export {tmp_path}/model {tmp_path}/exported').exit_code == 0
+    own = rewards.load_reward_model(str(tmp_path / 'model'), saved.encoding)
+    again = rewards.load_reward_model(str(tmp_path / 'exported'), saved.encoding)
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randint(saved.encoding.n_vocab + 1, (20, 4), generator=generator)
+    responses = torch.randint(saved.encoding.n_vocab, (20, 4), generator=generator)
+    expected = own.score(queries, responses)
+    torch.testing.assert_close(again.score(queries, responses), expected, rtol=1e-5, atol=1e-5)
+
+
+# ---------------------------------------------------------------- commands
+
+
+@pytest.fixture(scope='module')
+def classes(tmp_path_factory):
+    """A classifier of reviews as --rewards.trained_model takes it."""
+    return write_classifier(tmp_path_factory.mktemp('classes'), names=('bad', 'good'))
+
+
+def train(folder, *words):
+    return invoke(
+        f'train_policy mock_sentiment run --mpi=1 --save_dir={folder} --run.console=original'
+        ' --ppo.total_episodes=256 --run.evaluate=off --rewards.train_new_model=off'
+        f' {" ".join(words)}'
+    )
+
+
+def test_a_policy_learns_from_a_class(tmp_path, classes):
+    words = (f'--rewards.trained_model={classes}', '--rewards.class_name=good')
+    told = train(tmp_path, words[0]).stderr.splitlines()[-1]
+    assert told.startswith(f'error: {classes} has several classes, bad, good: name the one')
+    result = train(tmp_path, *words)
+    assert result.exit_code == 0, result.output
+    run = tmp_path / 'run'
+    bundle = Bundle(checkpoints.latest(f'{run}/policy/checkpoints'))
+    assert {name.partition('/')[0] for name in bundle} >= {'policy', 'ref_policy'}
+    assert not any(name.startswith('reward_model/') for name in bundle)
+    told = error_of(invoke(f'resume {run} --rewards.class_name bad'))
+    assert told.startswith('--rewards.class_name cannot change')
+    assert invoke(f'resume {run} --ppo.total_episodes 512').exit_code == 0
+
+    out = tmp_path / 'samples.jsonl'
+    argv = f'sample --save_dir {run} --nsamples 3 --mpi 1 --output {out}'
+    assert invoke(argv, sample.cli).exit_code == 0
+    samples = [json.loads(line) for line in out.read_text().splitlines()]
+    texts = [joined(each['query'], each['response']) for each in samples]
+    expected = Classifier(classes, 'good').score(texts)
+    torch.testing.assert_close(torch.tensor([each['score'] for each in samples]), expected)
+
+    results = evaluate.evaluate(str(run), judge=f'{classes}#bad', queries=2, samples=64)
+    of_run, judged = (results['rewards'][name]['policy'] for name in ('reward model', 'judge'))
+    assert of_run['reward'] == pytest.approx(-judged['reward'], abs=1e-4)  # the log odds of two
+
+
+def test_texts_are_scored(tmp_path, classes):
+    texts = tmp_path / 'texts.jsonl'
+    record = {'query': WORDS[3], 'sample0': WORDS[4], 'sample1': ' '.join(WORDS[:30])}
+    texts.write_text(json.dumps(record))
+    result = invoke(f'score {classes}#good {texts}')
+    assert result.exit_code == 0, result.output
+    pairs = [joined(WORDS[3], record[name]) for name in ('sample0', 'sample1')]
+    expected = Classifier(classes, 'good').score(pairs)
+    torch.testing.assert_close(torch.tensor(list(json.loads(result.stdout).values())), expected)
+    told = error_of(invoke(f'score {classes}#good {texts} --query_length 3'))
+    assert told == '--query_length 3: this reward reads texts as they are; leave it out'
+    told = error_of(invoke(f'score {tmp_path}#good {texts}'))
+    assert (
+        told == f'--rewards.class_name good: {tmp_path} is no classifier of transformers, which'
+        ' has classes'
+    )
+
+
+def test_labels_are_given_and_predicted_by_any_reward(tmp_path):
+    """The simulated labeller answers as the function says, which predicts all of its answers."""
+    make_folder(tmp_path / 'labels', 8)
+    (tmp_path / 'r.py').write_text(
+        'def score(queries, responses):\n return [*map(hash, responses)]'
+    )
+    name = f'{tmp_path}/r.py:score'
+    argv = f'label {tmp_path}/labels --labeller anna --simulate.reward {name}'
+    assert invoke(argv).exit_code == 0
+    result = invoke(f'labels {tmp_path}/labels --reward {name} --output {tmp_path}/report.json')
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / 'report.json').read_text())
+    assert report['reward']['trained_on']['accuracy'] == 1
