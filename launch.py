@@ -31,6 +31,7 @@ import click
 
 from lm_human_preferences import storage
 from lm_human_preferences.cli import launch, user_settings
+from lm_human_preferences.cli.job_names import JobName
 from lm_human_preferences.cli.labelling import label_commands
 from lm_human_preferences.cli.program import Command, Program
 from lm_human_preferences.errors import UserError
@@ -208,6 +209,7 @@ policy_experiments = {
 
 
 EXPERIMENTS = {'train_policy': policy_experiments, 'train_reward': reward_experiments}
+TRAIN = {'train_policy': JobName.TRAIN_POLICY, 'train_reward': JobName.TRAIN_REWARD}
 TRAININGS = {'train_policy': policy_options.HParams, 'train_reward': reward_options.HParams}
 
 
@@ -232,7 +234,7 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
         mpi = run_dir.ranks_of(hparams.run.directory)
     experiment = run_settings.experiment_of(directory, command)
     arguments = {'hparams': hparams, 'experiment': experiment}
-    launch.start_job(f'lm_human_preferences.{command}:train', arguments, mpi)
+    launch.start_job(TRAIN[command], arguments, mpi)
 
 
 def options_of_resume() -> dict[str, dataclasses.Field]:
@@ -269,9 +271,8 @@ def export(settings: dict[str, Any], model_dir: str, output_dir: str) -> None:
         for command, trials in EXPERIMENTS.items()
         for name, (trial,) in trials.items()
     }
-    job = 'lm_human_preferences.commands.export_model:export'
     arguments = {'model_dir': model_dir, 'output_dir': output_dir, 'experiments': experiments}
-    launch.start_job(job, arguments, mpi=1, has_ranks=False)
+    launch.start_job(JobName.EXPORT, arguments, mpi=1, has_ranks=False)
 
 
 def figures(settings: dict[str, Any]) -> None:
@@ -280,8 +281,7 @@ def figures(settings: dict[str, Any]) -> None:
     binds, _ = user_settings.read_trial(*policy_experiments['mock_sentiment'])
     hparams = policy_options.HParams()
     hparams.override_from_dict(binds)
-    module = 'online' if options.pop('online') else 'figures'
-    job = f'lm_human_preferences.reproduction.{module}:figures'
+    job = JobName.ONLINE_FIGURES if options.pop('online') else JobName.FIGURES
     launch.start_job(job, {'hparams': hparams, **options}, mpi=1, has_ranks=False)
 
 
@@ -290,7 +290,7 @@ cli = Program(
     commands=[
         launch.experiment_command(
             'train_reward',
-            'lm_human_preferences.train_reward:train',
+            JobName.TRAIN_REWARD,
             reward_options.HParams,
             reward_experiments,
             example='./launch.py train_reward mock_sentiment my-reward --mpi 1',
@@ -298,7 +298,7 @@ cli = Program(
         ),
         launch.experiment_command(
             'train_policy',
-            'lm_human_preferences.train_policy:train',
+            JobName.TRAIN_POLICY,
             policy_options.HParams,
             policy_experiments,
             complete=policy_options.complete,
@@ -335,7 +335,7 @@ cli = Program(
         ),
         launch.job_command(
             'doctor',
-            'lm_human_preferences.commands.doctor:doctor',
+            JobName.DOCTOR,
             example='./launch.py doctor',
             help=(
                 'Check that this machine has what training needs. Prints one line for each check,'
@@ -344,7 +344,7 @@ cli = Program(
         ),
         launch.job_command(
             'evaluate',
-            'lm_human_preferences.evaluation.evaluate:evaluate',
+            JobName.EVALUATE,
             evaluation_options.HParams,
             ['save_dir'],
             example='./launch.py evaluate /tmp/save/train_policy/first',

@@ -15,6 +15,7 @@ from lm_human_preferences import shell
 shell.require('click')
 
 from lm_human_preferences.cli import launch
+from lm_human_preferences.cli.job_names import JobName
 from lm_human_preferences.cli.program import Program
 from lm_human_preferences.hparams.reward_options import PRECISIONS
 from lm_human_preferences.storage import outputs
@@ -83,7 +84,7 @@ cli = Program(
     commands=[
         launch.job_command(
             'sample',
-            'lm_human_preferences.commands.sample_policy:sample_policy',
+            JobName.SAMPLE,
             SampleHParams,
             positionals=('mode', 'mpi'),
             help=__doc__,

@@ -9,6 +9,7 @@ import click
 
 from lm_human_preferences.cli import launch, user_settings
 from lm_human_preferences.cli.arguments import did_you_mean
+from lm_human_preferences.cli.job_names import JobName
 from lm_human_preferences.cli.program import Command
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import labelling_options, reward_options
@@ -32,7 +33,7 @@ def _commands_of_experiments(reward_experiments: Experiments) -> list[Command]:
     return [
         experiment_command(
             'ask',
-            'ask:ask',
+            JobName.ASK,
             labelling_options.AskHParams,
             reward_experiments,
             ['folder'],
@@ -44,7 +45,7 @@ def _commands_of_experiments(reward_experiments: Experiments) -> list[Command]:
         ),
         experiment_command(
             'import_labels',
-            'texts.import_labels:import_labels',
+            JobName.IMPORT_LABELS,
             labelling_options.ImportHParams,
             reward_experiments,
             ['file', 'output'],
@@ -62,7 +63,7 @@ def _commands_of_folders() -> list[Command]:
     return [
         launch.job_command(
             'label',
-            'lm_human_preferences.commands.answer_questions:label',
+            JobName.LABEL,
             labelling_options.LabelHParams,
             ['folder'],
             example='./launch.py label ./my-labels --labeller anna',
@@ -73,7 +74,7 @@ def _commands_of_folders() -> list[Command]:
         ),
         launch.job_command(
             'labels',
-            'lm_human_preferences.commands.report_labels:report_labels',
+            JobName.LABELS,
             labelling_options.ReportHParams,
             ['folder'],
             example='./launch.py labels ./my-labels --export my-labels.json',
@@ -84,7 +85,7 @@ def _commands_of_folders() -> list[Command]:
         ),
         launch.job_command(
             'score',
-            'lm_human_preferences.commands.texts.score:score',
+            JobName.SCORE,
             labelling_options.ScoreHParams,
             ['run', 'file'],
             example='./launch.py score /tmp/save/train_reward/my-reward texts.jsonl',
@@ -99,7 +100,7 @@ def _commands_of_folders() -> list[Command]:
 
 def experiment_command(
     name: str,
-    job: str,
+    job: JobName,
     hparam_class: type[hyperparams.HParams],
     reward_experiments: Experiments,
     arguments: Sequence[str],
@@ -107,7 +108,7 @@ def experiment_command(
 ) -> Command:
     """The command `name EXPERIMENT ARGUMENT ... [--option value ...]`.
 
-    It runs `job` of `commands` with the settings of the experiment's reward model, which has the
+    It runs `job` with the settings of the experiment's reward model, which has the
     options LABEL_FIELDS, and with the arguments and the options of `hparam_class`.
     """
 
@@ -126,7 +127,7 @@ def experiment_command(
         settings = user_settings.with_end_of_response(settings, hparams.task)
         user_settings.override(hparams, settings)
         launch.start_job(
-            f'lm_human_preferences.commands.{job}',
+            job,
             {
                 'reward_hparams': launch.validated(hparams),
                 **dict(zip(arguments, values, strict=True)),

@@ -14,6 +14,7 @@ import click
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.cli.arguments import did_you_mean
+from lm_human_preferences.cli.job_names import JobName
 from lm_human_preferences.cli.program import Command, completion
 from lm_human_preferences.cli.user_settings import (
     override,
@@ -73,9 +74,9 @@ def validated(hparams: Settings) -> Settings:
 
 
 def start_job(
-    job: str, arguments: dict[str, Any], mpi: int | None, *, has_ranks: bool = True
+    job: JobName, arguments: dict[str, Any], mpi: int | None, *, has_ranks: bool = True
 ) -> None:
-    """Call `job`, 'module:function', with keyword `arguments` on `mpi` ranks.
+    """Call `job` with keyword `arguments` on `mpi` ranks.
 
     mpi: None for one rank for each GPU. has_ranks: whether the job can share its work; else it is
     done by this process, or by the first of those that a launcher has started.
@@ -114,7 +115,7 @@ def start_job(
         raise
 
 
-def _do_alone(job: str, arguments: dict[str, Any]) -> None:
+def _do_alone(job: JobName, arguments: dict[str, Any]) -> None:
     launched = launch_methods.current()
     if launched.rank > 0:
         return
@@ -153,7 +154,7 @@ def _visible_gpus() -> int:
 
 def job_command(
     name: str,
-    job: str,
+    job: JobName,
     hparam_class: type[hyperparams.HParams] = hyperparams.HParams,
     arguments: Sequence[str] = (),
     **attrs: Any,
@@ -188,7 +189,7 @@ def _keep_settings(
 
 def experiment_command(
     name: str,
-    job: str,
+    job: JobName,
     hparam_class: 'type[Training]',
     experiments: Mapping[str, Sequence[Trial]],
     *,
@@ -241,7 +242,7 @@ class ExperimentLauncher:
     def __init__(
         self,
         command: str,
-        job: str,
+        job: JobName,
         hparam_class: 'type[Training]',
         experiments: Mapping[str, Sequence[Trial]],
         complete: Complete,

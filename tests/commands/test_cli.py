@@ -21,6 +21,8 @@ import sample
 from lm_human_preferences import storage
 from lm_human_preferences.cli import launch as jobs
 from lm_human_preferences.cli import program, user_settings
+from lm_human_preferences.cli.job_names import JobName
+from lm_human_preferences.distributed import worker
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.runs import run_dir
@@ -583,6 +585,19 @@ def test_our_own_errors_keep_their_traceback(error):
 def test_interrupt_is_quiet():
     result = invoke('train', failing(KeyboardInterrupt()))
     assert (result.exit_code, result.output.strip()) == (130, '')
+
+
+@pytest.mark.parametrize('job', JobName)
+def test_every_job_that_a_command_names_is_there(job):
+    assert callable(worker.import_job(job))
+
+
+@pytest.mark.parametrize(
+    'words, job', [('', JobName.FIGURES), ('--online', JobName.ONLINE_FIGURES)]
+)
+def test_figures_of_either_kind(words, job, started):
+    assert invoke(f'figures /f {words}').exit_code == 0
+    assert [name for name, _, _ in started] == [job]
 
 
 def test_sample(started):
