@@ -104,7 +104,6 @@ class Session:
     """One sitting of a labeller at a terminal."""
 
     help, keys_shown = HELP, 's skip, c remark, u undo, h help, q leave'
-    nothing_left = 'Nothing is left for you to answer.'
 
     def __init__(self, labeller: Labeller, keys: Keys) -> None:
         self.labeller, self.keys = labeller, keys
@@ -143,7 +142,7 @@ class Session:
 
     def _rest(self) -> None:
         """Wait until there is a question: a new one, or one whose answer is taken back."""
-        click.echo(self.nothing_left)
+        click.echo(self._nothing_left())
         click.echo('u undo your last answer, q or Enter leave, any other key: look again')
         while self.labeller.next_question() is None:
             key = self._key()
@@ -153,6 +152,9 @@ class Session:
                 self._undo()
             elif key in HELP_KEYS:
                 self._show_help()
+
+    def _nothing_left(self) -> str:
+        return 'Nothing is left for you to answer.'
 
     def _ask(self, question: Question) -> None:
         """Show a question until it is answered, skipped, or left for the one before."""
@@ -316,7 +318,12 @@ class Review(Session):
     """One sitting of somebody who decides what labellers disagree about."""
 
     help, keys_shown = REVIEW_HELP, 's later, c remark, u undo, h help, q leave'
-    nothing_left = 'Nothing is left that labellers disagree about.'
+
+    def _nothing_left(self) -> str:
+        for_later = self.labeller.left()
+        if for_later:
+            return f'All are decided but {for_later}, which you have left for later.'
+        return 'Nothing is left that labellers disagree about.'
 
     def _skip(self, question: Question, begin: float) -> bool:
         """Leave the question to a later sitting."""

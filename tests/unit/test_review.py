@@ -156,6 +156,7 @@ def test_who_decides_sees_who_said_what_and_may_take_it_back(disputed):
         anna.answer(question, 3, 1.0, remark='rude \\')
     printed = press(disputed, '9s1ucsure\n2', '--review', 'on', name='carl')
     assert 'your decision counts instead of the answers' in printed
+    assert 'All are decided but 1, which you have left for later.' in printed
     assert '0 done, 2 to go' in printed and '1 done, 1 to go' not in printed
     folder = LabelFolder(str(disputed))
     (decision,) = folder.counted()[-1:]
