@@ -124,7 +124,7 @@ def main():
     parser.add_argument('--seeds', type=int, default=10, choices=QUANTILES)
     parser.add_argument('--labels', type=int, default=1024)
     parser.add_argument('--error', type=float, default=0.0)
-    parser.add_argument('--indifference', type=float, default=0.56)
+    parser.add_argument('--indifference', type=float, default=0.65)
     parser.add_argument('option', nargs='*', help='of train_reward, after --')
     settings = parser.parse_args()
     torch.set_num_threads(1)
