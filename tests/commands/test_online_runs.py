@@ -377,7 +377,7 @@ def test_a_run_saves_and_ends_when_patience_runs_out(live, tmp_path, quick):
 
 
 def test_skipped_questions_are_asked_anew_as_others(tmp_path, one_by_one, quick):
-    """Two labellers skip the first questions that they see."""
+    """Two labellers skip the first questions that they see; some of the others are ties."""
     directory = tmp_path / 'run'
 
     def skip_some(directory, done):
@@ -387,10 +387,11 @@ def test_skipped_questions_are_asked_anew_as_others(tmp_path, one_by_one, quick)
                 for labeller in (anna, ben):
                     labeller.answer(question, None, 1.0, reason='other')
             while not done.is_set():
-                simulate(anna, small_tokens)
+                simulate(anna, small_tokens, indifference=2.0)
                 time.sleep(0.01)
 
     settings = {'rewards__online__retrainings': 0, 'ppo__total_episodes': 64}
+    settings['rewards__online__ties'] = True
     with meanwhile(skip_some, directory):
         train(directory, **{**ALIKE, **PEOPLE, **settings})
     asked_again = [
@@ -402,6 +403,8 @@ def test_skipped_questions_are_asked_anew_as_others(tmp_path, one_by_one, quick)
     assert sum(count for _, count in asked_again) == 5
     assert len(lines_of(directory / 'labels/questions.jsonl')) == 29
     assert models_of(directory)[0]['wanted'] == 24
+    given = [line.get('best') for line in lines_of(directory / 'labels/answers/anna.jsonl')]
+    assert 2 < given.count('tie') < 22  # which the reward model has learned from
 
 
 # ---------------------------------------------------------------- mistakes
