@@ -26,6 +26,7 @@ from lm_human_preferences.utils.core import default_device
 
 BATCH = 64  # texts of the same length that are scored at a time
 CONSTANT = 'reward_constant'  # of the config of a reward model that `export` wrote
+LARGEST = 1e30  # such a constant
 NO_TOKEN = -1  # that none is: a family which looks for its padding token finds none
 
 
@@ -153,6 +154,7 @@ def _class_of(config: Any, name: str | None, directory: str) -> int | None:
 def _constant_of(config: Any, directory: str) -> float:
     """What is to be added to the scores of a reward model that `export` could not fold in."""
     constant = getattr(config, CONSTANT, 0.0)
-    if isinstance(constant, bool) or not isinstance(constant, (int, float)):
-        raise UserError(f'{directory}: {CONSTANT} {constant!r:.20} is no number')
+    is_number = isinstance(constant, (int, float)) and not isinstance(constant, bool)
+    if not is_number or not abs(constant) < LARGEST:
+        raise UserError(f'{directory}: {CONSTANT} {constant!r:.20} is no number that can be added')
     return float(constant)

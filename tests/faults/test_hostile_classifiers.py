@@ -1,0 +1,195 @@
+"""Directories of classifiers that are damaged or mean harm: each is one line, and nothing of theirs
+is executed."""
+
+import json
+import pickle
+import random
+import re
+import shutil
+import struct
+from pathlib import Path
+
+import fuzzing
+import pytest
+import torch
+from tiny_classifiers import change_json, write_classifier
+
+from lm_human_preferences.datasets.reviews import WORDS
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.external_rewards.classifier import Classifier
+from lm_human_preferences.external_rewards.texts import joined
+
+WEIGHTS = 'model.safetensors'
+CONFIG = 'config.json'
+CODE = "from pathlib import Path\nPath('{}/executed').touch()\n"
+VARIANTS = 200  # that are drawn
+
+
+class Harmful:
+    """An object whose pickle creates a file when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.path),)
+
+
+@pytest.fixture(scope='module')
+def intact(tmp_path_factory):
+    return Path(write_classifier(tmp_path_factory.mktemp('intact'), 'bert', hidden_size=16))
+
+
+@pytest.fixture
+def judged(intact, tmp_path, capfd):
+    """Judges what `damage` makes of a copy of the directory: its scores, or the one line."""
+    texts = [joined(WORDS[0], ' '.join(WORDS[3:6])), joined(WORDS[9], WORDS[1])]
+
+    def judge(damage, number=0):
+        directory = tmp_path / f'classifier{number}'
+        shutil.copytree(intact, directory)
+        damage(directory)
+        said = None
+        try:
+            scores = fuzzing.confined(tmp_path, Classifier(str(directory)).score, texts)
+            assert scores.shape == (2,) and scores.isfinite().all()
+        except UserError as e:
+            said = str(e)
+            assert '\n' not in said and len(said) < 1000, said
+        assert not (directory / 'executed').exists()
+        assert 'forbidden' not in capfd.readouterr().err
+        shutil.rmtree(directory)
+        return said
+
+    return judge
+
+
+def config(**changes):
+    return lambda directory: change_json(directory / CONFIG, **changes)
+
+
+def weights(change):
+    """Changes the tensors {name: tensor}."""
+
+    def damage(directory):
+        from safetensors.torch import load_file, save_file
+
+        tensors = load_file(directory / WEIGHTS)
+        change(tensors)
+        save_file(tensors, directory / WEIGHTS, metadata={'format': 'pt'})
+
+    return damage
+
+
+def set_nan(tensors):
+    tensors['classifier.weight'][0, 0] = torch.nan
+
+
+def pickles_only(directory):
+    (directory / WEIGHTS).unlink()
+    for name in ('pytorch_model.bin', 'model.pt'):
+        (directory / name).write_bytes(pickle.dumps(Harmful(directory / 'executed')))
+
+
+def pickle_by_the_name(directory):
+    (directory / WEIGHTS).write_bytes(pickle.dumps(Harmful(directory / 'executed')))
+
+
+def own_code(**entries):
+    def damage(directory):
+        (directory / 'modeling.py').write_text(CODE.format(directory))
+        change_json(directory / CONFIG, auto_map=entries, model_type='own')
+
+    return damage
+
+
+def own_code_of_a_known_family(directory):
+    own_code(AutoModelForSequenceClassification='modeling.Bert')(directory)
+    change_json(directory / CONFIG, model_type='bert')
+
+
+def code_of_the_tokeniser(directory):
+    (directory / 'tokenization.py').write_text(CODE.format(directory))
+    (directory / 'tokenizer.json').unlink()
+    entry = {'AutoTokenizer': ['tokenization.Own', 'tokenization.Own']}
+    change_json(directory / 'tokenizer_config.json', auto_map=entry, tokenizer_class='Own')
+
+
+def index_elsewhere(directory):
+    (directory / WEIGHTS).unlink()
+    text = json.dumps({'weight_map': {'classifier.weight': '../elsewhere.safetensors'}})
+    (directory / 'model.safetensors.index.json').write_text(text)
+
+
+def head_of(size):
+    """A safetensors file whose head says that it is so long."""
+    return lambda directory: (directory / WEIGHTS).write_bytes(struct.pack('<Q', size) + b'{}')
+
+
+@pytest.mark.parametrize(
+    'damage, told',
+    [
+        (config(architectures=['BertForMaskedLM']), 'is not of a sequence classifier'),
+        (config(architectures='x'), 'is not of a sequence classifier'),
+        (config(model_type=None), 'transformers knows no sequence classifier None'),
+        (config(model_type='own'), "transformers knows no sequence classifier 'own'"),
+        (config(model_type=['bert']), 'transformers knows no sequence classifier'),
+        (config(quantization_config={'bits': 4}), 'is of a quantised model'),
+        (own_code(AutoConfig='modeling.C'), 'code of its own \\(auto_map\\), which is not run'),
+        (own_code_of_a_known_family, 'code of its own \\(auto_map\\), which is not run'),
+        (code_of_the_tokeniser, 'its tokeniser cannot be read'),
+        (config(num_hidden_layers=10**9), 'num_hidden_layers 1e\\+09 is not what a model can have'),
+        (config(num_hidden_layers=3), 'lacks bert.encoder.layer.2'),
+        (config(hidden_size=1 << 20), 'its config.json describes'),
+        (config(vocab_size=1 << 40), 'its config.json describes|does not describe a model'),
+        (config(max_position_embeddings=1 << 40), 'its config.json describes|does not describe'),
+        (config(hidden_size=32), 'does not describe a model that can be|lacks'),
+        (config(hidden_size=0), 'does not describe a model that can be|lacks'),
+        (config(hidden_size='wide'), 'does not describe a model that can be'),
+        (config(num_attention_heads=3), 'does not describe a model that can be'),
+        (config(hidden_act='exec'), 'does not describe a model that can be'),
+        (config(id2label=None, num_labels=10**9), 'it must have 1 to 10000 classes'),
+        (config(id2label={}), 'it must have 1 to 10000 classes, not'),
+        (config(id2label={'0': 'a', '1': 'b'}), 'has several classes'),
+        (config(reward_constant='much'), "reward_constant 'much' is no number"),
+        (config(reward_constant=1e400), 'reward_constant inf is no number'),
+        (weights(set_nan), 'classifier.weight has values that are not finite'),
+        (weights(lambda tensors: tensors.pop('classifier.weight')), 'lacks classifier.weight'),
+        (weights(lambda tensors: tensors.clear()), 'bytes of weights|lacks'),
+        (
+            weights(lambda tensors: tensors.update({'classifier.weight': torch.ones(2, 16)})),
+            'does not describe a model that can be|lacks',
+        ),
+        (pickles_only, 'pickled weights are not read'),
+        (pickle_by_the_name, 'is damaged or missing'),
+        (index_elsewhere, 'names a file elsewhere'),
+        (head_of(1 << 60), 'is damaged or missing'),
+        (head_of(2), 'bytes of weights|lacks'),
+        (lambda directory: (directory / WEIGHTS).write_bytes(b''), 'is damaged or missing'),
+        (lambda directory: (directory / WEIGHTS).unlink(), 'no model.safetensors'),
+        (lambda directory: (directory / CONFIG).write_text('{'), 'is not JSON'),
+        (lambda directory: (directory / 'tokenizer.json').write_text('{}'), 'tokeniser cannot be'),
+        (config(vocab_size=20), 'does not describe|lacks|its tokeniser has'),
+    ],
+)
+def test_one_line_says_what_is_wrong(judged, damage, told):
+    said = judged(damage)
+    assert said is not None and re.search(told, said), said
+
+
+def test_damage_of_any_kind_is_one_line_or_does_not_matter(judged):
+    draw = random.Random(7)
+
+    def damage(directory):
+        name = draw.choice(
+            [CONFIG, CONFIG, CONFIG, 'tokenizer.json', 'tokenizer_config.json', WEIGHTS]
+        )
+        path = directory / name
+        data = path.read_bytes()
+        if name == WEIGHTS:
+            path.write_bytes(fuzzing.damaged(draw, data))
+        else:
+            path.write_bytes(fuzzing.json_bytes(draw, json.loads(data)))
+
+    said = [judged(damage, number) for number in range(VARIANTS)]
+    assert VARIANTS / 4 < sum(line is not None for line in said) < VARIANTS
