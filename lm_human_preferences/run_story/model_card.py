@@ -49,6 +49,11 @@ _ONE_TEXT = (
     ' the same if the response begins with a space or a new line, else they can differ. The reward'
     ' model was trained without the prefix and suffix that the policy sees.'
 )
+_DIALOGUES = (
+    'A dialogue is read as text, without the chat template that the policy sees: "user: " and the'
+    ' content, an empty line, "assistant: " and the content, and so on. A message without others is'
+    ' its content alone. The response follows the query at once.'
+)
 
 
 def policy_card(
@@ -98,7 +103,7 @@ def reward_card(facts: RunFacts | None, experiments: Experiments, constant: floa
         ),
         '## Use',
         code_block([_USE_REWARD], 'python'),
-        bullets([_constant(constant), _PADDED, _NO_SIGMOID, _ONE_TEXT]),
+        bullets([_constant(constant), _PADDED, _NO_SIGMOID, *_how_text_is_read(facts)]),
     ]
     if facts is not None:
         parts += ['## Training', bullets(_reward_training(facts))]
@@ -121,6 +126,11 @@ def _metadata(base_model: str | None, task: str, tags: Sequence[str]) -> str:
 
 def _name(facts: RunFacts) -> str:
     return os.path.basename(os.path.abspath(facts.directory))
+
+
+def _how_text_is_read(facts: RunFacts | None) -> list[str]:
+    is_chat = facts is not None and facts.task is not None and facts.task.chat
+    return [_ONE_TEXT, _DIALOGUES] if is_chat else [_ONE_TEXT]
 
 
 def _constant(constant: float) -> str:

@@ -131,21 +131,18 @@ def test_own_encodings_become_tokenisers(tmp_path, name):
     assert found.pad_token_id == encoding.n_vocab
 
 
-def test_a_chat_template_goes_with_the_model(tmp_path):
-    """What it spells are special tokens then; a name that is taken is not that of the padding."""
+def test_there_is_no_chat_template_and_the_padding_has_a_name_of_its_own(tmp_path):
+    """A reward model does not see the template of a chat model."""
     from transformers import AutoTokenizer
 
-    template = '{% for m in messages %}<s>{{ m.content }}{{ eos_token }}{% endfor %}'
-    words = ['<s>', 'film', tokeniser.PADDING]
-    encoding = tokenisers.read(write_words(tmp_path / 'in', words, chat_template=template))
-    rules = json.loads((tmp_path / 'in/tokenizer.json').read_text())
-    rules['added_tokens'] = [tokeniser._special(0, '<s>'), tokeniser._special(3, END)]
-    (tmp_path / 'in/tokenizer.json').write_text(json.dumps(rules))
-    tokeniser.write_tokeniser(encoding, 20, str(tmp_path / 'in'))
-    found = AutoTokenizer.from_pretrained(tmp_path / 'in')
-    text = found.apply_chat_template([{'role': 'user', 'content': 'film'}], tokenize=False)
-    assert found(text)['input_ids'] == [0, 1, 3]
-    assert (found.pad_token, found.pad_token_id) == (f'<{tokeniser.PADDING}>', 4)
+    words = ['film', tokeniser.PADDING]
+    encoding = tokenisers.read(write_words(tmp_path / 'in', words, chat_template='{{ 1 }}'))
+    tokeniser.write_tokeniser(encoding, 20, str(tmp_path))
+    (tmp_path / 'config.json').write_text('{"model_type": "llama"}')
+    found = AutoTokenizer.from_pretrained(tmp_path)
+    assert found.chat_template is None
+    assert (found.pad_token, found.pad_token_id) == (f'<{tokeniser.PADDING}>', 3)
+    assert found(f'film {tokeniser.PADDING}')['input_ids'] == [0, 1]
 
 
 SCORE = """

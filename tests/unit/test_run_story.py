@@ -158,7 +158,9 @@ def test_the_page_of_a_reward_model(tmp_path):
     assert 'Add 2.5 to each score' in text and 'sigmoid' in text and 'Pad on the right' in text
     assert '32 at a time, at a learning rate of 0.001' in text
     assert 'Evaluation' not in text and 'evaluate' not in text
-    assert 'Add ' not in card_of(run, has_policy=False)[0]
+    assert 'Add ' not in text.replace('Add 2.5', '') and 'dialogue' not in text
+    chat = write_run(tmp_path / 'chat', 'train_reward', task__chat=True)
+    assert 'A dialogue is read as text, without' in card_of(chat, has_policy=False)[0]
 
 
 def test_a_model_that_belongs_to_no_run(tmp_path, monkeypatch):

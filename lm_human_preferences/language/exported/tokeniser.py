@@ -3,7 +3,7 @@
 That is without a token before or after a text and without a space before it (see
 language/tokenisers.py), with a padding token of its own. transformers takes as the last token of a
 text the last one that is not padding, so no token of a text may be the padding token: not the end
-of a text either, which many tokenisers pad with.
+of a text either, which many tokenisers pad with. A chat template is left out: only policies see it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from lm_human_preferences.language.encodings import (
     Encoding,
     WordEncoder,
 )
-from lm_human_preferences.language.tokenisers import TEMPLATE, TokeniserEncoding
+from lm_human_preferences.language.tokenisers import TokeniserEncoding
 
 PADDING = '<|pad|>'
-_NAMED = ('bos_token', 'eos_token', 'unk_token')  # that chat templates may name
+_NAMED = ('bos_token', 'eos_token', 'unk_token')
 
 
 def write_tokeniser(encoding: Encoding, longest: int, directory: str) -> None:
@@ -37,10 +37,9 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str) -> None:
     encoding.
     """
     settings: dict[str, Any] = {}
-    template = None
     if isinstance(encoding, TokeniserEncoding):
         rules = encoding.rules()
-        settings, template = _kept_of(encoding)
+        settings |= _special_tokens(encoding, tokenisers.tokens_of(rules))
     else:
         rules = json.loads(_of_own(encoding).to_str())
     rules |= {'truncation': None, 'padding': None, 'post_processor': None}
@@ -54,28 +53,22 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str) -> None:
         'padding_side': 'right',
         'model_max_length': longest,
         'clean_up_tokenization_spaces': False,
-        # What looks like a special token is text here, but for what a chat template has put there.
-        'split_special_tokens': template is None,
+        'split_special_tokens': True,  # what looks like a special token is text
     }
     _write(directory, tokenisers.TOKENISER, json.dumps(rules, ensure_ascii=False))
     _write(directory, tokenisers.SETTINGS, json.dumps(settings, indent=2, ensure_ascii=False))
-    if template is not None:
-        _write(directory, TEMPLATE, template)
 
 
-def _kept_of(encoding: TokeniserEncoding) -> tuple[dict[str, Any], str | None]:
-    """(the special tokens that a model's tokeniser names, its chat template or None)."""
+def _special_tokens(encoding: TokeniserEncoding, known: Mapping[str, int]) -> dict[str, str]:
+    """{name: text} of the special tokens that a model's tokeniser names, if they are `known`."""
     settings = tokenisers.read_object(encoding.directory, tokenisers.SETTINGS)
-    known = tokenisers.tokens_of(encoding.rules())
-    kept = {}
+    found = {}
     for name in _NAMED:
         token = settings.get(name)
         spelled = token.get('content') if isinstance(token, dict) else token
         if isinstance(spelled, str) and spelled in known:
-            kept[name] = spelled
-    path = storage.join(encoding.directory, TEMPLATE)
-    template = storage.read_text(path) if storage.exists(path) else settings.get('chat_template')
-    return kept, template if isinstance(template, str) else None
+            found[name] = spelled
+    return found
 
 
 def _of_own(encoding: Encoding) -> tokenizers.Tokenizer:
