@@ -31,7 +31,12 @@ def export(model_dir: str, output_dir: str, experiments: Experiments) -> None:
     reward_model = _reward_model_in(model_dir)
     if reward_model is not None:
         constant = _export_reward_model(reward_model, output_dir)
-        card = model_card.reward_card(facts.of_run(model_dir), experiments, constant)
+        is_read = tokeniser.is_read_as_written(reward_model.encoding, output_dir)
+        card = model_card.reward_card(
+            facts.of_run(model_dir), experiments, constant, has_auto_tokeniser=is_read
+        )
+        if not is_read:
+            print(f'note: {model_card.OTHER_TOKENS}')
     else:
         policy = trained_models.TrainedModel(model_dir)
         policy.to_transformers().save_pretrained(output_dir)

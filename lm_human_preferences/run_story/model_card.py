@@ -49,6 +49,11 @@ _ONE_TEXT = (
     ' the same if the response begins with a space or a new line, else they can differ. The reward'
     ' model was trained without the prefix and suffix that the policy sees.'
 )
+OTHER_TOKENS = (
+    'AutoTokenizer makes other tokens of texts than the training did, as it has rules of its own'
+    ' for this family. Load the tokeniser by PreTrainedTokenizerFast.from_pretrained, and give it'
+    ' to the pipeline as its tokenizer.'
+)
 _DIALOGUES = (
     'A dialogue is read as text, without the chat template that the policy sees: "user: " and the'
     ' content, an empty line, "assistant: " and the content, and so on. A message without others is'
@@ -87,8 +92,18 @@ def policy_card(
     return _page(parts, facts, experiments, has_policy=True)
 
 
-def reward_card(facts: RunFacts | None, experiments: Experiments, constant: float) -> str:
-    """The page of a reward model. constant: what the classifier's score lacks."""
+def reward_card(
+    facts: RunFacts | None,
+    experiments: Experiments,
+    constant: float,
+    *,
+    has_auto_tokeniser: bool = True,
+) -> str:
+    """The page of a reward model.
+
+    constant: what the classifier's score lacks. has_auto_tokeniser: whether AutoTokenizer makes the
+    tokens of the training.
+    """
     base = facts.base_model if facts is not None else None
     parts = [_metadata(base, 'text-classification', ['rlhf', 'reward-model'])]
     name = 'A reward model' if facts is None else f'{escaped(_name(facts))}: a reward model'
@@ -104,6 +119,7 @@ def reward_card(facts: RunFacts | None, experiments: Experiments, constant: floa
         '## Use',
         code_block([_USE_REWARD], 'python'),
         bullets([_constant(constant), _PADDED, _NO_SIGMOID, *_how_text_is_read(facts)]),
+        *([] if has_auto_tokeniser else [bullets([OTHER_TOKENS])]),
     ]
     if facts is not None:
         parts += ['## Training', bullets(_reward_training(facts))]

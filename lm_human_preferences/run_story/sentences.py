@@ -110,7 +110,9 @@ def reward(facts: RunFacts) -> list[str]:
     if facts.reward_function is not None:
         return [f"The reward is a function of the user's, {shortened(facts.reward_function)}."]
     if given is not None:
-        return [f'The reward model was given to the run, as {shortened(given)}.']
+        name = facts.policy.rewards.class_name
+        of_class = '' if name is None else f' The reward is the log odds of its class {name!r}.'
+        return [f'The reward model was given to the run, as {shortened(given)}.{of_class}']
     if facts.policy.rewards.online is not None:
         return ['The reward model was trained again and again while the policy learned.']
     return ['The same run trained the reward model first.']

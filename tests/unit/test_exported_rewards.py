@@ -131,6 +131,22 @@ def test_own_encodings_become_tokenisers(tmp_path, name):
     assert found.pad_token_id == encoding.n_vocab
 
 
+def test_a_family_whose_tokeniser_has_rules_of_its_own(tmp_path):
+    """It is noticed, and told on the page and on the console."""
+    from transformers import PreTrainedTokenizerFast
+
+    save(tiny('qwen2', vocab_size=N_VOCAB), tmp_path / 'initial')
+    write_sentencepiece(tmp_path / 'initial')
+    saved = save_reward_model(tmp_path / 'run/reward_model', tmp_path / 'initial')
+    out = tmp_path / 'out'
+    result = invoke(f'export {tmp_path}/run {out}')
+    assert 'note: AutoTokenizer makes other tokens' in result.stdout
+    assert 'AutoTokenizer makes other tokens' in (out / 'README.md').read_text()
+    found = PreTrainedTokenizerFast.from_pretrained(out)
+    encoder = saved.encoding.get_encoder()
+    assert found(['the cat.'])['input_ids'] == [encoder.encode('the cat.')]
+
+
 def test_there_is_no_chat_template_and_the_padding_has_a_name_of_its_own(tmp_path):
     """A reward model does not see the template of a chat model."""
     from transformers import AutoTokenizer
@@ -164,7 +180,10 @@ for directory in sys.argv[1:]:
 
 @pytest.mark.slow  # it starts a process that imports transformers
 def test_the_pipeline_gives_the_scores_of_the_command_score(tmp_path, families):
-    """Hundreds of texts in batches, in a process that has transformers and not this project."""
+    """Hundreds of texts in batches, in a process that has transformers and not this project.
+
+    So does the command itself where it is given the exported reward model.
+    """
     texts = [
         {'query': query, 'response': f' {" ".join([word] * count)}'}
         for query in SENTENCES[:2]
@@ -184,6 +203,10 @@ def test_the_pipeline_gives_the_scores_of_the_command_score(tmp_path, families):
         lengths = '--query_length 100 --response_length 150'
         scored = invoke(f'score {run.parent} {tmp_path}/texts.jsonl {lengths}')
         expected.append([json.loads(line)['score'] for line in scored.stdout.splitlines()])
+        scored = invoke(f'score {outs[-1]} {tmp_path}/texts.jsonl')  # taken back, as a classifier
+        again = torch.tensor([json.loads(line)['score'] for line in scored.stdout.splitlines()])
+        own = torch.tensor(expected[-1])
+        assert (again - own).abs().max() <= 1e-5 * own.abs().max()
     assert len(expected[0]) == len(texts) == 300
     ended = subprocess.run(
         [sys.executable, '-I', '-c', SCORE, *outs],
@@ -208,6 +231,7 @@ def test_what_is_written_and_said(tmp_path):
     names = ['README.md', 'config.json', 'model.safetensors', 'tokenizer.json']
     written = sorted(path.name for path in (tmp_path / 'my model').iterdir())
     assert written == [*names, 'tokenizer_config.json']
+    assert 'note' not in result.stdout
     assert result.stdout.endswith(f" hf upload ORG/NAME '{tmp_path}/my model'\n")
     page = (tmp_path / 'my model/README.md').read_text()
     assert page.startswith('---\nlibrary_name: transformers\npipeline_tag: text-classification\n')

@@ -175,7 +175,7 @@ def test_a_model_that_belongs_to_no_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('has_policy', [True, False])
-@pytest.mark.parametrize('content', [None, '', '[]', '{}', '{"rewards": 3}', '\udcff'])
+@pytest.mark.parametrize('content', [None, '[]', '{}', '{"rewards": 3}', '\udcff'])
 def test_files_that_are_missing_or_damaged_are_told_as_not_known(tmp_path, has_policy, content):
     """One by one, and all of them; what is left is told."""
     run = write_run(tmp_path / 'run', rewards__train_new_model__labels__held_out=0.1)
@@ -253,13 +253,24 @@ def test_a_reward_model_of_another_run(tmp_path):
         rewards__train_new_model='off',
         rewards__trained_model=f'{given}/reward_model',
     )
-    (run / 'tb/reward_model').rename(tmp_path / 'elsewhere')
+    shutil.rmtree(run / 'tb/reward_model')
     text = card_of(run)[0]
     assert 'was given to the run, as reward\\_model.' in text
     assert '1024 labels' in text and '87.5 %' in text
     shutil.rmtree(given)
     text = card_of(run)[0]
     assert 'Which labels the reward model learned from.' in text and '1024' not in text
+
+
+def test_a_classifier_is_the_reward(tmp_path):
+    given = {'rewards__trained_model': 'hf://org/name', 'rewards__class_name': 'GOOD'}
+    run = write_run(tmp_path / 'run', rewards__train_new_model='off', **given)
+    text = card_of(run)[0]
+    assert (
+        "given to the run, as hf://org/name. The reward is the log odds of its class 'GOOD'."
+        in text
+    )
+    assert '--rewards.trained_model hf://org/name --rewards.class_name GOOD' in text
 
 
 @pytest.mark.parametrize(

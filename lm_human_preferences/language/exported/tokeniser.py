@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ from lm_human_preferences.language.encodings import (
 from lm_human_preferences.language.tokenisers import TokeniserEncoding
 
 PADDING = '<|pad|>'
+_TRIED_TEXTS, _TRIED_TOKENS = 20, 12
 _NAMED = ('bos_token', 'eos_token', 'unk_token')
 
 
@@ -57,6 +59,24 @@ def write_tokeniser(encoding: Encoding, longest: int, directory: str) -> None:
     }
     _write(directory, tokenisers.TOKENISER, json.dumps(rules, ensure_ascii=False))
     _write(directory, tokenisers.SETTINGS, json.dumps(settings, indent=2, ensure_ascii=False))
+
+
+def is_read_as_written(encoding: Encoding, directory: str) -> bool:
+    """Whether AutoTokenizer makes the tokens of the encoding, in the directory of a whole model.
+
+    For some families it makes rules of its own, whatever the files say.
+    """
+    from transformers import AutoTokenizer
+
+    encoder = encoding.get_encoder()
+    rng = random.Random(0)
+    tokens = [rng.choices(range(encoding.n_vocab), k=_TRIED_TOKENS) for _ in range(_TRIED_TEXTS)]
+    texts = [encoder.decode(each) for each in tokens]
+    try:
+        found = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        return found(texts)['input_ids'] == [encoder.encode(text) for text in texts]
+    except Exception:  # of any kind: it is code for other tokenisers
+        return False
 
 
 def _special_tokens(encoding: TokeniserEncoding, known: Mapping[str, int]) -> dict[str, str]:
