@@ -10,6 +10,7 @@ from lm_human_preferences import rewards, storage
 from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
+from lm_human_preferences.external_rewards.classifier_files import is_classifier
 from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.exported import classifier, tokeniser
 from lm_human_preferences.run_story import facts, model_card
@@ -28,6 +29,8 @@ def export(model_dir: str, output_dir: str, experiments: Experiments) -> None:
     is_empty_folder = os.path.isdir(output_dir) and not os.listdir(output_dir)
     if os.path.exists(output_dir) and not is_empty_folder:
         raise UserError(f'{output_dir} is not empty: give a new directory')
+    if is_classifier(model_dir):
+        raise UserError(f'{model_dir} is a classifier of transformers already: copy it as it is')
     reward_model = _reward_model_in(model_dir)
     if reward_model is not None:
         constant = _export_reward_model(reward_model, output_dir)

@@ -235,6 +235,8 @@ def test_what_is_written_and_said(tmp_path):
     assert result.stdout.endswith(f" hf upload ORG/NAME '{tmp_path}/my model'\n")
     page = (tmp_path / 'my model/README.md').read_text()
     assert page.startswith('---\nlibrary_name: transformers\npipeline_tag: text-classification\n')
+    again = ['export', f'{tmp_path}/my model', f'{tmp_path}/again']
+    assert 'is a classifier of transformers already: copy it' in error_of(invoke(again))
 
 
 def test_the_reward_model_in_a_policys_checkpoint(tmp_path):

@@ -73,7 +73,10 @@ def is_read_as_written(encoding: Encoding, directory: str) -> bool:
     tokens = [rng.choices(range(encoding.n_vocab), k=_TRIED_TOKENS) for _ in range(_TRIED_TEXTS)]
     texts = [encoder.decode(each) for each in tokens]
     try:
-        found = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        # Whatever the model takes: it does not see these texts.
+        found = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, model_max_length=_TRIED_TOKENS**2
+        )
         return found(texts)['input_ids'] == [encoder.encode(text) for text in texts]
     except Exception:  # of any kind: it is code for other tokenisers
         return False
