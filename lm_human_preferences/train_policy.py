@@ -6,7 +6,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from lm_human_preferences import lm_tasks, plans, ppo, session, storage, train_reward
+from lm_human_preferences import (
+    lm_tasks,
+    plans,
+    ppo,
+    session,
+    storage,
+    tracked_samples,
+    train_reward,
+)
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.checkpointing.checkpoints import COUNT
 from lm_human_preferences.checkpointing.variables import VariableNames
@@ -405,5 +413,9 @@ def take_steps(trainer: PPOTrainer, checkpointer: Checkpointer, clock: TimeLeft)
     encoder = trainer.policy.encoder
     is_valid = lm_tasks.filter_fn_from_hparams(trainer.hparams.task, encoder)
     reader = tokenisers.reader(encoder, trainer.hparams.task.chat)
-    hooks = policy_hooks(trainer, checkpointer, clock, is_valid, reader)
-    training_loop(trainer, [*collection.hooks(trainer, checkpointer, clock), *hooks])
+    hooks = [
+        *collection.hooks(trainer, checkpointer, clock),
+        *tracked_samples.hooks(trainer, checkpointer.seed, reader),
+        *policy_hooks(trainer, checkpointer, clock, is_valid, reader),
+    ]
+    training_loop(trainer, hooks)

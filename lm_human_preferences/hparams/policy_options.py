@@ -171,6 +171,19 @@ class RunHParams(reward_options.RunHParams):
         'evaluate the policy after training, as ./launch.py evaluate does; needs save_dir',
         ours=True,
     )
+    sample_queries: int = option(
+        8,
+        'queries that the policy answers again and again while it trains, into'
+        ' SAVE_DIR/samples.jsonl; 0: none',
+        at_least=0,
+        ours=True,
+    )
+    sample_interval: int | None = option(
+        None,
+        'steps after which it answers them again; None: a tenth of the run',
+        at_least=1,
+        ours=True,
+    )
     serve: ServeHParams | None = option(
         None,
         'while labels are collected, serve the page on which people answer (./launch.py label'

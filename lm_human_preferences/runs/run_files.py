@@ -13,6 +13,7 @@ LOCK = 'lock'  # names the process that writes the run now
 UNFINISHED = 'unfinished'  # in reward_model/: checkpoints of one that is being trained
 # Files of `evaluate`: uploaded, but not deleted with a run.
 EVALUATION = r'evaluation(-[a-z0-9_.-]+)?\.(json|png)'
+SAMPLES = 'samples.jsonl'  # what a policy has answered on the way
 LABELS = 'labels'  # folder of those that are collected while a policy trains
 # In every folder of labels, see labels/folder.py
 TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
@@ -89,7 +90,9 @@ POLICY = CommandFiles(
     events='tb/ppo',
     finished='policy/checkpoints',
     unfinished='policy/checkpoints',
-    more='|'.join([f'{LABELS}/{_LABEL_FILES}', re.escape(FUNCTION), re.escape(FUNCTION_RECORD)]),
+    more='|'.join(
+        [f'{LABELS}/{_LABEL_FILES}', *map(re.escape, (SAMPLES, FUNCTION, FUNCTION_RECORD))]
+    ),
 )
 COMMANDS = {files.command: files for files in (REWARD, POLICY)}
 

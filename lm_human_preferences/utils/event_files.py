@@ -27,6 +27,7 @@ from tensorboard.compat.proto.summary_pb2 import (
 
 from lm_human_preferences.storage.crc import masked_crc
 
+_STRING = 7  # DT_STRING of TensorFlow's types
 _PREFIX = 'events.out.tfevents.'  # of the names of TensorBoard's files
 
 
@@ -58,6 +59,17 @@ def record_of(stats: Mapping[str, float], step: int) -> bytes:
     summary = Summary()
     for tag, value in stats.items():
         summary.value.add(tag=tag, simple_value=value)
+    return _encode(Event(wall_time=time.time(), step=step, summary=summary))
+
+
+def record_of_text(tag: str, text: str, step: int) -> bytes:
+    """What a file holds of a text, which TensorBoard shows as Markdown."""
+    summary = Summary()
+    value = summary.value.add(tag=tag)
+    value.metadata.plugin_data.plugin_name = 'text'
+    value.tensor.dtype = _STRING
+    value.tensor.string_val.append(text.encode(errors='replace'))
+    value.tensor.tensor_shape.dim.add(size=1)
     return _encode(Event(wall_time=time.time(), step=step, summary=summary))
 
 

@@ -119,15 +119,29 @@ class Logger:
         if self.directory:
             from lm_human_preferences.utils import event_files
 
-            with self._translate_errors():
-                if self.file is None:
-                    self.file = event_files.create(self.directory, self.first_step)
-                named = {prefix + name: value for name, value in stats.items()}
-                self.file.write(event_files.record_of(named, step))
+            named = {prefix + name: value for name, value in stats.items()}
+            self._write(event_files.record_of(named, step))
         if self.is_due(step):
             lines = [f'k =  {name} , v =  {_as_float32(value)}' for name, value in stats.items()]
             log_as_original(*lines)
             self.flush()
+
+    def log_text(self, tag: str, text: str, step: int) -> None:
+        """Record a text in Markdown under `step`, for TensorBoard only."""
+        if self.directory:
+            from lm_human_preferences.utils import event_files
+
+            self._write(event_files.record_of_text(tag, text, step))
+
+    def _write(self, record: bytes) -> None:
+        """Add a record to the file, which is made for the first one."""
+        assert self.directory is not None
+        with self._translate_errors():
+            if self.file is None:
+                from lm_human_preferences.utils import event_files
+
+                self.file = event_files.create(self.directory, self.first_step)
+            self.file.write(record)
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:

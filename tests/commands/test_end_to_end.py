@@ -213,6 +213,7 @@ def test_the_embedded_experiment_and_samples_of_it(tmp_path):
         'reward_model/checkpoints/model.ckpt.index',
         'reward_model/encoding',
         'reward_model/hparams.json',
+        'samples.jsonl',
         'tb/ppo/events.out.tfevents',
         'tb/reward_model/events.out.tfevents',
         'train_policy_hparams.json',

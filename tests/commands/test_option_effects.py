@@ -47,6 +47,8 @@ ELSEWHERE = {
     'labels.error',
     f'{NEW}.labels.error',
     'task.truncate_after',
+    'run.sample_queries',  # only of runs that are saved
+    'run.sample_interval',
     *(name for name in OPTIONS['train_policy'] if name.startswith('run.serve.')),
 }
 # The original took it for a reward model, too, where nothing reads it.

@@ -14,7 +14,7 @@ from ranks import give_each_thread_its_own_numpy_random, need, on_ranks, rank_pr
 from sample_files import tf_variables
 from trainers import snapshot
 
-from lm_human_preferences import lm_tasks, train_policy, train_reward
+from lm_human_preferences import lm_tasks, tracked_samples, train_policy, train_reward
 from lm_human_preferences.language import sample
 from lm_human_preferences.language.trained_models import TrainedModel
 
@@ -152,6 +152,8 @@ class Replay:
         if self.size > 1:
             give_each_thread_its_own_numpy_random(monkeypatch)
         monkeypatch.setattr(lm_tasks, 'make_query_sampler', self.make_query_sampler)
+        # The recording has no samples but those of the steps.
+        monkeypatch.setattr(tracked_samples, 'hooks', lambda *_: [])
         monkeypatch.setattr(sample, 'sample_from_logits', self.sample_from_logits)
         monkeypatch.setattr(
             train_reward,

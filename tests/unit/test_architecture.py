@@ -40,6 +40,7 @@ ROOMS = (
     'session',
     'reward_trainer',
     'train_reward',
+    'tracked_samples',
     'online',
     'train_policy',
     'reproduction',

@@ -1,0 +1,158 @@
+"""What the policy answers to the same few queries while it trains: SAVE_DIR/samples.jsonl."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from lm_human_preferences import lm_tasks, storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.rewards import label_source
+from lm_human_preferences.runs import run_files
+from lm_human_preferences.training.loop import Hook
+from lm_human_preferences.training.trainers import PolicyTrainer
+from lm_human_preferences.utils.core import random_stream
+from lm_human_preferences.utils.integers import ceil_div
+
+if TYPE_CHECKING:
+    from lm_human_preferences.hparams.policy_options import HParams
+    from lm_human_preferences.language.encodings import Encoder
+    from lm_human_preferences.policy import Policy
+    from lm_human_preferences.ppo import Rollout
+    from lm_human_preferences.training.console import Decoder
+
+TIMES = 10  # that queries are answered in a run, as a rule
+_TRIES = 20  # draws for each query; a data set may have fewer different ones
+
+
+class Trainer(PolicyTrainer, Protocol):
+    """What this asks of a policy's training."""
+
+    policy: Policy
+
+    def generate(self, queries: torch.Tensor) -> Rollout:
+        """Responses to `queries (batch, query_length)`, with their scores."""
+        ...
+
+
+def fixed_queries(hparams: HParams, encoder: Encoder, count: int) -> torch.Tensor:
+    """The first `count` different queries of the data set: (at most count, query_length)."""
+    sampler = lm_tasks.make_query_sampler(
+        hparams=hparams.task, encoder=encoder, batch_size=1, labels=label_source(hparams)
+    )
+    found: dict[tuple[int, ...], None] = {}
+    for _ in range(_TRIES * count):
+        found[tuple(sampler()['tokens'][0].tolist())] = None
+        if len(found) == count:
+            break
+    return torch.tensor(list(found))
+
+
+def hooks(trainer: Trainer, seed: int | None, reader: Decoder) -> list[Hook]:
+    """The hook of a run that keeps samples, on rank 0; none where nothing is saved."""
+    run = trainer.hparams.run
+    if trainer.comm.rank != 0 or run.directory is None or run.sample_queries == 0:
+        return []
+    return [TrackedSamples(trainer, run.directory, seed, reader)]
+
+
+class TrackedSamples(Hook):
+    """Has the policy answer --run.sample_queries queries, before the first step and on the way.
+
+    It draws random numbers of its own, so a training is the same without it. trainer: of rank 0,
+    which does this alone. seed: of the run. reader: of the policy's encoding.
+    """
+
+    def __init__(self, trainer: Trainer, directory: str, seed: int | None, reader: Decoder) -> None:
+        run = trainer.hparams.run
+        self.trainer = trainer
+        self.path = os.path.join(directory, run_files.SAMPLES)
+        self.seed = seed
+        self.reader = reader
+        self.interval = run.sample_interval or ceil_div(trainer.total_steps, TIMES)
+        with random_stream(seed, 'queries of samples'):
+            self.queries = fixed_queries(
+                trainer.hparams, trainer.policy.encoder, run.sample_queries
+            )
+
+    def __enter__(self) -> TrackedSamples:
+        """Drop what an interrupted run has written of steps that come again."""
+        if storage.exists(self.path):
+            kept = _lines_before(storage.read_text(self.path), self.trainer.steps_done)
+            storage.write_bytes(self.path, ''.join(kept).encode())
+        return self
+
+    def before_step(self, step: int) -> None:
+        """Write the samples of the policy as it is, where they are due."""
+        if step % self.interval == 0:
+            self._write(step)
+
+    def after_step(self, step: int, stats: Mapping[str, float]) -> None:
+        """Write those of the policy at the end."""
+        if step == self.trainer.total_steps:
+            self._write(step)
+
+    def _write(self, step: int) -> None:
+        with random_stream(self.seed, 'samples', step):
+            rollout = self.trainer.generate(self.queries.to(self.trainer.policy.device))
+        records = self._records(step, rollout)
+        lines = [json.dumps(record, ensure_ascii=False) + '\n' for record in records]
+        try:
+            with open(self.path, 'ab', buffering=0) as file:
+                storage.append(file, ''.join(lines).encode(errors='replace'), sync=False)
+        except OSError as e:
+            raise UserError(f'{self.path} cannot be written: {e.strerror}') from e
+        self.trainer.logger.log_text('samples', _as_markdown(records), step)
+
+    def _records(self, step: int, rollout: Rollout) -> list[dict[str, Any]]:
+        kls = (rollout.logprobs.double() - rollout.ref_logprobs.double()).sum(1)
+        rows = zip(
+            rollout.queries.cpu(),
+            rollout.responses.cpu(),
+            rollout.scores.tolist(),
+            kls.tolist(),
+            strict=True,
+        )
+        return [
+            {
+                'step': step,
+                'query': self._text(query),
+                'response': self._text(response),
+                'query_tokens': query.tolist(),
+                'response_tokens': response.tolist(),
+                'score': score,
+                'kl': kl,
+            }
+            for query, response, score, kl in rows
+        ]
+
+    def _text(self, tokens: torch.Tensor) -> str:
+        return self.reader.decode(tokens[tokens != self.trainer.policy.padding_token])
+
+
+def _lines_before(text: str, step: int) -> list[str]:
+    """The lines of `text` about earlier steps, without one of which a kill has left a part."""
+    kept = []
+    for line in text.splitlines(keepends=True):
+        try:
+            is_earlier = line.endswith('\n') and json.loads(line)['step'] < step
+        except (ValueError, KeyError, TypeError):
+            break
+        if not is_earlier:
+            break
+        kept.append(line)
+    return kept
+
+
+def _as_markdown(records: list[dict[str, Any]]) -> str:
+    """The samples as TensorBoard shows them: indented, so that nothing in them is markup."""
+    lines = []
+    for record in records:
+        text = f'{record["query"]} | {record["response"]}'
+        shown = ' '.join(text.split())
+        lines.append(f'    {shown}   (score {record["score"]:.2f}, KL {record["kl"]:.2f})')
+    return '\n'.join(lines)

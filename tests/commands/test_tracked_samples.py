@@ -1,0 +1,94 @@
+"""SAVE_DIR/samples.jsonl: what a policy answers to the same queries on the way.
+
+That an interrupted run goes on with it exactly is in tests/faults, where all files of a run are
+compared.
+"""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from command_line import invoke
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lm_human_preferences import tracked_samples
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.language import encodings
+
+ENCODER = encodings.Test.get_encoder()
+WORDS = (
+    'train_policy test run --mpi 1 --rewards.train_new_model off --rewards.trained_model test'
+    ' --ppo.total_episodes 192'
+)
+
+
+def train(directory, words=''):
+    result = invoke(f'{WORDS} --save_dir {directory} {words}')
+    assert result.exit_code == 0, (result.output, result.exception)
+    return directory / 'run'
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    return train(tmp_path_factory.mktemp('kept'), '--run.sample_interval 2')
+
+
+def samples_of(run):
+    return [json.loads(line) for line in (run / 'samples.jsonl').read_text().splitlines()]
+
+
+def test_the_same_queries_are_answered_before_on_the_way_and_after(run):
+    samples = samples_of(run)
+    assert [sample['step'] for sample in samples] == [0] * 8 + [2] * 8 + [3] * 8
+    queries = [sample['query'] for sample in samples]
+    assert queries[:8] == queries[8:16] == queries[16:] and len(set(queries[:8])) == 8
+    assert all(len(sample['response_tokens']) == 4 for sample in samples)
+    responses = [sample['response'] for sample in samples]
+    assert responses[:8] != responses[8:16] != responses[16:]
+    for sample in samples:
+        assert sample['response'] == ENCODER.decode(sample['response_tokens'])
+        assert math.isfinite(sample['score']) and math.isfinite(sample['kl'])
+
+
+def test_training_is_the_same_without(run, tmp_path):
+    other = train(tmp_path, '--run.sample_queries 0')
+    assert not (other / 'samples.jsonl').exists()
+    with_samples, without = (
+        Bundle(checkpoints.latest(str(directory / 'policy/checkpoints')))
+        for directory in (run, other)
+    )
+    names = [name for name in with_samples if not name.endswith('_time')]
+    assert len(names) > 20
+    for name in names:
+        np.testing.assert_array_equal(with_samples[name], without[name])
+
+
+def test_tensorboard_shows_them_as_text(run):
+    events = EventAccumulator(str(run / 'tb/ppo'), size_guidance={'tensors': 0}).Reload()
+    (tag,) = [tag for tag in events.Tags()['tensors'] if 'samples' in tag]
+    shown = events.Tensors(tag)
+    assert [event.step for event in shown] == [0, 2, 3]
+    text = shown[0].tensor_proto.string_val[0].decode()
+    first = samples_of(run)[0]
+    assert text.splitlines()[0].startswith(f'    {first["query"]} | {first["response"]}   (score ')
+    assert events.summary_metadata[tag].plugin_data.plugin_name == 'text'
+
+
+def test_what_comes_again_is_dropped(run, tmp_path):
+    """Lines of later steps, and one of which a kill has left a part."""
+    whole = (run / 'samples.jsonl').read_text()
+    lines = whole.splitlines(keepends=True)
+    assert tracked_samples._lines_before(whole, 2) == lines[:8]
+    assert tracked_samples._lines_before(whole, 3) == lines[:16]
+    assert tracked_samples._lines_before(whole[:-3], 4) == lines[:-1]
+    assert tracked_samples._lines_before('{"other": 1}\n', 4) == []
+
+
+def test_a_folder_in_its_place_is_one_line(tmp_path):
+    run = tmp_path / 'run'
+    (run / 'samples.jsonl').mkdir(parents=True)
+    result = invoke(f'{WORDS} --save_dir {tmp_path}')
+    assert result.exit_code == 2
+    assert f'error: {run}/samples.jsonl is not a file' in result.stderr
