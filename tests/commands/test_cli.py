@@ -743,13 +743,8 @@ def test_help_groups_options_by_what_they_are_of():
     found = help_sections(invoke('train_policy --help').stdout)
     assert found['Launching'] == ['mpi', 'dry_run', 'save_dir', 'overwrite']
     assert found['Policy'] == ['task.policy.temperature', 'task.policy.initial_model']
-    assert found['Rewards'] == [
-        'rewards.kl_coef',
-        'rewards.adaptive_kl',
-        'rewards.trained_model',
-        NEW,
-        'rewards.online',
-    ]
+    assert found['Rewards'][:2] == ['rewards.kl_coef', 'rewards.adaptive_kl']
+    assert {'rewards.trained_model', NEW, 'rewards.online'} < set(found['Rewards'])
     assert found['Adaptive KL'] == ['rewards.adaptive_kl.target', 'rewards.adaptive_kl.horizon']
     assert {key.partition('.')[0] for key in found['PPO']} == {'ppo'}
 

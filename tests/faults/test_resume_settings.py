@@ -75,8 +75,12 @@ WITHOUT_NUMBERS = {
     'run.stop_timeout',
     'run.on_anomaly',
     'run.gradient_checkpointing',
+    'run.sample_queries',
+    'run.sample_interval',
     'ppo.micro_batch_size',
 }
+# They name the reward itself: tests/unit/test_reward_function.py, test_classifier_reward.py
+OF_OTHER_REWARDS = {'rewards.function', 'rewards.class_name'}
 OF_TEXTS = {
     'task.query_dataset',
     'task.chat',
@@ -183,7 +187,7 @@ def test_every_option_is_looked_at():
         and (not hyperparams.group_class(field.type) or field.default is None)
     }
     refused = {key for key in REFUSED if not key.startswith(f'{NEW}.')}
-    assert options == {*EFFECTS, *WITHOUT_NUMBERS, *OF_TEXTS, *refused}
+    assert options == {*EFFECTS, *WITHOUT_NUMBERS, *OF_TEXTS, *OF_OTHER_REWARDS, *refused}
 
 
 def test_a_named_coefficient_is_the_one_in_force_and_stays(begun, tmp_path):

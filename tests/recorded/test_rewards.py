@@ -110,7 +110,7 @@ def test_a_model_of_another_encoding_is_refused(tmp_path):
 
 def test_a_directory_without_a_reward_model_is_refused(tmp_path):
     with pytest.raises(
-        UserError, match=r'neither it nor its reward_model/ has an hparams.json; train one with'
+        UserError, match=r'neither it nor its reward_model/ has an hparams.json, nor is it a'
     ):
         TrainedRewardModel(str(tmp_path), encodings.Test)
 
