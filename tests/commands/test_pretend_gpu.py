@@ -98,28 +98,23 @@ POLICY = 'train_policy test run --ppo.total_episodes 128'
 TEST = f'{POLICY} --rewards.train_new_model off --rewards.trained_model test'
 RUNS = {
     'reward': f'train_reward test run {LABELS} --debug_normalize 64',
-    'reward in parts': (
-        f'train_reward test run {LABELS} --labels.num_train 64 --micro_batch_size 16'
-        ' --run.gradient_checkpointing true'
-    ),
-    'ratings': f'train_reward test run {LABELS} --labels.type scalar_rating --labels.num_train 64',
     'both': f'{POLICY} --ppo.noptepochs 2 ' + LABELS.replace('--', '--rewards.train_new_model.'),
     'policy in parts': (
         f'{TEST} --ppo.batch_size 16 --ppo.total_episodes 16 --ppo.micro_batch_size 4 '
         '--run.gradient_checkpointing true'
     ),
-    'whitened': (
-        f'{TEST} --ppo.whiten_rewards true --task.truncate_token 3 --task.query_prefix a'
-        ' --task.query_length 2'
+    'tf32': (
+        f'{TEST} --run.precision tf32 --ppo.whiten_rewards true --task.truncate_token 3'
+        ' --task.query_prefix a --task.query_length 2'
     ),
     'mock': (
         'train_policy mock_sentiment run --ppo.total_episodes 32 --ppo.batch_size 16'
         ' --rewards.train_new_model off --rewards.trained_model mock --run.evaluate off'
     ),
-    'tf32': f'{TEST} --run.precision tf32',
     'bf16': f'{TEST} --run.precision bf16',
     'bf16 in parts': (
-        f'train_reward test run {LABELS} --run.precision bf16 --run.gradient_checkpointing true'
+        f'train_reward test run {LABELS} --run.precision bf16 --micro_batch_size 16'
+        ' --run.gradient_checkpointing true'
     ),
 }
 
@@ -148,13 +143,7 @@ def assert_close(ours, reference, *, steps, rtol):
             assert np.linalg.norm(a - b) <= rtol * (np.linalg.norm(b) + 0.1), what
 
 
-SLOW = ('reward in parts', 'policy in parts')
-
-
-@pytest.mark.parametrize(
-    'name',
-    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in RUNS],
-)
+@pytest.mark.parametrize('name', [name for name in RUNS if name != 'reward'])  # it is in 'both'
 def test_the_same_as_on_the_cpu(tmp_path, name):
     """To rounding, where numbers are drawn from the same generator; in bf16, the first step's
     statistics."""
