@@ -3,6 +3,7 @@
 It makes the checks of a training, see session.py, that need neither work nor the network.
 """
 
+import copy
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from lm_human_preferences.external_rewards import classifier
 from lm_human_preferences.external_rewards.classifier_files import is_classifier
 from lm_human_preferences.hparams.model_sizes import HParams, Sizes
 from lm_human_preferences.hparams.online_options import OnlineHParams
+from lm_human_preferences.hparams.policy_options import RewardHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.language import datasets, encodings, trained_models
@@ -122,7 +124,12 @@ class DryRun:
         lm_tasks.check_task(self.hparams.task, encoding, sizes)
 
     def _check_memory(self, sizes: Sizes) -> None:
-        self.estimates = plans.memory_plans(self.hparams, sizes, self.ranks)
+        hparams = self.hparams
+        if isinstance(hparams, train_policy.HParams) and _is_elsewhere(hparams.rewards):
+            # Whether it is a network of ours is not known: then it takes memory as one of them.
+            hparams = copy.deepcopy(hparams)
+            hparams.rewards.trained_model = 'test'
+        self.estimates = plans.memory_plans(hparams, sizes, self.ranks)
         for estimate in self.estimates:
             memory.check_rows(estimate, self._free_memory())
 
@@ -170,10 +177,12 @@ class DryRun:
             known_reward.check_encoding(encoding)
 
     def _check_trained_model(self, name: str, encoding: Encoding | None) -> None:
+        assert isinstance(self.hparams, train_policy.HParams)
         if name == 'mock':
             self._check_known_reward(encoding)
+        elif _is_elsewhere(self.hparams.rewards):
+            self.unchecked.append(f'--rewards.trained_model {name}')
         elif is_classifier(name):
-            assert isinstance(self.hparams, train_policy.HParams)
             classifier.check(name, self.hparams.rewards.class_name)
         elif storage.is_remote(name) or not storage.exists(name):
             # It may still be in training.
@@ -211,6 +220,12 @@ class DryRun:
             unchecked = ', '.join(self.unchecked)
             lines.append(f'not checked, because it is not on this machine: {unchecked}')
         return lines
+
+
+def _is_elsewhere(settings: RewardHParams) -> bool:
+    """Whether the reward is a model of the hub of which nothing was fetched yet."""
+    name = settings.trained_model or ''
+    return storage.is_hub(name) and not storage.is_here(name)
 
 
 def _elsewhere(sources: Mapping[str, str]) -> list[str]:

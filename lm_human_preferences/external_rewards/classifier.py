@@ -24,7 +24,7 @@ from lm_human_preferences.external_rewards.texts import Texts
 from lm_human_preferences.language.causal_lm.library import told
 from lm_human_preferences.utils.core import default_device
 
-BATCH = 64  # texts of the same length that are scored at a time
+BATCH = 16_384  # tokens that go through it at a time
 CONSTANT = 'reward_constant'  # of the config of a reward model that `export` wrote
 LARGEST = 1e30  # such a constant
 NO_TOKEN = -1  # that none is: a family which looks for its padding token finds none
@@ -62,9 +62,10 @@ class Classifier:
         for number, row in enumerate(rows):
             by_length.setdefault(len(row), []).append(number)
         scores = torch.empty(len(rows))
-        for numbers in by_length.values():
-            for start in range(0, len(numbers), BATCH):
-                part = numbers[start : start + BATCH]
+        for length, numbers in by_length.items():
+            count = max(1, BATCH // length)
+            for start in range(0, len(numbers), count):
+                part = numbers[start : start + count]
                 scores[part] = self._scores_of([rows[number] for number in part])
         if not scores.isfinite().all():
             raise UserError(f'{self.name} gives scores that are not finite')

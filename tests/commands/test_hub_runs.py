@@ -8,6 +8,7 @@ from command_line import error_of, invoke
 from experiments import resolved
 from hub_server import commit_of, files_in, forget
 from sample_files import write_hugging_face
+from tiny_classifiers import write_classifier
 from tiny_tokenisers import write_words
 
 from lm_human_preferences import session
@@ -113,3 +114,25 @@ def test_a_dry_run_checks_what_the_cache_has_and_asks_for_nothing(hub, tmp_path)
     # As for any remote file of queries, it is asked whether there is one of the test part.
     assert all('/org/data' in line for line in hub.log)
     assert not hub.requests('GET /datasets')
+
+
+def test_a_classifier_of_the_hub_is_the_reward(hub, tmp_path):
+    directory = write_classifier(tmp_path / 'classifier', names=('bad', 'good'))
+    (tmp_path / 'classifier/pytorch_model.bin').write_bytes(b'pickled')
+    hub.holds['org/sentiment'] = {'main': files_in(directory)}
+    argv = (
+        f'train_policy mock_sentiment run --save_dir={tmp_path} --mpi=1 --ppo.total_episodes=256'
+        ' --run.evaluate=off --rewards.train_new_model=off'
+        ' --rewards.trained_model=hf://org/sentiment --rewards.class_name=good'
+    )
+    result = invoke(f'{argv} --dry_run')
+    assert result.exit_code == 0 and hub.log == [], result.output
+    assert '--rewards.trained_model hf://org/sentiment' in result.stderr.splitlines()[-1]
+    result = invoke(argv)
+    assert result.exit_code == 0, result.output
+    settings = json.loads((tmp_path / 'run/train_policy_hparams.json').read_text())
+    commit = commit_of(hub.holds['org/sentiment']['main'])
+    assert settings['rewards']['trained_model'] == f'hf://org/sentiment@{commit}'
+    assert hub.requests('model.safetensors') and not hub.requests('pytorch_model.bin')
+    told = invoke(f'{argv} --rewards.class_name=fine --overwrite --dry_run').stderr.splitlines()
+    assert told == [f"error: hf://org/sentiment@{commit} has no class 'fine', but bad, good"]
