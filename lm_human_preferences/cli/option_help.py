@@ -69,10 +69,12 @@ def value_text(field: dataclasses.Field) -> str:
 
 
 def help_text(field: dataclasses.Field) -> str:
-    """What the option is for, and its former name if it has one."""
-    formerly = field.metadata.get('formerly')
-    note = f' (formerly called {formerly})' if formerly else ''
-    return (field.metadata['help'] or '') + note
+    """What the option is for, and its other names if it has any."""
+    text = field.metadata['help'] or ''
+    for kind in ('formerly', 'also'):
+        if other := field.metadata.get(kind):
+            text += f' ({kind} called {other})'
+    return text
 
 
 def is_required(field: dataclasses.Field) -> bool:

@@ -65,6 +65,7 @@ class RewardHParams(hyperparams.HParams):
         'of a trained_model that is a classifier with several classes: the one whose log odds are'
         ' the reward',
         ours=True,
+        also='class',
     )
 
     function: str | None = option(

@@ -50,6 +50,7 @@ def option(
     lasting: bool = True,
     of_command: bool = False,
     formerly: str | None = None,
+    also: str | None = None,
 ) -> Any:
     """A field with a line of help; the other arguments say which values are accepted.
 
@@ -59,7 +60,8 @@ def option(
     program only; a resumed run does not go on with it. of_command: for one that is about a whole
     command; a training that is part of another one's command follows that one, and has no such
     option. formerly: the name that the field had in an earlier version; it is still understood
-    wherever a name is read, and never written. Groups cannot be renamed.
+    wherever a name is read, and never written. also: another name that is understood so, such as a
+    word that Python keeps for itself. Groups cannot be renamed.
     """
     metadata = {
         'help': help,
@@ -71,6 +73,7 @@ def option(
         'lasting': lasting,
         'of_command': of_command,
         'formerly': formerly,
+        'also': also,
     }
     return dataclasses.field(default=default, repr=not ours, metadata=metadata)
 
@@ -284,17 +287,17 @@ def fields(cls: type[HParams], separator: str = '.') -> dict[str, dataclasses.Fi
 
 @lru_cache
 def former_names(cls: type[HParams], separator: str = '.') -> dict[str, str]:
-    """{former dotted name: today's} of the fields below `cls` that were renamed."""
+    """{other dotted name: the one that is written} of the fields below `cls`: see `option`."""
     return renamed(fields(cls, separator))
 
 
 def renamed(fields: Mapping[str, dataclasses.Field]) -> dict[str, str]:
-    """The same for `fields` {dotted name: field}; see `option` about `formerly`."""
+    """The same for `fields` {dotted name: field}."""
     names = {}
     for name, field in fields.items():
-        formerly = field.metadata.get('formerly')
-        if formerly:
-            names[name.removesuffix(field.name) + formerly] = name
+        for kind in ('formerly', 'also'):
+            if other := field.metadata.get(kind):
+                names[name.removesuffix(field.name) + other] = name
     return names
 
 

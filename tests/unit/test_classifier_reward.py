@@ -143,7 +143,7 @@ def train(folder, *words):
 
 
 def test_a_policy_learns_from_a_class(tmp_path, classes):
-    words = (f'--rewards.trained_model={classes}', '--rewards.class_name=good')
+    words = (f'--rewards.trained_model={classes}', '--rewards.class=good')
     told = train(tmp_path, words[0]).stderr.splitlines()[-1]
     assert told.startswith(f'error: {classes} has several classes, bad, good: name the one')
     result = train(tmp_path, *words)
