@@ -25,11 +25,18 @@ REWARD_NETWORKS = Networks(learning=('reward_model',), frozen=('ref_policy',))
 
 def policy_networks(hparams: policy_options.HParams) -> Networks:
     """The networks that train a policy."""
+    members = range(hparams.rewards.members)
+    reward_models = tuple(run_files.member_name('reward_model', member) for member in members)
     if hparams.rewards.online is not None:
-        return Networks(learning=('policy',), frozen=('ref_policy',), retrained=('reward_model',))
-    has_reward_model = rewards.has_network(hparams)
-    frozen = ('ref_policy', 'reward_model') if has_reward_model else ('ref_policy',)
-    return Networks(learning=('policy',), frozen=frozen)
+        return Networks(learning=('policy',), frozen=('ref_policy',), retrained=reward_models)
+    if not rewards.has_network(hparams):
+        reward_models = ()
+    return Networks(learning=('policy',), frozen=('ref_policy', *reward_models))
+
+
+def reward_phases(members: int) -> list[str]:
+    """The phases in which so many reward models are trained, as TimeLeft calls them."""
+    return ['reward model', *(f'reward model {member + 1}' for member in range(1, members))]
 
 
 def nupdates(hparams: policy_options.HParams) -> int:
@@ -62,13 +69,14 @@ def check_disk_space(hparams: policy_options.HParams, sizes: Sizes) -> None:
         )
     ]
     if run_files.REWARD.command in hparams.writes():
-        planned.append(
+        planned += [
             checkpoints.Planned(
-                os.path.join(directory, run_files.REWARD.finished),
+                os.path.join(directory, run_files.REWARD.of_member(member).finished),
                 1,
                 checkpoint_size(REWARD_NETWORKS, sizes),
             )
-        )
+            for member in range(hparams.rewards.members)
+        ]
     checkpoints.check_disk_space(*planned)
 
 
@@ -184,9 +192,10 @@ def work_left(hparams: policy_options.HParams, n_vocab: int) -> dict[str, float]
     if new_model is not None and hparams.rewards.online is None:
         row = task.query_length + _responses_of(new_model) * task.response_length
         labels = new_model.labels.num_train or UNKNOWN_LABELS
-        phases['reward model'] = 3 * row * new_model.epochs * labels
+        work = 3 * row * new_model.epochs * labels
+        phases |= dict.fromkeys(reward_phases(hparams.rewards.members), work)
     # Sampling, the reference and the reward; forward and backward in each epoch.
-    passes = 3 + 3 * hparams.ppo.noptepochs
+    passes = 2 + hparams.rewards.members + 3 * hparams.ppo.noptepochs
     phases['policy'] = passes * tokens * nupdates(hparams) * hparams.ppo.batch_size
     if hparams.run.evaluate and hparams.run.save_dir:
         phases['evaluation'] = measure.tokens_to_compute(task, n_vocab)

@@ -25,6 +25,7 @@ class Rollout(TensorBatch):
     scores: (batch,), the reward model's r(x, y)
     scored_responses: (batch, response_length), what the reward model saw: truncated responses
     rewards: (batch, response_length), see compute_rewards; None until they are computed
+    score_std: (batch,), how far the members of an ensemble differ; None where there is one model
     """
 
     queries: torch.Tensor
@@ -35,6 +36,7 @@ class Rollout(TensorBatch):
     scores: torch.Tensor
     scored_responses: torch.Tensor
     rewards: torch.Tensor | None = None
+    score_std: torch.Tensor | None = None
 
 
 @dataclass
@@ -143,6 +145,8 @@ def step_stats(
         'objective/score': score,
         'objective/score_total': score + non_score_reward.sum(1).mean(),
     }
+    if rollout.score_std is not None:
+        stats['objective/score_std'] = rollout.score_std.mean()
     for name, values in train_stats.items():
         stats[f'ppo/{name}'] = torch.stack(tuple(values)).mean()
     return {name: stat.to(logprobs.device) for name, stat in stats.items()}

@@ -20,6 +20,7 @@ from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.held_out import Prediction, predict
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
+from lm_human_preferences.runs.run_files import member_name
 from lm_human_preferences.training.micro_batches import map_micro_batches
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils.core import ceil_div, exact_div, mean_and_std
@@ -38,7 +39,8 @@ class RewardModelTrainer:
     lm_tasks.make_query_sampler. labels: {field: tensor (num_train, ...)}, the same on every rank.
     held_out: labels to measure the reward model by, see labels.held_out; None for none. optimizer:
     of the reward model, with no update yet; None: a new one. label_notes: lines that tell the user
-    about the labels. label_record: says which they are, see runs.label_record.
+    about the labels. label_record: says which they are, see runs.label_record. member: its number,
+    from 0, where it is one of an ensemble.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class RewardModelTrainer:
         optimizer: Adam | None = None,
         label_notes: Sequence[str] = (),
         label_record: Mapping[str, Any] | None = None,
+        member: int = 0,
     ) -> None:
         self.reward_model = reward_model
         self.policy = policy
@@ -78,7 +81,7 @@ class RewardModelTrainer:
         self.optimizer = optimizer or Adam(learning, comm=comm)
         self.logger = Logger(
             hparams.run.directory,
-            'reward_model',
+            member_name('reward_model', member),
             log_interval=hparams.run.log_interval,
             comm=comm,
             tag_prefix='train_reward/minibatch/',

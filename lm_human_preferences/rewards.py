@@ -2,14 +2,14 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from lm_human_preferences import lm_tasks, shell, storage
-from lm_human_preferences.datasets import registry
+from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.external_rewards.classifier import Classifier
@@ -22,19 +22,21 @@ from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.weights import Weights, check_size, load_parameters
+from lm_human_preferences.reward_models import places
+from lm_human_preferences.reward_models.ensemble import EnsembleReward, spread
+from lm_human_preferences.reward_models.places import SCOPE, reward_model_dir
 from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.logging import log_as_original
 
 # (queries (batch, query_length), responses (batch, response_length)) ->
-# (scores (batch,), the responses as they were scored, {'score': scores}), as in the original
+# (scores (batch,), the responses as they were scored, {'score': scores}), as in the original; an
+# ensemble's scores also have 'score_std' (batch,), how far its members differ, penalty or not
 ScoreFn = Callable[
     [torch.Tensor, torch.Tensor],
     tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]],
 ]
-
-SCOPE = 'reward_model'  # what its names in checkpoints begin with
 
 
 class _Scorer(nn.Module):
@@ -158,6 +160,7 @@ class TrainedRewardModel(_Scorer):
 
     train_dir: the directory with hparams.json and checkpoints/, a run directory that holds it as
     reward_model/, or 'test': a tiny random model. encoding: the policy's, whose tokens are scored.
+    scope: of its variables in the checkpoint.
     """
 
     def __init__(
@@ -166,6 +169,7 @@ class TrainedRewardModel(_Scorer):
         encoding: Encoding,
         *,
         device: torch.device | str | None = None,
+        scope: str = SCOPE,
     ) -> None:
         directory = None if train_dir == 'test' else reward_model_dir(train_dir)
         if directory:
@@ -184,13 +188,13 @@ class TrainedRewardModel(_Scorer):
             weights = saved.open_weights()
             check_size(hparams, weights)
             super().__init__(saved.create(['reward']), encoding)
-            self._load(weights)
+            self._load(weights, scope)
         self.requires_grad_(False).to(device or default_device())
 
-    def _load(self, weights: Weights) -> None:
+    def _load(self, weights: Weights, scope: str) -> None:
         parameters = self.parameters_by_name()
-        missing = load_parameters(weights, parameters, SCOPE)
-        variables = {name: weights.name_of(f'{SCOPE}/{name}') for name in parameters}
+        missing = load_parameters(weights, parameters, scope)
+        variables = {name: weights.name_of(f'{scope}/{name}') for name in parameters}
         if missing:
             raise UserError(f'{weights.path} is no reward model: it lacks {variables[missing[0]]}')
         for variable in sorted(variables.values()):
@@ -210,22 +214,47 @@ def _check_encoding(directory: str, encoding: Encoding) -> None:
         )
 
 
-FrozenRewardModel = KnownReward | TextReward | TrainedRewardModel
-ScoringModel = KnownReward | TextReward | _Scorer  # what a policy learns from
+LearnedReward = TrainedRewardModel | EnsembleReward[TrainedRewardModel]
+FrozenRewardModel = KnownReward | TextReward | LearnedReward
+# What a policy learns from
+ScoringModel = KnownReward | TextReward | _Scorer | EnsembleReward[_Scorer]
 
 
-def load_reward_model(name: str, encoding: Encoding, *, chat: bool = False) -> FrozenRewardModel:
+def load_reward_model(
+    name: str, encoding: Encoding, *, chat: bool = False, members: int | None = None
+) -> FrozenRewardModel:
     """The reward called `name`: 'mock', FILE.py:FUNCTION, or the directory of a reward model or of
     a classifier, as DIRECTORY#CLASS if it has several classes.
 
     encoding: of the policy whose tokens it scores. chat: whether that one answers in a chat.
+    members: how many reward models are there; None: as many as the run has trained.
     """
     if name == 'mock':
         return KnownReward(encoding)
     scorer = text_scorer(name, chat=chat)
-    if scorer is not None:
-        return TextReward(scorer, encoding, chat=chat)
-    return TrainedRewardModel(name, encoding)
+    if scorer is None:
+        return load_learned(name, encoding, members)
+    if members is not None and members > 1:
+        raise OptionError('--rewards.ensemble', f'{members}: {name} is one reward')
+    return TextReward(scorer, encoding, chat=chat)
+
+
+def load_learned(name: str, encoding: Encoding, members: int | None = None) -> LearnedReward:
+    """The reward models at `name`, a directory or 'test'; see load_reward_model."""
+    found = [] if name == 'test' or members == 1 else places.places_of(name, members)
+    if len(found) < 2:
+        return TrainedRewardModel(name, encoding)
+    return EnsembleReward(
+        [TrainedRewardModel(place.directory, encoding, scope=place.scope) for place in found]
+    )
+
+
+def networks_of(reward_model: ScoringModel | None) -> dict[str, Any]:
+    """{scope: network} of what a policy learns from, as checkpoints have it."""
+    if not isinstance(reward_model, EnsembleReward):
+        return {SCOPE: reward_model}
+    members = enumerate(reward_model.members)
+    return {run_files.member_name(SCOPE, number): member for number, member in members}
 
 
 def text_scorer(name: str, *, chat: bool) -> TextScorer | None:
@@ -270,7 +299,8 @@ def load_reward_of_run(save_dir: str, hparams: HParams, encoding: Encoding) -> F
     chat = hparams.task.chat
     if hparams.rewards.function is not None:
         return TextReward(FunctionScorer(reward_function.of_run(save_dir)), encoding, chat=chat)
-    return load_reward_model(reward_model_of(save_dir, hparams), encoding, chat=chat)
+    directory = places.reward_model_of(save_dir, hparams)
+    return load_reward_model(directory, encoding, chat=chat, members=hparams.rewards.members)
 
 
 def load_judge(name: str, encoding: Encoding, task: TaskHParams) -> FrozenRewardModel:
@@ -295,16 +325,26 @@ def scoring_model(
     that this run has trained is read by rank 0 alone: other hosts may not see its directory.
     hparams: train_policy's. function: what `function_of_training` has read.
     """
+    members = hparams.rewards.members
     if hparams.rewards.online is not None:
-        return RewardModel(initial_model)
+        return _one_or_ensemble([RewardModel(initial_model) for _ in range(members)])
     encoding = initial_model.encoding
     if function is not None:
         return TextReward(FunctionScorer(function), encoding, chat=hparams.task.chat)
     if hparams.rewards.train_new_model is not None and comm.rank != 0:
-        network = initial_model.create(['reward'])
-        scorer = _Scorer(network, encoding)
-        return scorer.requires_grad_(False).to(default_device())
-    return load_reward_model(local_reward_model(hparams), encoding, chat=hparams.task.chat)
+        return _one_or_ensemble([_without_values(initial_model) for _ in range(members)])
+    directory = places.local_reward_model(hparams)
+    return load_reward_model(directory, encoding, chat=hparams.task.chat, members=members)
+
+
+def _one_or_ensemble(scorers: Sequence[_Scorer]) -> ScoringModel:
+    return scorers[0] if len(scorers) == 1 else EnsembleReward(scorers)
+
+
+def _without_values(initial_model: trained_models.TrainedModel) -> _Scorer:
+    """A reward model of these sizes that is yet to get its values from rank 0."""
+    scorer = _Scorer(initial_model.create(['reward']), initial_model.encoding)
+    return scorer.requires_grad_(False).to(default_device())
 
 
 def function_of_training(hparams: HParams, comm: Comm) -> reward_function.Source | None:
@@ -316,43 +356,6 @@ def function_of_training(hparams: HParams, comm: Comm) -> reward_function.Source
     directory = hparams.run.directory
     own = reward_function.of_training(name, directory) if comm.rank == 0 else None
     return comm.all_gather_object(own)[0]
-
-
-def reward_model_of(save_dir: str, hparams: HParams) -> str:
-    """The directory of the reward model that the run in `save_dir` learned from, or 'mock'.
-
-    It is the policy's own directory, whose checkpoint has a copy of the weights, if that of the
-    reward model is gone, or if the reward model was retrained while the policy learned.
-    hparams: train_policy's.
-    """
-    if hparams.rewards.online is not None:
-        return storage.join(save_dir, 'policy')
-    if hparams.rewards.train_new_model is not None:
-        return storage.join(save_dir, run_files.REWARD.network)
-    name = hparams.rewards.trained_model
-    assert name is not None
-    if name == 'mock':
-        return name
-    if hparams.rewards.class_name is not None:
-        return f'{name}#{hparams.rewards.class_name}'
-    is_there = storage.is_remote(name) or os.path.exists(name)
-    if name == 'test' or not is_there:
-        return storage.join(save_dir, run_files.POLICY.network)
-    return name
-
-
-def local_reward_model(hparams: HParams) -> str:
-    """Where a training of a policy reads its reward model: a directory, or 'mock' or 'test'.
-
-    One that the run trained itself may not be uploaded yet.
-    """
-    name = hparams.rewards.trained_model
-    if hparams.rewards.train_new_model is not None:
-        name = storage.staging_dir(name)
-    assert name is not None
-    if hparams.rewards.class_name is not None:
-        return f'{name}#{hparams.rewards.class_name}'
-    return name
 
 
 def make_score_fn(
@@ -373,49 +376,15 @@ def make_score_fn(
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Scores of `responses (batch, response_length)` to `queries (batch, query_length)`."""
         responses = postprocess(responses)
-        scores = reward_model.score(queries, responses)
+        stats = {}
+        if isinstance(reward_model, EnsembleReward):
+            of_members = reward_model.rewards_of_members(queries, responses)
+            scores = of_members.mean(0)
+            stats['score_std'] = spread(of_members)
+        else:
+            scores = reward_model.score(queries, responses)
         is_penalized = ~is_valid(responses).to(scores.device)
         scores = scores.masked_fill(is_penalized, hparams.penalty_reward_value)
-        return scores, responses, {'score': scores}
+        return scores, responses, {'score': scores, **stats}
 
     return score_fn
-
-
-def label_source(hparams: HParams) -> str | None:
-    """--labels.source of the reward model, whose queries can stand in for the task's.
-
-    None if the task has other queries, or if the reward model's directory has no record of it.
-    hparams: train_policy's.
-    """
-    if not registry.info(hparams.task.query_dataset).labels_stand_in:
-        return None
-    if hparams.rewards.train_new_model is not None:
-        return hparams.rewards.train_new_model.labels.source
-    if hparams.rewards.trained_model is None:  # but a function, which has no labels
-        return None
-    run = hparams.rewards.trained_model.rstrip('/')
-    for directory in (run, os.path.dirname(run)):
-        try:
-            record = storage.read_json(storage.join(directory, run_files.REWARD.settings))
-            return str(record['labels']['source'])
-        except (storage.StorageError, KeyError, TypeError):
-            continue
-    return None
-
-
-def reward_model_dir(path: str) -> str:
-    """`path`, or its reward_model/ if `path` is a run directory; UserError if neither is one."""
-    if storage.exists(storage.join(path, 'hparams.json')):
-        return path
-    network = storage.join(path, run_files.REWARD.network)
-    if storage.exists(storage.join(network, 'hparams.json')):
-        return network
-    advice = f'train one with {shell.typed("./launch.py train_reward")}'
-    policy = storage.join(path, run_files.POLICY.network)
-    if storage.exists(storage.join(policy, 'hparams.json')):
-        advice = f'if that run had --rewards.online, its reward model is in {policy}'
-    raise OptionError(
-        '--rewards.trained_model',
-        f'{path}: neither it nor its reward_model/ has an hparams.json, nor is it a sequence'
-        f' classifier of transformers; {advice}',
-    )

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from lm_human_preferences import lm_tasks, storage
+from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
@@ -22,6 +22,7 @@ from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language import weights
 from lm_human_preferences.machine import processors, products
 from lm_human_preferences.machine.products import Library
+from lm_human_preferences.reward_models import places
 from lm_human_preferences.runs import run_files, run_settings
 from lm_human_preferences.training import console, loop, memory, precision
 from lm_human_preferences.utils.core import default_device
@@ -65,7 +66,8 @@ def connect(hparams: Training, comm: Comm | None) -> Comm:
 
 
 def pin(hparams: Training, comm: Comm) -> None:
-    """Have all ranks use the same commits of what is on the hub: those that rank 0 finds.
+    """Have all ranks use what rank 0 finds: the same commits of what is on the hub, see
+    run_settings.pins, and as many reward models of a trained ensemble.
 
     Rank 0 fetches the initial model first, since it alone shows progress; ranks on other hosts
     fetch it when they read it.
@@ -75,7 +77,21 @@ def pin(hparams: Training, comm: Comm) -> None:
         pins = run_settings.pins(hparams)
         if run_settings.INITIAL_MODEL in pins:
             lm_tasks.initial_model(pins[run_settings.INITIAL_MODEL]).fetch()
+        pins |= pinned_members(hparams)
     hparams.override_from_dict(comm.all_gather_object(pins)[0])
+
+
+def pinned_members(hparams: Training) -> dict[str, int]:
+    """{--rewards.ensemble: its value} where a policy is given a run that has trained several reward
+    models, and not told how many of them count; else nothing."""
+    if isinstance(hparams, reward_options.HParams) or hparams.rewards.ensemble is not None:
+        return {}
+    name = hparams.rewards.trained_model
+    is_new = hparams.rewards.train_new_model is not None
+    if is_new or name in (None, 'test') or not rewards.has_network(hparams):
+        return {}
+    members = places.recorded_members(name)
+    return {'rewards.ensemble': members} if members > 1 else {}
 
 
 def check_settings(hparams: Training, ranks: int) -> None:
@@ -146,12 +162,12 @@ def _files(hparams: Training) -> list[str]:
     """Paths or URLs of what a training reads before its first step, without those of its task."""
     if isinstance(hparams, reward_options.HParams):
         return list(hparams.labels.sources().values())
-    rewards = hparams.rewards
-    if rewards.online is not None:
+    given = hparams.rewards
+    if given.online is not None:
         return []
-    if rewards.train_new_model is not None:
-        return list(rewards.train_new_model.labels.sources().values())
-    directory = (rewards.trained_model or '').rstrip('/')
+    if given.train_new_model is not None:
+        return list(given.train_new_model.labels.sources().values())
+    directory = (given.trained_model or '').rstrip('/')
     if not directory.endswith(f'/{run_files.REWARD.network}'):
         return []
     return weights.files_in(directory)

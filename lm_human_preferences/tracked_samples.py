@@ -11,7 +11,7 @@ import torch
 
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.rewards import label_source
+from lm_human_preferences.reward_models.places import label_source
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.training.trainers import PolicyTrainer

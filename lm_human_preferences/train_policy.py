@@ -32,12 +32,13 @@ from lm_human_preferences.online import collection
 from lm_human_preferences.plans import nupdates
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import Rollout
+from lm_human_preferences.reward_models.places import label_source
 from lm_human_preferences.rewards import (
     ScoreFn,
     ScoringModel,
     function_of_training,
-    label_source,
     make_score_fn,
+    networks_of,
     scoring_model,
 )
 from lm_human_preferences.runs import reward_function, run_dir, run_files, run_settings
@@ -110,7 +111,7 @@ class PPOTrainer:
         self.reward_version = 0  # how often this process has retrained the reward model
         self.start_time = self.last_time = time.time()
         self.kl_ctl = make_kl_controller(hparams.rewards)
-        self.networks = dict(policy=policy, ref_policy=ref_policy, reward_model=reward_model)
+        self.networks = dict(policy=policy, ref_policy=ref_policy, **networks_of(reward_model))
         learning = plans.policy_networks(hparams).learning_parameters(self.networks)
         self.optimizer = Adam(learning, comm=comm)
         self.logger = Logger(
@@ -151,7 +152,7 @@ class PPOTrainer:
         sampled = self.policy.respond(queries, length=self.hparams.task.response_length)
         responses = sampled['responses']
         reference = self.ref_policy.analyze_responses(queries, responses)
-        scores, scored_responses, _ = self.score_fn(queries, responses)
+        scores, scored_responses, stats = self.score_fn(queries, responses)
         return Rollout(
             queries=queries,
             responses=responses,
@@ -160,6 +161,7 @@ class PPOTrainer:
             ref_logprobs=reference['logprobs'],
             scores=scores,
             scored_responses=scored_responses,
+            score_std=stats.get('score_std'),
         )
 
     def train(self, rollout: Rollout) -> dict[str, list[torch.Tensor]]:

@@ -24,8 +24,10 @@ from lm_human_preferences.training import console, memory
 from lm_human_preferences.training.hooks import reward_hooks
 from lm_human_preferences.training.loop import training_loop
 from lm_human_preferences.training.time_left import TimeLeft
-from lm_human_preferences.utils.core import exact_div
+from lm_human_preferences.utils.core import exact_div, set_seed
 from lm_human_preferences.utils.logging import log_line
+
+MEMBER_SEED_STRIDE = 1_000_003  # as that of ranks, no seed of a run comes near it
 
 __all__ = ['HParams', 'LabelHParams', 'RewardModelTrainer', 'RunHParams', 'train']
 
@@ -39,9 +41,17 @@ def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = N
     with run_dir.lock_run_dir(hparams, comm):
         session.pin(hparams, comm)
         records = run_settings.records(hparams, experiment=experiment, ranks=comm.size)
-        train_in_run(hparams, comm, hparams.run, records, TimeLeft({'reward model': 1}))
+        clock = TimeLeft(dict.fromkeys(plans.reward_phases(hparams.ensemble), 1))
+        train_in_run(hparams, comm, hparams.run, records, clock)
     if comm.rank == 0:
         console.announce_reward_model(hparams.run.save_dir, experiment)
+
+
+def member_seed(seed: int | None, member: int) -> int:
+    """The seed of the member of an ensemble that has this number, from 0, where that of the run is
+    `seed`; see run_settings.pins about None."""
+    assert seed is not None, 'members learn the same labels, which a seed may have made'
+    return seed + member * MEMBER_SEED_STRIDE
 
 
 def with_reward_model_in(directory: str, hparams: PolicyHParams) -> PolicyHParams:
@@ -53,6 +63,7 @@ def with_reward_model_in(directory: str, hparams: PolicyHParams) -> PolicyHParam
     new_model = placed.rewards.train_new_model
     assert new_model is not None
     new_model.run.save_dir = directory
+    new_model.ensemble = placed.rewards.members
     placed.rewards.trained_model = storage.join(directory, run_files.REWARD.network)
     return placed
 
@@ -62,8 +73,8 @@ def train_for_policy(
 ) -> None:
     """Train the reward model of `rewards.train_new_model`, for the policy to use.
 
-    hparams: see with_reward_model_in. clock: of the whole command, which has a phase 'reward
-    model'. experiment: that the hyperparameters are of.
+    hparams: see with_reward_model_in. clock: of the whole command, see train_in_run. experiment:
+    that the hyperparameters are of.
     """
     new_model = hparams.rewards.train_new_model
     assert new_model is not None
@@ -81,17 +92,38 @@ def train_in_run(
 ) -> None:
     """Train a reward model in a run directory that is locked already; resumes what is there.
 
-    run: settings of the command, of which this may be the first half. records: JSON files of the
-    run by name, written before the first step. clock: of the command, with a phase 'reward model'.
+    Those of an ensemble are trained one after another, so that one of them at a time has gradients
+    and moments. run: settings of the command, of which this may be the first half. records: JSON
+    files of the run by name, written before the first step. clock: of the command, with the phases
+    that plans.reward_phases names.
+    """
+    console.dump(hparams)
+    record = None
+    for member in range(hparams.ensemble):
+        record = _train_member(hparams, comm, run, records, clock, member, record)
+
+
+def _train_member(
+    hparams: HParams,
+    comm: Comm,
+    run: RunHParams,
+    records: dict[str, dict],
+    clock: TimeLeft,
+    member: int,
+    record: Mapping[str, Any] | None,
+) -> Mapping[str, Any] | None:
+    """Train the member of an ensemble that has this number, from 0; see train_in_run.
+
+    record: of the labels that the member before it learned, if this process has trained that one:
+    all learn the same ones. Returns the record of these.
     """
     is_whole_run = run is hparams.run
-    console.dump(hparams)
-    files = _Files.of(hparams.run.directory)
+    files = _Files.of(hparams.run.directory, member)
     if run.resume and _is_finished(files.finished, comm):
         if comm.rank == 0:
             log_line(f'The reward model in {files.directory} is finished')
             _delete_checkpoints(files.unfinished)
-        return
+        return record
     with (
         memory.explain_oom(hparams.option_name('micro_batch_size')),
         Checkpointer(
@@ -107,32 +139,40 @@ def train_in_run(
         if is_whole_run:
             session.show_precision_notes(hparams, comm)
         session.check(hparams, comm, lambda sizes: [plans.reward_memory(hparams, sizes, comm.size)])
-        before = label_record.read(files.labels, comm) if run.resume else None
+        before = record
+        if before is None and run.resume:
+            before = label_record.read(files.labels, comm)
         answers = recorded_answers(before or checkpointer.state.get('trainer', {}))
         trainer = session.start(
-            lambda initial_model: build_trainer(hparams, initial_model, comm, answers),
+            lambda initial_model: build_trainer(hparams, initial_model, comm, answers, member),
             hparams,
             checkpointer,
             comm,
             records=records,
-            model_dir=run_files.REWARD.network,
+            model_dir=run_files.REWARD.of_member(member).network,
         )
-        if comm.rank == 0:
+        if comm.rank == 0 and member == 0:
             _show_start(trainer, is_whole_run=is_whole_run)
-        _record_labels(trainer, before, files.labels, is_begun=checkpointer.prefix is not None)
+        if comm.rank == 0 and hparams.ensemble > 1:
+            log_line(f'Reward model {member + 1} of {hparams.ensemble}')
+        is_begun = checkpointer.prefix is not None or member > 0
+        _record_labels(trainer, before, files.labels, is_begun=is_begun)
         trainer.prepare()
-        training_loop(trainer, reward_hooks(trainer, checkpointer, run.on_anomaly, clock))
+        phase = plans.reward_phases(hparams.ensemble)[member]
+        training_loop(trainer, reward_hooks(trainer, checkpointer, run.on_anomaly, clock, phase))
         trainer.finish()
     if comm.rank == 0 and files.finished is not None:
         checkpoints.save(files.finished, 'model.ckpt', variables_of(trainer))
         _delete_checkpoints(files.unfinished)
+    return trainer.label_record
 
 
 @dataclass(frozen=True)
 class _Files:
     """Where a run keeps its reward model; all None where nothing is saved.
 
-    directory: of the model. finished, unfinished: of checkpoints. labels: the record of the labels.
+    directory: of the model. finished, unfinished: of checkpoints. labels: the record of the labels,
+    which the members of an ensemble share.
     """
 
     directory: str | None = None
@@ -141,14 +181,15 @@ class _Files:
     labels: str | None = None
 
     @classmethod
-    def of(cls, run_directory: str | None) -> '_Files':
-        """Those of a run in that directory."""
+    def of(cls, run_directory: str | None, member: int) -> '_Files':
+        """Those of a run in that directory, of the member of its ensemble with this number."""
         if run_directory is None:
             return cls()
+        files = run_files.REWARD.of_member(member)
         return cls(
-            directory=storage.join(run_directory, run_files.REWARD.network),
-            finished=storage.join(run_directory, run_files.REWARD.finished),
-            unfinished=storage.join(run_directory, run_files.REWARD.unfinished),
+            directory=storage.join(run_directory, files.network),
+            finished=storage.join(run_directory, files.finished),
+            unfinished=storage.join(run_directory, files.unfinished),
             labels=storage.join(run_directory, run_files.LEARNED),
         )
 
@@ -194,10 +235,13 @@ def build_trainer(
     initial_model: TrainedModel,
     comm: Comm,
     answers: dict[str, int] | None = None,
+    member: int = 0,
 ) -> RewardModelTrainer:
     """The trainer of a run, whose reward model begins as `initial_model`, the same on all ranks.
 
-    answers: of a folder of labels, {labeller: how many lines count}; None: all that it has.
+    answers: of a folder of labels, {labeller: how many lines count}; None: all that it has. member:
+    of an ensemble. The random numbers of the run's seed are its first member's, whose labels all
+    learn; then each of the others has a head of its own, and whatever is drawn later.
     """
     encoding = initial_model.encoding
     labels, label_notes = None, []
@@ -212,10 +256,14 @@ def build_trainer(
         embed_queries=lm_tasks.query_formatter(hparams.task, encoding.get_encoder()),
     )
     reward_model = RewardModel(initial_model)
-    reward_model.model.gradient_checkpointing = hparams.run.gradient_checkpointing
     plans.REWARD_NETWORKS.broadcast({'reward_model': reward_model, 'ref_policy': ref_policy}, comm)
     if labels is None:
         labels = simulated.simulated_labels(hparams, ref_policy, comm)
+    if member > 0:
+        set_seed(member_seed(hparams.run.seed, member), comm.rank)
+        reward_model = RewardModel(initial_model)
+        comm.broadcast_(reward_model.get_params())
+    reward_model.model.gradient_checkpointing = hparams.run.gradient_checkpointing
     of_folder = to_record(folder, hparams) if folder is not None else {}
     record = label_record.record_of(source, labels, of_folder)
     labels, held_out, split_notes = split(labels, hparams)
@@ -236,4 +284,5 @@ def build_trainer(
         hparams=hparams,
         comm=comm,
         query_sampler=query_sampler,
+        member=member,
     )

@@ -29,6 +29,7 @@ from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.language import datasets, encodings, trained_models
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.gpt2.sizes import RELEASED, released_name
+from lm_human_preferences.reward_models import places
 from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.synthetic import known_reward, language_model
 from lm_human_preferences.training import memory
@@ -62,6 +63,7 @@ class DryRun:
         session.check_settings(self.hparams, self.ranks)
         self._check_directory(overwrite, explicitly_set)
         self.hparams.override_from_dict(run_settings.pins(self.hparams, ask=False))
+        self._find_members()
         model = self._find_model()
         if model is not None:
             self._check_task(*model)
@@ -89,6 +91,20 @@ class DryRun:
             return
         run_dir.check_directory(run.directory)
         run_dir.check_earlier_run(self.hparams, overwrite=overwrite, explicitly_set=explicitly_set)
+
+    def _find_members(self) -> None:
+        """Take as many reward models as a trained ensemble has, and see that they are there."""
+        if not isinstance(self.hparams, train_policy.HParams):
+            return
+        given = self.hparams.rewards
+        name = given.trained_model
+        if given.train_new_model is not None or name is None:
+            return
+        if storage.is_remote(name) or not storage.exists(name):
+            return
+        self.hparams.override_from_dict(session.pinned_members(self.hparams))
+        if given.members > 1 and rewards.has_network(self.hparams):
+            places.places_of(name, given.members)
 
     def _find_model(self) -> tuple[Sizes, Encoding] | None:
         """Sizes and encoding of the initial model; None where they would have to be fetched."""
@@ -188,7 +204,7 @@ class DryRun:
             # It may still be in training.
             self.unchecked.append(f'--rewards.trained_model {name}')
         elif name != 'test':
-            rewards.reward_model_dir(name)
+            places.reward_model_dir(name)
 
     def lines(self) -> list[str]:
         """The lines to print: what would start, where, and what was not checked."""

@@ -22,6 +22,7 @@ from lm_human_preferences.language import tokenisers, trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.machine import products
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.reward_models import places
 from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.training import precision as precisions
 from lm_human_preferences.utils import hyperparams
@@ -128,7 +129,7 @@ def _rounds(
         comm=comm,
         batch_size=batch_size,
         mode='test',
-        labels=rewards.label_source(hparams),
+        labels=places.label_source(hparams),
     )
     return endless_rounds(sampler, per_query, batch_size, comm)
 

@@ -21,6 +21,8 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
 from lm_human_preferences.language.encodings import Encoder, Encoding
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.reward_models import places
+from lm_human_preferences.reward_models.ensemble import EnsembleReward
 from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.utils.logging import progress
@@ -109,7 +111,7 @@ def queries_of(
         encoder=encoder,
         batch_size=DRAWS if is_enumerable else count or QUERIES,
         mode='test',
-        labels=rewards.label_source(hparams),
+        labels=places.label_source(hparams),
     )
     queries = sampler()['tokens']
     if hparams.task.query_dataset not in registry.DATASETS:
@@ -176,8 +178,12 @@ def _all_scores(
 ) -> torch.Tensor:
     """Scores of all responses to `query (1, query_length)`: (1, responses)."""
     length = task.response_length
-    if not task.truncates and isinstance(model, rewards.TrainedRewardModel):
-        return optimum.all_rewards(model, query, length)
+    if not task.truncates:
+        if isinstance(model, rewards.TrainedRewardModel):
+            return optimum.all_rewards(model, query, length)
+        if isinstance(model, EnsembleReward):
+            of_members = [optimum.all_rewards(each, query, length) for each in model.members]
+            return torch.stack(of_members).mean(0)
     return optimum.all_scores(rewards.make_score_fn(task, model), query, n_vocab, length)
 
 

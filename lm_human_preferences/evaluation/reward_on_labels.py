@@ -21,6 +21,7 @@ from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import GOLD, TRAIN, VALIDATION, LabelFolder
 from lm_human_preferences.labels.held_out import Labels, Rewards, is_held_out, predict
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.reward_models import places
 from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_files, run_settings
 
@@ -35,7 +36,7 @@ def saved_model(run: str) -> TrainedModel:
     Its weights are not read yet. UserError where there is none.
     """
     try:
-        saved = TrainedModel(run, rewards.reward_model_dir(run))
+        saved = TrainedModel(run, places.reward_model_dir(run))
         saved.encoding.get_encoder()
         return saved
     except OptionError as e:

@@ -76,16 +76,34 @@ class RewardHParams(hyperparams.HParams):
 
     train_new_model: reward_options.HParams | None = option(None, 'train a reward model first')
 
+    ensemble: int | None = option(
+        None,
+        'reward models whose mean is the reward: that many are trained; None: one, or as many as'
+        ' trained_model has (docs/labelling.md)',
+        at_least=1,
+        ours=True,
+    )
+
     online: OnlineHParams | None = option(
         None,
         'collect labels while the policy trains, and retrain the reward model as they come in',
         ours=True,
     )
 
+    @property
+    def members(self) -> int:
+        """How many reward models the reward is the mean of, once a training has begun."""
+        return self.ensemble or 1
+
     def validate(self) -> None:
         """Also AssertionError unless there is exactly one reward model, and a new one where labels
         are collected."""
         super().validate()
+        if self.members > 1 and (self.function or self.trained_model in ('mock', 'test')):
+            raise AssertionError(
+                f'{self.setting("ensemble")} is for reward models that have learned from labels:'
+                f' {self.function or self.trained_model} is none'
+            )
         trained, new = self.option_name('trained_model'), self.option_name('train_new_model')
         if self.online is not None and self.train_new_model is None:
             raise AssertionError(

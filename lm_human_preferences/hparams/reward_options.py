@@ -214,6 +214,13 @@ class HParams(hyperparams.HParams):
         at_least=1,
         ours=True,
     )
+    ensemble: int = option(
+        1,
+        'reward models to train on the same labels with other seeds; the reward is their mean',
+        at_least=1,
+        ours=True,
+        of_command=True,
+    )
     lr: float = option(5e-5, 'learning rate of the first step; it falls linearly to 0', at_least=0)
 
     rollout_batch_size: int = option(

@@ -27,7 +27,8 @@ from lm_human_preferences.online import progress
 from lm_human_preferences.online.decisions import Batch, Decisions
 from lm_human_preferences.online.questions import QuestionSource
 from lm_human_preferences.online.retraining import Labels, Retrainer
-from lm_human_preferences.rewards import RewardModel, label_source
+from lm_human_preferences.reward_models.places import label_source
+from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs.run_files import LABELS
 from lm_human_preferences.synthetic.known_judge import known_judge
 from lm_human_preferences.training.health import RetrainingHealth

@@ -18,6 +18,8 @@ LABELS = 'labels'  # folder of those that are collected while a policy trains
 # In every folder of labels, see labels/folder.py
 TASK, QUESTIONS, ANSWERS, USED = 'task.json', 'questions.jsonl', 'answers', 'used.jsonl'
 LABELLER = re.compile(r'[A-Za-z0-9_-]{1,32}')  # by whose name a file in `answers` is called
+# Ends the names of what belongs to a member of an ensemble of reward models, but for the first.
+_MEMBER = r'(?:_[1-9]\d*)?'
 LEARNED = 'reward_model/labels.json'  # says which labels it learned from
 # Of a run whose reward is a function of the user's, see runs/reward_function.py
 FUNCTION, FUNCTION_RECORD = 'reward_function.py', 'reward_function.json'
@@ -46,7 +48,8 @@ class CommandFiles:
 
     network: of the network that it trains. events: of TensorBoard's files. finished: of the
     checkpoints that other commands read. unfinished: of those to resume from; the same directory
-    for a policy. more: a regular expression for other files, if there are any.
+    for a policy. more: a regular expression for other files, if there are any. has_members: whether
+    it may train an ensemble.
     """
 
     command: str
@@ -55,6 +58,7 @@ class CommandFiles:
     finished: str
     unfinished: str
     more: str = ''
+    has_members: bool = False
 
     @property
     def settings(self) -> str:
@@ -68,12 +72,30 @@ class CommandFiles:
 
     def pattern(self) -> str:
         """A regular expression for all of its files."""
+        member = _MEMBER if self.has_members else ''
+        network = f'{self.network}{member}'
         files = [re.escape(self.settings), re.escape(self.more_settings)]
-        files.append(f'{self.network}/({_MODEL_FILES})')
-        files.append(f'{self.events}/{_EVENTS}')
+        files.append(f'{network}/({_MODEL_FILES})')
+        files.append(f'{self.events}{member}/{_EVENTS}')
         for directory in dict.fromkeys((self.finished, self.unfinished)):  # each once
-            files.append(f'{directory}/{names.ANY_FILE}')
+            files.append(f'{network}{directory.removeprefix(self.network)}/{names.ANY_FILE}')
         return '|'.join(filter(None, [*files, self.more]))
+
+    def of_member(self, number: int) -> CommandFiles:
+        """Those of the member of an ensemble that has this number, from 0."""
+        network = member_name(self.network, number)
+        return dataclasses.replace(
+            self,
+            network=network,
+            events=member_name(self.events, number),
+            finished=network + self.finished.removeprefix(self.network),
+            unfinished=network + self.unfinished.removeprefix(self.network),
+        )
+
+
+def member_name(name: str, number: int) -> str:
+    """What belongs to the member of an ensemble that has this number, if the first has `name`."""
+    return f'{name}_{number}' if number else name
 
 
 REWARD = CommandFiles(
@@ -83,6 +105,7 @@ REWARD = CommandFiles(
     finished='reward_model/checkpoints',
     unfinished=f'reward_model/{UNFINISHED}',
     more=re.escape(LEARNED),
+    has_members=True,
 )
 POLICY = CommandFiles(
     'train_policy',
@@ -114,9 +137,9 @@ def labeller_of(path: str) -> str | None:
     return match[1] if match else None
 
 
-def has_reward_model(directory: str) -> bool:
-    """Whether the run in a local directory has a finished reward model."""
-    return os.path.exists(os.path.join(directory, REWARD.finished, names.LIST))
+def has_reward_model(directory: str, member: int = 0) -> bool:
+    """Whether the run in a local directory has a finished reward model, or that member of it."""
+    return os.path.exists(os.path.join(directory, REWARD.of_member(member).finished, names.LIST))
 
 
 def has_reward_function(directory: str) -> bool:

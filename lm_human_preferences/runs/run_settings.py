@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ FIXED_ONCE_BEGUN = {
     'task.policy.initial_model',
     'rewards.trained_model',
     'rewards.class_name',
+    'rewards.ensemble',
+    'ensemble',
     'rewards.train_new_model',
     'rewards.online',
 }
@@ -54,6 +57,8 @@ def records(
             for name, value in additions.items()
             if name.startswith(f'{NEW_MODEL}.')
         }
+        assert isinstance(hparams, policy_options.HParams)
+        of_reward['ensemble'] = hparams.rewards.members
         settings[run_files.REWARD.command] = nested['rewards']['train_new_model'], of_reward
     found: dict[str, dict[str, Any]] = {}
     for command in settings if commands is None else commands:
@@ -110,6 +115,13 @@ def ranks_of(directory: str) -> int | None:
     return None
 
 
+def members_of(directory: str, files: run_files.CommandFiles) -> int:
+    """How many reward models the run of a command has trained, or its policy learned from."""
+    option = 'ensemble' if files is run_files.REWARD else 'rewards.ensemble'
+    members = _more_settings(directory, files).get('options', {}).get(option)
+    return members if isinstance(members, int) and members > 0 else 1
+
+
 def _more_settings(directory: str, files: run_files.CommandFiles) -> dict[str, Any]:
     """What a run's second file of settings holds.
 
@@ -148,7 +160,7 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
         read_settings(recorded, directory)
     except storage.NotFound:
         return
-    changes = _changes(_settings(recorded), _settings(hparams))
+    changes = _changes(_settings(recorded), _settings(hparams), _seed_of_ensemble(hparams))
     _refuse_what_has_no_effect(hparams, changes, explicitly_set)
     implicit = [text for key, text in changes.items() if not _covers(explicitly_set, key)]
     if implicit:
@@ -166,7 +178,8 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
 
 
 def pins(hparams: Training, *, ask: bool = True) -> dict[str, str]:
-    """{setting: its value with the commit} of what is on the hub.
+    """{setting: its value} of what a run decides when it begins: the commit of what is on the hub,
+    and a seed of an ensemble that was given none, as its members are trained on the same labels.
 
     The commit is the one that a resumed run has recorded, else what the revision means now; what
     describes a model is fetched. StorageError for what cannot be had. ask: False for that which the
@@ -179,6 +192,9 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, str]:
             read_settings(before, hparams.run.directory)
             recorded = _settings(before)
     found = {}
+    seed = _seed_of_ensemble(hparams)
+    if seed is not None:
+        found[seed] = recorded.get(seed) or secrets.randbits(31)
     for key, value in _settings(hparams).items():
         if storage.is_pin_of(recorded.get(key), value):
             found[key] = recorded[key]
@@ -188,6 +204,16 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, str]:
             scheme = path.removesuffix(value)
             found[key] = storage.pinned(path, ask=ask).removeprefix(scheme)
     return found
+
+
+def _seed_of_ensemble(hparams: Training) -> str | None:
+    """The name of the seed of an ensemble to be trained, if it is None; else None."""
+    if not isinstance(hparams, policy_options.HParams):
+        return 'run.seed' if hparams.ensemble > 1 and hparams.run.seed is None else None
+    new_model = hparams.rewards.train_new_model
+    if new_model is None or hparams.rewards.online is not None or hparams.rewards.members == 1:
+        return None
+    return f'{NEW_MODEL}.run.seed' if new_model.run.seed is None else None
 
 
 def _path_on_hub(key: str, value: Any) -> str | None:
@@ -209,14 +235,14 @@ def simulated_labellers(save_dir: str) -> re.Pattern[str]:
     return re.compile(rf'{re.escape(online.source)}\d+')
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """{dotted name: how it has changed, for the user}."""
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], seed: str | None) -> dict[str, str]:
+    """{dotted name: how it has changed, for the user}. seed: see _seed_of_ensemble."""
     changes = {}
     for key in {**before, **now}:
         if before.get(key) == now.get(key) or key.endswith('run.save_dir'):
             continue
-        if key == 'rewards.trained_model' and now[key] is None:
-            continue  # recorded is the reward model that the run has trained itself
+        if key in ('rewards.trained_model', 'rewards.ensemble', seed) and now[key] is None:
+            continue  # recorded is what the run has trained, found or drawn itself
         if storage.is_pin_of(before.get(key), now.get(key)):
             continue  # a run that has begun stays at the commit
         changes[key] = f'--{key} {now.get(key, "off")} (before: {before.get(key, "off")})'

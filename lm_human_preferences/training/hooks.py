@@ -60,21 +60,25 @@ def policy_hooks(
 
 
 def reward_hooks(
-    trainer: RewardTrainer, checkpointer: Checkpointer, on_anomaly: str, clock: TimeLeft
+    trainer: RewardTrainer,
+    checkpointer: Checkpointer,
+    on_anomaly: str,
+    clock: TimeLeft,
+    phase: str = 'reward model',
 ) -> list[Hook]:
     """What happens after each step of a reward model's training.
 
-    on_anomaly: --run.on_anomaly. clock: of the whole command, which has a phase 'reward model'.
+    on_anomaly: --run.on_anomaly. clock: of the whole command, which has this phase.
     """
     hparams, comm = trainer.hparams, trainer.comm
     in_all = trainer.labels_after(trainer.total_steps)
-    clock.begin('reward model', trainer.labels_after(trainer.steps_done) / in_all)
+    clock.begin(phase, trainer.labels_after(trainer.steps_done) / in_all)
     return [
         ProgressBar(
             trainer,
             comm,
             clock,
-            name='reward model',
+            name=phase,
             unit='batch',
             per_step=1,
             shown={'loss': ('loss', '.3f')},
@@ -210,7 +214,7 @@ class PolicyTable(Hook):
 class RewardTable(Hook):
     """A line of the reward model's table whenever one is due; the loss is averaged since the last.
 
-    clock: of the whole command, which has a phase 'reward model'.
+    clock: of the whole command, in the phase of this training.
     """
 
     def __init__(self, trainer: RewardTrainer, clock: TimeLeft) -> None:

@@ -303,7 +303,8 @@ def renamed(fields: Mapping[str, dataclasses.Field]) -> dict[str, str]:
 
 def is_of_another_command(name: str, field: dataclasses.Field) -> bool:
     """Whether `field`, of that dotted name, is about the command that its training is part of."""
-    return field.metadata.get('of_command', False) and not name.startswith('run.')
+    is_own = '.' not in name or name.startswith('run.')
+    return field.metadata.get('of_command', False) and not is_own
 
 
 def members(ty: Any) -> tuple[Any, ...]:

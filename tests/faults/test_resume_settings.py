@@ -56,6 +56,7 @@ EFFECTS = {
 REFUSED = {
     'task.policy.initial_model': '/somewhere',
     'rewards.trained_model': 'mock',
+    'rewards.ensemble': 2,
     NEW: 'off',
     'rewards.online': 'on --rewards.online.labels 960 --rewards.online.retrainings 0',
     f'{NEW}.lr': 1e-4,

@@ -33,6 +33,7 @@ ROOMS = (
     'external_rewards',
     'lm_tasks',
     'labels',
+    'reward_models',
     'rewards',
     'ppo',
     'evaluation',

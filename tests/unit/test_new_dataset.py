@@ -6,12 +6,13 @@ import sys
 import pytest
 import torch
 
-from lm_human_preferences import lm_tasks, rewards
+from lm_human_preferences import lm_tasks
 from lm_human_preferences.commands.dry_run import DryRun
 from lm_human_preferences.datasets import registry
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.language import datasets, encodings
+from lm_human_preferences.reward_models import places
 
 POEMS = """
 def poems_generator(mode, seed=0, shuffle=False, labels=None):
@@ -67,7 +68,7 @@ def test_labels_that_stand_in_are_those_of_the_reward_model(add_poems, stand_in)
             'rewards.train_new_model.labels.source': 'labels.json',
         }
     )
-    assert rewards.label_source(hparams) == ('labels.json' if stand_in else None)
+    assert places.label_source(hparams) == ('labels.json' if stand_in else None)
 
 
 def test_a_dry_run_does_not_fetch_what_is_downloaded(add_poems):

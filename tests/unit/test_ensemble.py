@@ -1,0 +1,255 @@
+"""Ensembles: several reward models that learn the same labels with other seeds, as one reward."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from command_line import error_of, invoke
+from events import events_of
+from experiments import resolved
+from interrupted import assert_same, result_of
+from ranks import give_each_thread_its_own_numpy_random, on_ranks
+from reward_models import save_reward_model
+
+from lm_human_preferences import ppo, rewards, train_reward
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.language import encodings
+from lm_human_preferences.reward_models.ensemble import EnsembleReward
+
+TRAINING = (
+    'train_reward test run --mpi 1 --labels.num_train 96 --normalize_samples 64'
+    ' --run.save_interval 1'
+)
+MEMBERS = ('reward_model', 'reward_model_1', 'reward_model_2')
+POLICY = 'train_policy test policy --mpi 1 --ppo.total_episodes 128 --ppo.noptepochs 1'
+
+
+class Fixed:
+    """A reward model that gives fixed rewards."""
+
+    encoder = encodings.Test.get_encoder()
+    padding_token = encoder.padding_token
+
+    def __init__(self, *rewards):
+        self.rewards = torch.tensor(rewards)
+
+    def get_rewards(self, queries, responses):
+        return self.rewards.expand(responses.shape[:-1])
+
+
+def run_of(directory, words):
+    """The directory of the run that a command has left below `directory`."""
+    result = invoke(f'{words} --save_dir {directory}')
+    assert result.exit_code == 0, result.output
+    return directory / words.split()[2]
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """A run of train_reward with three members."""
+    return run_of(tmp_path_factory.mktemp('ensemble'), f'{TRAINING} --ensemble 3')
+
+
+def variables_of(directory):
+    bundle = Bundle(checkpoints.latest(str(directory / 'checkpoints')))
+    return {name: np.array(bundle[name]) for name in bundle}
+
+
+# The reward
+
+
+def test_the_score_is_the_mean_and_the_spread_the_standard_deviation_of_the_members():
+    """Members (0, 2), (3, 2) and (6, 5): means 3 and 3, deviations sqrt(6) and sqrt(2)."""
+    task = TaskHParams(query_length=1, response_length=1, penalty_reward_value=-7)
+    task.truncate_token = 1  # the second response has none
+    reward = EnsembleReward([Fixed(0.0, 2.0), Fixed(3.0, 2.0), Fixed(6.0, 5.0)])
+    responses = torch.tensor([[1], [2]])
+    assert reward.score(responses, responses).tolist() == [3, 3]
+    scores, scored, stats = rewards.make_score_fn(task, reward)(responses, responses)
+    assert scores.tolist() == stats['score'].tolist() == [3, -7]
+    np.testing.assert_allclose(stats['score_std'], [6**0.5, 2**0.5], rtol=1e-6)
+
+    zeros = torch.zeros(2, 1)
+    rollout = ppo.Rollout(
+        queries=responses,
+        responses=responses,
+        logprobs=zeros,
+        values=zeros,
+        ref_logprobs=zeros,
+        scores=scores,
+        scored_responses=scored,
+        score_std=stats['score_std'],
+    )
+    logged = ppo.step_stats(rollout, 0.1, zeros, {})
+    assert logged['objective/score_std'].item() == pytest.approx((6**0.5 + 2**0.5) / 2)
+    assert logged['objective/score'].item() == -2
+    rollout.score_std = None
+    assert 'objective/score_std' not in ppo.step_stats(rollout, 0.1, zeros, {})
+
+
+# Training
+
+
+def test_the_first_member_is_what_one_model_would_be(trained, tmp_path):
+    """The others begin with another head and learn in another order."""
+    one = run_of(tmp_path, TRAINING)
+    alone, ensemble = result_of(one), result_of(trained)
+    for name in ('train_reward_hparams.json', 'train_reward_more_hparams.json'):
+        settings, of_one = json.loads(ensemble.pop(name)), json.loads(alone.pop(name))
+        settings.get('options', {}).pop('ensemble', None)
+        of_one.get('options', {}).pop('ensemble', None)
+        for record in (settings, of_one):
+            record.get('run', {}).pop('save_dir', None)
+        assert settings == of_one
+    assert_same({key: value for key, value in ensemble.items() if key in alone}, alone)
+    first, *others = (
+        variables_of(trained / name)
+        for name in ('reward_model', 'reward_model_1', 'reward_model_2')
+    )
+    heads = [each['reward_model/model/heads/reward/w'] for each in (first, *others)]
+    assert len({head.tobytes() for head in heads}) == 3
+    assert len({each['reward_model/reward_norm/gain'].item() for each in (first, *others)}) == 3
+    assert all(list(each) == list(first) for each in others)
+
+
+def test_members_learn_the_same_labels(monkeypatch):
+    """Though labels may be drawn from the random numbers of the run's seed, which is drawn once."""
+    trainers = []
+    prepare = train_reward.RewardModelTrainer.prepare
+
+    def noted(trainer):
+        prepare(trainer)
+        trainers.append(trainer)
+
+    def draw(hparams, policy, comm):
+        tokens = torch.randint(9, (64, 3))
+        return {'query': tokens, 'sample0': tokens, 'sample1': tokens, 'best': tokens[:, 0] % 2}
+
+    monkeypatch.setattr(train_reward.RewardModelTrainer, 'prepare', noted)
+    monkeypatch.setattr(train_reward.simulated, 'simulated_labels', draw)
+    hparams = resolved('train_reward', 'test')
+    hparams.override_from_dict(
+        {
+            'ensemble': 2,
+            'run.seed': None,
+            'labels.source': 'mock',
+            'labels.type': 'best_of_2',
+            'task.response_length': 3,
+            'normalize_before': False,
+            'normalize_after': False,
+        }
+    )
+    train_reward.train(hparams, LocalComm())
+    first, second = trainers
+    assert torch.equal(first.labels['query'], second.labels['query'])
+    assert (first.order != second.order).any()
+
+
+def test_interrupted_between_and_inside_members_it_ends_alike(trained, tmp_path, monkeypatch):
+    step, prepare = train_reward.RewardModelTrainer.step, train_reward.RewardModelTrainer.prepare
+    prepared = []
+
+    def fail_in_the_second(trainer):
+        if len(prepared) == 2 and trainer.steps_done == 2:
+            raise UserError('inside')
+        return step(trainer)
+
+    def fail_before_the_third(trainer):
+        prepared.append(trainer)
+        if trainer.logger.directory.endswith('reward_model_2'):
+            raise UserError('between')
+        prepare(trainer)
+
+    words = f'{TRAINING} --ensemble 3 --save_dir {tmp_path}'
+    with monkeypatch.context() as patched:
+        patched.setattr(train_reward.RewardModelTrainer, 'step', fail_in_the_second)
+        patched.setattr(train_reward.RewardModelTrainer, 'prepare', fail_before_the_third)
+        assert 'inside' in invoke(words).stderr
+        assert 'between' in invoke(f'resume {tmp_path}/run').stderr
+    result = invoke(f'resume {tmp_path}/run')
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count('is finished') == 2
+    other = error_of(invoke(f'{words} --ensemble 2 --run.resume on'))
+    assert '--ensemble cannot change' in other
+    ours, reference = result_of(tmp_path / 'run'), result_of(trained)
+    ours.pop('train_reward_hparams.json'), reference.pop('train_reward_hparams.json')  # save_dir
+    assert_same(ours, reference)
+
+
+def test_ranks_share_each_member(tmp_path, monkeypatch):
+    """Two ranks learn what one does; they have the same head, though each rank draws one."""
+    give_each_thread_its_own_numpy_random(monkeypatch)
+    initial = tmp_path / 'initial'
+    save_reward_model(initial)  # with a head: else threads draw it in any order
+    for ranks in (1, 2):
+        hparams = resolved('train_reward', 'test')
+        hparams.override_from_dict(
+            {
+                'ensemble': 2,
+                'labels.num_train': 96,
+                'task.policy.initial_model': str(initial),
+                'normalize_before': False,
+                'normalize_after': False,
+                'run.save_dir': str(tmp_path / f'{ranks}'),
+            }
+        )
+        on_ranks(ranks, lambda comm, hparams=hparams: train_reward.train(hparams, comm))
+    for member in ('reward_model', 'reward_model_1'):
+        one, two = variables_of(tmp_path / '1' / member), variables_of(tmp_path / '2' / member)
+        for name, values in one.items():
+            if name.startswith('reward_model/') and '/adam' not in name:
+                np.testing.assert_allclose(two[name], values, rtol=0, atol=5e-6)
+
+    heads = {}
+    finish = train_reward.RewardModelTrainer.finish
+
+    def noted(trainer):
+        head = trainer.reward_model.model.heads['reward'].w.detach().clone()
+        heads.setdefault(trainer.comm.rank, []).append(head)
+        finish(trainer)
+
+    monkeypatch.setattr(train_reward.RewardModelTrainer, 'finish', noted)
+    hparams = resolved('train_reward', 'test')
+    hparams.override_from_dict({'ensemble': 2, 'labels.num_train': 32, 'normalize_samples': 64})
+    on_ranks(2, lambda comm: train_reward.train(hparams, comm))
+    assert len(heads[0]) == 2
+    assert all(torch.equal(*both) for both in zip(heads[0], heads[1], strict=True))
+
+
+# Policies
+
+
+def test_a_policy_learns_from_the_members_of_a_run(trained, tmp_path):
+    words = f'{POLICY} --rewards.train_new_model off --rewards.trained_model {trained}'
+    run = run_of(tmp_path, words)
+    spread = events_of(run / 'tb/ppo')['objective/score_std']
+    assert len(spread) == 2 and all(value > 0 for _, value in spread)
+    settings = json.loads((run / 'train_policy_more_hparams.json').read_text())
+    assert settings['options']['rewards.ensemble'] == 3
+
+    queries, responses = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5, 6, 7]])
+    members = [rewards.TrainedRewardModel(str(trained / name), encodings.Test) for name in MEMBERS]
+    expected = sum(member.score(queries, responses) for member in members) / 3
+    for place, count in ((trained, None), (trained / 'reward_model', 3), (run / 'policy', None)):
+        reward = rewards.load_reward_model(str(place), encodings.Test, members=count)
+        torch.testing.assert_close(reward.score(queries, responses), expected)
+    first = rewards.load_reward_model(str(trained / 'reward_model'), encodings.Test)
+    assert torch.equal(first.score(queries, responses), members[0].score(queries, responses))
+
+
+@pytest.mark.parametrize(
+    'settings, text',
+    [
+        ('--rewards.trained_model {} --rewards.ensemble 4', 'there is no {}/reward_model_3'),
+        ('--rewards.trained_model test --rewards.ensemble 2', 'test is none'),
+    ],
+)
+def test_members_that_are_not_there(trained, tmp_path, settings, text):
+    words = f'{POLICY} --rewards.train_new_model off {settings.format(trained)}'
+    result = invoke(f'{words} --dry_run --save_dir {tmp_path}')
+    assert result.exit_code == 2 and text.format(trained) in result.stderr
