@@ -14,6 +14,10 @@ from lm_human_preferences.evaluation import optimum
 
 BEST_OF = (4, 16, 64)
 JUDGE = 'judge'  # what the reward is called that --judge names
+OWN_OPTIMUM = 'own_optimum'  # the curve in the results of a reward that was not trained on
+CURVES = ('frontier', OWN_OPTIMUM)  # what is no point among those of a reward
+OWN_BEST = 'optimum_by_reward_model'  # the point of OWN_OPTIMUM at the policy's KL
+FEW_SAMPLES = 10  # effective ones, below which estimates are too low to be of use
 BY_REWARD_MODEL = '_by_reward_model'  # suffix of a best of n that another reward judges
 
 # Scores have the precision of fp32: a gain below this share of the largest one is rounding.
@@ -38,7 +42,8 @@ def compare(
     the same responses. kl, score: of the policy. kl_coef: of the optimum, None to leave it out.
     exact: whether the responses are all that there are, or samples of the reference. chooser
     (queries, responses): the reward model's scores of the same responses, if `scores` are another
-    reward's: best of n is then chosen by either.
+    reward's: best of n is then chosen by either, and the reward model's own optimum at the policy's
+    KL is judged.
     """
 
     def sample_sizes(beta: float) -> dict[str, torch.Tensor]:
@@ -57,6 +62,8 @@ def compare(
     if chooser is not None:
         for name, best, best_kl in bests_of_n(ref_logprobs, chooser, exact=exact, judged=scores):
             points[f'{name}{BY_REWARD_MODEL}'] = point(best_kl, best)
+        _, beta = optimum.frontier_at(kl.mean(), ref_logprobs, chooser)
+        points[OWN_BEST] = point(*optimum.judged(ref_logprobs, chooser, scores, beta))
     if kl_coef:
         log_z, best, _ = optimum.moments(ref_logprobs, scores, kl_coef)
         points['optimum'] = {
@@ -119,6 +126,59 @@ def against_frontier(
     return values, beta
 
 
+def own_optimum(
+    ref_logprobs: torch.Tensor, rewards: torch.Tensor, judge: torch.Tensor, *, exact: bool
+) -> dict[str, Any] | None:
+    """How good by `judge` the best policies for `rewards` are: a curve along KL, for JSON.
+
+    ref_logprobs, rewards, judge (queries, responses): see `compare`. Returns lists of KLs and of
+    rewards by `judge`, and, where the responses are samples, of standard errors of the rewards over
+    queries and of mean effective samples. 'trusted_up_to' is the KL at which the reward by `judge`
+    is highest; None where it does not fall, or not by more than samples can show. No curve, but
+    None, where all responses to a query are equally good by `rewards`.
+    """
+    betas = optimum.beta_grid(rewards).tolist()
+    if betas[0] == 0:
+        return None
+    names = ['kl', 'reward'] if exact else ['kl', 'reward', 'standard_errors', 'effective_samples']
+    curve: dict[str, Any] = {name: [] for name in names}
+    of_queries = []  # where there are samples enough
+    for beta in betas:
+        kl, reward = optimum.judged(ref_logprobs, rewards, judge, beta)
+        curve['kl'].append(kl.mean().item())
+        curve['reward'].append(reward.mean().item())
+        if not exact:
+            effective = optimum.effective_samples(rewards, beta).mean().item()
+            curve['standard_errors'].append(optimum.standard_error(reward).item())
+            curve['effective_samples'].append(effective)
+            if effective < FEW_SAMPLES:
+                continue
+        of_queries.append(reward)
+    trusted = None
+    best = _turns_after(of_queries, judge, exact=exact)
+    if best is not None:
+        high, low = betas[max(best - 1, 0)], betas[best + 1]
+        trusted = optimum.trusted_kl(ref_logprobs, rewards, judge, low, high)
+    curve['trusted_up_to'] = trusted
+    return curve
+
+
+def _turns_after(rewards: list[torch.Tensor], judge: torch.Tensor, *, exact: bool) -> int | None:
+    """Which of `rewards` [(queries,)] has the highest mean, if that of the last is clearly lower.
+
+    Lower by more than rounding, and, where they are estimated, by two standard errors.
+    """
+    if not rewards:
+        return None
+    means = [reward.mean().item() for reward in rewards]
+    best = means.index(max(means))
+    fall = rewards[best] - rewards[-1]
+    least = ROUNDING * judge.abs().max().item()
+    if not exact:
+        least = max(least, 2 * optimum.standard_error(fall).item())
+    return best if fall.mean() > least else None
+
+
 def summarize(points: Points, *, with_errors: bool) -> dict[str, dict[str, Any]]:
     """{point: {name: mean}} for JSON, with the standard error of each mean if asked for.
 
@@ -144,6 +204,8 @@ def point_label(point: str, reward: str, trained_on: str = 'reward model') -> st
 
     trained_on: what the reward is called that the policy was trained on.
     """
+    if point == OWN_BEST:
+        return f'optimum for {trained_on}'
     if point.endswith(BY_REWARD_MODEL):
         point = point.removesuffix(BY_REWARD_MODEL)
         reward = trained_on

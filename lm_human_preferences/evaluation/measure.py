@@ -13,7 +13,13 @@ from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import optimum
-from lm_human_preferences.evaluation.comparison import JUDGE, compare, summarize
+from lm_human_preferences.evaluation.comparison import (
+    JUDGE,
+    OWN_OPTIMUM,
+    compare,
+    own_optimum,
+    summarize,
+)
 from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.evaluation_options import HParams
@@ -260,6 +266,7 @@ def measure(
     are_all_queries = is_enumerable and settings.queries is None
     for name, (scores, policy_score) in responses.scores.items():
         is_trained_on = name == trained_on
+        chooser = None if is_trained_on else responses.scores[trained_on][0]
         points = compare(
             responses.ref_logprobs,
             responses.kl,
@@ -267,12 +274,16 @@ def measure(
             policy_score,
             kl_coef=kl_coef if is_trained_on else None,
             exact=exact,
-            chooser=None if is_trained_on else responses.scores[trained_on][0],
+            chooser=chooser,
         )
         results['rewards'][name] = {
             **summarize(points, with_errors=not (exact and are_all_queries)),
             'frontier': _frontier(responses.ref_logprobs, scores, exact),
         }
+        if chooser is not None:
+            curve = own_optimum(responses.ref_logprobs, chooser, scores, exact=exact)
+            if curve is not None:
+                results['rewards'][name][OWN_OPTIMUM] = curve
     return results
 
 

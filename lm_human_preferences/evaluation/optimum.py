@@ -22,7 +22,7 @@ from lm_human_preferences.utils.core import MIN_TEMPERATURE
 
 if TYPE_CHECKING:
     from lm_human_preferences.policy import Policy
-    from lm_human_preferences.rewards import TrainedRewardModel
+    from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
 
 Scored = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # see rewards.make_score_fn
 
@@ -69,6 +69,56 @@ def frontier(
         log_z, mean, _ = moments(ref_logprobs, rewards, beta).mean(1)
         points.append(torch.stack([mean / beta - log_z, mean]))
     return torch.stack(points, dim=1)
+
+
+def judged(
+    ref_logprobs: torch.Tensor, rewards: torch.Tensor, judge: torch.Tensor, beta: float
+) -> torch.Tensor:
+    """KL of pi* for `rewards` at `beta`, and its mean reward by `judge`: (2, queries).
+
+    judge (queries, responses): another reward of the same responses. beta: also 0, where only the
+    best responses are left, or infinite, where pi* is rho.
+    """
+    results = []
+    # One query at a time, which fits into the processor's cache.
+    for log_rho, reward, other in zip(ref_logprobs, rewards, judge, strict=True):
+        if beta == 0:
+            tilt = torch.zeros_like(log_rho, dtype=torch.float64)
+            log_rho = torch.where(reward == reward.max(), log_rho.double(), -torch.inf)
+        else:
+            tilt = reward.double() / beta
+        energy = log_rho.double() + tilt
+        log_z = energy.logsumexp(-1)
+        probabilities = (energy - log_z).exp_()
+        results.append(torch.stack([probabilities @ tilt - log_z, probabilities @ other.double()]))
+    return torch.stack(results, dim=1)
+
+
+def trusted_kl(
+    ref_logprobs: torch.Tensor,
+    rewards: torch.Tensor,
+    judge: torch.Tensor,
+    low: float,
+    high: float,
+) -> float:
+    """The mean KL up to which more of `rewards` is more by `judge`: where that is highest.
+
+    low, high: betas of pi* for `rewards` between which the highest mean reward by `judge` is, and
+    no other peak. It is found to a hundredth of the way between them, by ternary search.
+    """
+
+    def reward_at(log_beta: float) -> float:
+        return judged(ref_logprobs, rewards, judge, math.exp(log_beta))[1].mean().item()
+
+    below, above = math.log(low), math.log(high)
+    for _ in range(12):
+        third = (above - below) / 3
+        if reward_at(below + third) > reward_at(above - third):
+            above -= third
+        else:
+            below += third
+    kl, _ = judged(ref_logprobs, rewards, judge, math.exp((below + above) / 2))
+    return kl.mean().item()
 
 
 def beta_grid(rewards: torch.Tensor, points: int = 50) -> torch.Tensor:
@@ -272,7 +322,7 @@ def _extended(context: torch.Tensor, n_vocab: int, length: int) -> torch.Tensor:
 
 
 def all_rewards(
-    reward_model: TrainedRewardModel, queries: torch.Tensor, length: int
+    reward_model: RewardModel | TrainedRewardModel, queries: torch.Tensor, length: int
 ) -> torch.Tensor:
     """Rewards of all responses, none truncated, by a reward model of rewards.py.
 

@@ -7,7 +7,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.evaluation import plots
-from lm_human_preferences.evaluation.comparison import point_label
+from lm_human_preferences.evaluation.comparison import (
+    CURVES,
+    OWN_BEST,
+    OWN_OPTIMUM,
+    point_label,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,11 +39,18 @@ def draw(results: dict[str, Any], path: str) -> None:
         fontsize=13,
         parse_math=False,
     )
+    trained_on = next(iter(results['rewards']))
     for axes, (reward, points) in zip(panels, results['rewards'].items()):
         plots.label(axes, title=reward, x='KL from the base model (nats)', y='reward')
-        marks = {point: values for point, values in points.items() if point != 'frontier'}
-        _draw_frontier(axes, points, up_to=1.2 * max(values['kl'] for values in marks.values()))
-        _draw_marks(axes, reward, marks, trained_on=next(iter(results['rewards'])))
+        # The curve goes through OWN_BEST.
+        marks = {
+            point: values for point, values in points.items() if point not in (*CURVES, OWN_BEST)
+        }
+        up_to = 1.2 * max(values['kl'] for values in marks.values())
+        _draw_frontier(axes, points, up_to=up_to)
+        if OWN_OPTIMUM in points:
+            _draw_own_optimum(axes, points, trained_on, up_to=up_to)
+        _draw_marks(axes, reward, marks, trained_on=trained_on)
         plots.legend(axes, loc='lower right')
     plots.save(figure, path)
 
@@ -65,6 +77,17 @@ def _draw_frontier(axes: Axes, points: dict[str, dict[str, Any]], *, up_to: floa
         label='frontier',
         up_to=up_to,
     )
+
+
+def _draw_own_optimum(
+    axes: Axes, points: dict[str, dict[str, Any]], trained_on: str, *, up_to: float
+) -> None:
+    """Draw what the best policies for the reward `trained_on` attain, up to the KL `up_to`."""
+    base = points['base']
+    curve = points[OWN_OPTIMUM]
+    label = f'optimum for {trained_on}'
+    kls = [base['kl'], *curve['kl']]
+    plots.draw_curve(axes, kls, [base['reward'], *curve['reward']], label=label, up_to=up_to)
 
 
 def _draw_marks(axes: Axes, reward: str, marks: dict[str, dict[str, Any]], trained_on: str) -> None:

@@ -65,23 +65,16 @@ def draw_frontier(
     errors: standard errors, drawn as a band. If the lists end before `up_to`, a dotted line
     continues at the last reward: the frontier never falls.
     """
-    end = min(up_to, kls[-1])
-    count = bisect.bisect_left(kls, end)
-    shown = [*kls[:count], end]
-
-    def ending(values: Sequence[float]) -> list[float]:
-        return [*values[:count], np.interp(end, kls, values)]
-
-    best = ending(rewards)
+    shown, best = _cut(kls, rewards, up_to)
     if errors is not None:
-        bounds = ending(errors)
+        _, bounds = _cut(kls, errors, up_to)
         low = [reward - error for reward, error in zip(best, bounds)]
         high = [reward + error for reward, error in zip(best, bounds)]
         axes.fill_between(shown, low, high, color=INK, alpha=0.12, linewidth=0, zorder=1)
     axes.plot(shown, best, color=INK, linewidth=1.8, label=label, zorder=2)
-    if end < up_to < math.inf:
+    if shown[-1] < up_to < math.inf:
         axes.plot(
-            [end, up_to],
+            [shown[-1], up_to],
             [best[-1]] * 2,
             color=INK,
             linewidth=1.8,
@@ -89,6 +82,29 @@ def draw_frontier(
             zorder=2,
             label=f'{label}, at least',
         )
+
+
+def draw_curve(
+    axes: Axes, kls: Sequence[float], rewards: Sequence[float], *, label: str, up_to: float
+) -> None:
+    """Draw what other policies than the best attain as a dashed line, up to the KL `up_to`."""
+    axes.plot(
+        *_cut(kls, rewards, up_to),
+        color=SKY,
+        linewidth=1.8,
+        linestyle='--',
+        label=label,
+        zorder=2,
+    )
+
+
+def _cut(
+    kls: Sequence[float], values: Sequence[float], up_to: float
+) -> tuple[list[float], list[float]]:
+    """The curve of `values` over `kls`, which rise, up to the KL `up_to` or its own end."""
+    end = min(up_to, kls[-1])
+    count = bisect.bisect_left(kls, end)
+    return [*kls[:count], end], [*values[:count], np.interp(end, kls, values)]
 
 
 def draw_points(

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lm_human_preferences.evaluation.comparison import JUDGE, point_label
+from lm_human_preferences.evaluation.comparison import (
+    CURVES,
+    FEW_SAMPLES,
+    JUDGE,
+    OWN_OPTIMUM,
+    point_label,
+)
 
 COLUMNS = {
     'kl': 'KL',
@@ -13,7 +19,6 @@ COLUMNS = {
     'frontier': 'best at that KL',
     'share': 'share of the gain',
 }
-FEW_SAMPLES = 10  # effective ones, below which the frontier is estimated too low to be of use
 # The table mentions a KL that misses its target, or a coefficient that still moves, by this share.
 SETTLED = 0.1
 
@@ -39,16 +44,35 @@ def _remarks(
         last = ', the last of the run' if results.get('kl_coef_is_last') else ''
         yield f'optimum: the best policy at the KL coefficient {results["kl_coef"]:.4g}{last}'
         yield from _unsettled(results.get('kl_control'), policy['kl'])
+    if OWN_OPTIMUM in points:
+        yield _trust(points[OWN_OPTIMUM], name, _trained_on(results))
     yield from _without_share(points)
     undersampled = []
     for point, values in points.items():
-        if point != 'frontier' and values.get('effective_samples', FEW_SAMPLES) < FEW_SAMPLES:
+        if point not in CURVES and values.get('effective_samples', FEW_SAMPLES) < FEW_SAMPLES:
             undersampled.append(point_label(point, name, _trained_on(results)))
     if undersampled:
         yield (
             f'WARNING: less than {FEW_SAMPLES} effective samples at the KL of'
             f' {", ".join(undersampled)}; the best there is estimated too low: give more --samples'
         )
+
+
+def _trust(curve: dict[str, Any], judge: str, trained_on: str) -> str:
+    """A line about the KL up to which the reward `trained_on` can be trusted.
+
+    curve: see comparison.own_optimum. judge: the reward that says so.
+    """
+    trusted = curve['trusted_up_to']
+    if trusted is None and 'effective_samples' not in curve:
+        return f'{trained_on}: trusted at every KL: more of it is never less by the {judge}'
+    if trusted is None:
+        enough = zip(curve['kl'], curve['effective_samples'])
+        kl = max([0.0, *(kl for kl, samples in enough if samples >= FEW_SAMPLES)])
+        return f'{trained_on}: trusted up to KL {kl:.1f} at least, as far as these samples tell'
+    return (
+        f'{trained_on}: trusted up to KL {trusted:.1f}: beyond, more of it is less by the {judge}'
+    )
 
 
 def _without_share(points: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -69,7 +93,7 @@ def _rows(name: str, points: dict[str, dict[str, Any]], trained_on: str) -> list
     """The cells of the table of reward `name`: lists of strings, the heads first."""
     rows = [[name, *COLUMNS.values()]]
     for point in points:
-        if point != 'frontier':
+        if point not in CURVES:
             cells = [_cell(points[point], key) for key in COLUMNS]
             rows.append([point_label(point, name, trained_on), *cells])
     if 'kl_to_optimum' in points['policy']:

@@ -195,8 +195,12 @@ def test_best_of_n_by_either_reward_from_samples():
     assert points['best_of_16']['reward'].mean() > found['reward'].mean() + 0.5
 
 
-def results_of(**more):
-    """Made-up results of `evaluate` for both rewards, with standard errors."""
+def results_of(own_curve=None, **more):
+    """Made-up results of `evaluate` for both rewards, with standard errors.
+
+    own_curve: more about the reward model's own optimum.
+    """
+    own_curve = own_curve or {'trusted_up_to': 3.0}
     errors = {'kl': 0.25, 'reward': 0.125}
     point = {'kl': 2.0, 'reward': 3.0, 'frontier': 4.0, 'share': 0.75, 'standard_errors': errors}
     frontier = {
@@ -226,7 +230,9 @@ def results_of(**more):
                 'policy': point,
                 **bests,
                 **chosen,
+                'optimum_by_reward_model': {**point, 'reward': 2.25},
                 'frontier': frontier,
+                'own_optimum': {'kl': [1.0, 3.0, 8.0], 'reward': [1.0, 2.0, 1.5], **own_curve},
             },
         },
     }
@@ -245,12 +251,44 @@ def test_the_table_says_who_chose():
             for reward in ('known reward', 'reward model')
             for n in comparison.BEST_OF
         ),
+        'optimum for reward model',
+        'reward model: trusted up to KL 3.0: beyond, more of it is less by the known reward',
     ]
     assert 'best of 4 by reward model' in {line.split('  ')[0] for line in own}
     assert re.fullmatch(r'KL\(policy \|\| optimum\) +0\.500', own[7])
     assert own[8] == 'optimum: the best policy at the KL coefficient 0.25, the last of the run'
     assert '2.000 ± 0.250  3.000 ± 0.125' in known[2]
     assert not any(line.startswith('note') for line in lines)
+
+
+@pytest.mark.parametrize(
+    'curve, told',
+    [
+        ({}, 'trusted at every KL: more of it is never less by the known reward'),
+        (
+            {'effective_samples': [400, 10, 9]},
+            'trusted up to KL 3.0 at least, as far as these samples tell',
+        ),
+        (
+            {'effective_samples': [9, 3, 1]},
+            'trusted up to KL 0.0 at least, as far as these samples tell',
+        ),
+    ],
+)
+def test_how_far_a_reward_model_can_be_trusted_if_it_does_not_turn(curve, told):
+    lines = report.table(results_of({**curve, 'trusted_up_to': None}))
+    assert [line for line in lines if 'trusted' in line] == [f'reward model: {told}']
+
+
+@pytest.mark.parametrize('shift, turns', [(0.0, True), (2.0, False)])
+def test_samples_tell_a_turn_from_noise(shift, turns):
+    """The judge agrees with the reward up to about 1, and then does not; or it always does."""
+    torch.manual_seed(0)
+    rewards = torch.randn(12, 2000).double()
+    judge = rewards - (rewards - 1 - shift).clamp(min=0) * 4 + torch.randn(12, 2000)
+    curve = comparison.own_optimum(optimum.as_distribution(rewards), rewards, judge, exact=False)
+    assert (curve['trusted_up_to'] is not None) == turns
+    assert comparison.own_optimum(rewards, torch.ones(12, 2000), judge, exact=True) is None
 
 
 @pytest.mark.parametrize(
@@ -307,6 +345,8 @@ def test_the_picture_has_error_bars_a_name_and_a_mark_for_each_kind(monkeypatch)
         markers = {bars.get_label(): bars.lines[0].get_marker() for bars in axes.containers}
         assert len(set(markers.values())) == len(markers) == 4
     assert {'best of n by reward model', 'best of n by known reward'} <= set(markers)
+    dashed = [line for line in axes.lines if line.get_label() == 'optimum for reward model']
+    assert [list(line.get_xdata()) for line in dashed] == [pytest.approx([0, 1, 3, 1.2 * largest])]
 
 
 def test_the_frontier_ends_where_it_is_asked_to():
@@ -439,8 +479,16 @@ def test_the_reward_that_was_trained_on_chooses_for_the_other_as_well(measured):
     assert known['best_of_2']['reward'] == pytest.approx(3 * 3 / 4 + 1 / 4)
     assert known['best_of_2_by_reward_model']['reward'] == pytest.approx(1 * 3 / 4 + 3 / 4)
     assert 'best_of_2_by_reward_model' not in own
+    # What the one likes the other dislikes. At KL 0.5, 0.8 of the chance is the second response's.
+    assert 'own_optimum' not in own
+    assert known['optimum_by_reward_model']['kl'] == pytest.approx(0.5)
+    assert known['own_optimum']['trusted_up_to'] == pytest.approx(0, abs=0.01)
+    assert known['own_optimum']['reward'][-1] == pytest.approx(1)
     sampled = measured(most=9**3 - 1)
     assert (sampled['exact'], sampled['responses']) == (False, 7)
+    curve = sampled['rewards']['known reward']['own_optimum']
+    assert {'effective_samples', 'standard_errors'} < set(curve)
+    assert curve['trusted_up_to'] is None  # with two samples nobody can tell
 
 
 @pytest.mark.parametrize(
