@@ -139,7 +139,8 @@ def reward_memory(
 def retraining_memory(hparams: policy_options.HParams, sizes: Sizes, ranks: int) -> MemoryEstimate:
     """What takes memory where one of `ranks` retrains a reward model while the policy waits.
 
-    The policy keeps its gradients and moments meanwhile.
+    The policy keeps its gradients and moments meanwhile. Members of an ensemble learn one after
+    another.
     """
     new_model = hparams.rewards.train_new_model
     assert new_model is not None
@@ -147,7 +148,8 @@ def retraining_memory(hparams: policy_options.HParams, sizes: Sizes, ranks: int)
     return dataclasses.replace(
         reward_memory(new_model, sizes, ranks),
         networks=len(networks.scopes),
-        learning=len(networks.learning) + len(networks.retrained),
+        learning=len(networks.learning) + 1,
+        retrained=len(networks.retrained) - 1,
         reduced=hparams.run.precision == 'bf16',
     )
 

@@ -12,10 +12,10 @@ import dataclasses
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lm_human_preferences import label_types, shell, storage
+from lm_human_preferences import label_types, plans, shell, storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.online_options import PEOPLE
 from lm_human_preferences.labels import label_files, simulated_labeller
@@ -26,7 +26,7 @@ from lm_human_preferences.online import collected_answers as online_answers
 from lm_human_preferences.online import progress
 from lm_human_preferences.online.decisions import Batch, Decisions
 from lm_human_preferences.online.questions import QuestionSource
-from lm_human_preferences.online.retraining import Labels, Retrainer
+from lm_human_preferences.online.retraining import Labels, retrainer_of
 from lm_human_preferences.reward_models.places import label_source
 from lm_human_preferences.rewards import RewardModel
 from lm_human_preferences.runs.run_files import LABELS
@@ -107,9 +107,12 @@ def hooks(trainer: CollectingTrainer, checkpointer: Checkpointer, clock: TimeLef
     hparams = trainer.hparams
     if hparams.rewards.online is None:
         return []
-    reward_model = trainer.networks['reward_model']
-    assert isinstance(reward_model, RewardModel)
-    return [Collection(trainer, reward_model, checkpointer, clock, label_source(hparams))]
+    reward_models = []
+    for scope in plans.policy_networks(hparams).retrained:
+        reward_model = trainer.networks[scope]
+        assert isinstance(reward_model, RewardModel)
+        reward_models.append(reward_model)
+    return [Collection(trainer, reward_models, checkpointer, clock, label_source(hparams))]
 
 
 @contextlib.contextmanager
@@ -131,15 +134,15 @@ def serve(folder: str, options: ServeHParams) -> Iterator[None]:
 class Collection(Hook):
     """Collects labels while `trainer` trains a policy; entered on every rank.
 
-    reward_model: what the policy learns from. checkpointer: saves the run if people do not answer
-    in time; its seed is the run's. clock: does not count the waits for people. labels: source of
-    queries that may stand in, see lm_tasks.make_query_sampler.
+    reward_models: what the policy learns from, several for an ensemble. checkpointer: saves the run
+    if people do not answer in time; its seed is the run's. clock: does not count the waits for
+    people. labels: source of queries that may stand in, see lm_tasks.make_query_sampler.
     """
 
     def __init__(
         self,
         trainer: CollectingTrainer,
-        reward_model: RewardModel,
+        reward_models: Sequence[RewardModel],
         checkpointer: Checkpointer,
         clock: TimeLeft,
         labels: str | None,
@@ -151,8 +154,8 @@ class Collection(Hook):
         self.clock = clock
         self.online, self.new_model, self.source_of_queries = online, new_model, labels
         self.schedule = online.schedule(trainer.total_steps)
-        self.retrainer = Retrainer(
-            reward_model=reward_model,
+        self.retrainer = retrainer_of(
+            reward_models,
             ref_policy=trainer.ref_policy,
             hparams=new_model,
             comm=trainer.comm,

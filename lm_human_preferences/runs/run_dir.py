@@ -259,14 +259,18 @@ def resume_hint(hparams: Training) -> str:
                 f'Step {names.step_of(saved[0])} of the policy is saved; to go on from there:'
                 f' {command}'
             )
-    if run_files.has_reward_model(directory):
+    members = run_settings.members(hparams)
+    unfinished = [
+        member for member in range(members) if not run_files.has_reward_model(directory, member)
+    ]
+    if not unfinished:
         return f'The reward model is finished and saved; to go on with the policy: {command}'
-    saved = names.resumable(os.path.join(directory, REWARD.unfinished))
+    name = 'the reward model' if members == 1 else f'reward model {unfinished[0] + 1} of {members}'
+    saved = names.resumable(os.path.join(directory, REWARD.of_member(unfinished[0]).unfinished))
     if saved:
-        return (
-            f'Step {names.step_of(saved[0])} of the reward model is saved; to go on from'
-            f' there: {command}'
-        )
+        return f'Step {names.step_of(saved[0])} of {name} is saved; to go on from there: {command}'
+    if unfinished[0] > 0:
+        return f'{unfinished[0]} of {members} reward models are saved; to go on: {command}'
     if has_begun(hparams):
         return f'No step is saved yet; to start again with the same settings: {command}'
     return 'Nothing is saved yet; the same command starts again.'

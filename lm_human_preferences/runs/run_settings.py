@@ -115,6 +115,13 @@ def ranks_of(directory: str) -> int | None:
     return None
 
 
+def members(hparams: Training) -> int:
+    """How many reward models a run trains, or its policy learns from."""
+    if isinstance(hparams, policy_options.HParams):
+        return hparams.rewards.members
+    return hparams.ensemble
+
+
 def members_of(directory: str, files: run_files.CommandFiles) -> int:
     """How many reward models the run of a command has trained, or its policy learned from."""
     option = 'ensemble' if files is run_files.REWARD else 'rewards.ensemble'

@@ -3,16 +3,17 @@
 import json
 
 import numpy as np
+import online_runs
 import pytest
 import torch
-from command_line import error_of, invoke
+from command_line import NEW, error_of, invoke
 from events import events_of
 from experiments import resolved
 from interrupted import assert_same, result_of
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 from reward_models import save_reward_model
 
-from lm_human_preferences import ppo, rewards, train_reward
+from lm_human_preferences import ppo, rewards, train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import LocalComm
@@ -20,6 +21,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import encodings
 from lm_human_preferences.reward_models.ensemble import EnsembleReward
+from lm_human_preferences.runs import run_dir
 
 TRAINING = (
     'train_reward test run --mpi 1 --labels.num_train 96 --normalize_samples 64'
@@ -58,6 +60,11 @@ def trained(tmp_path_factory):
 def variables_of(directory):
     bundle = Bundle(checkpoints.latest(str(directory / 'checkpoints')))
     return {name: np.array(bundle[name]) for name in bundle}
+
+
+def without_settings(result):
+    """A result of `result_of` without the files that name the run's directory."""
+    return {key: value for key, value in result.items() if not str(key).endswith('_hparams.json')}
 
 
 # The reward
@@ -166,19 +173,22 @@ def test_interrupted_between_and_inside_members_it_ends_alike(trained, tmp_path,
         prepare(trainer)
 
     words = f'{TRAINING} --ensemble 3 --save_dir {tmp_path}'
+    hparams = resolved('train_reward', 'test')
+    hparams.ensemble, hparams.run.save_dir = 3, str(tmp_path / 'run')
     with monkeypatch.context() as patched:
         patched.setattr(train_reward.RewardModelTrainer, 'step', fail_in_the_second)
         patched.setattr(train_reward.RewardModelTrainer, 'prepare', fail_before_the_third)
         assert 'inside' in invoke(words).stderr
+        assert 'Step 2 of reward model 2 of 3 is saved' in run_dir.resume_hint(hparams)
         assert 'between' in invoke(f'resume {tmp_path}/run').stderr
+    assert '2 of 3 reward models are saved' in run_dir.resume_hint(hparams)
     result = invoke(f'resume {tmp_path}/run')
     assert result.exit_code == 0, result.output
     assert result.stdout.count('is finished') == 2
     other = error_of(invoke(f'{words} --ensemble 2 --run.resume on'))
     assert '--ensemble cannot change' in other
     ours, reference = result_of(tmp_path / 'run'), result_of(trained)
-    ours.pop('train_reward_hparams.json'), reference.pop('train_reward_hparams.json')  # save_dir
-    assert_same(ours, reference)
+    assert_same(without_settings(ours), without_settings(reference))
 
 
 def test_ranks_share_each_member(tmp_path, monkeypatch):
@@ -240,6 +250,88 @@ def test_a_policy_learns_from_the_members_of_a_run(trained, tmp_path):
         torch.testing.assert_close(reward.score(queries, responses), expected)
     first = rewards.load_reward_model(str(trained / 'reward_model'), encodings.Test)
     assert torch.equal(first.score(queries, responses), members[0].score(queries, responses))
+
+
+def test_a_policy_trains_its_members_first(trained, tmp_path, monkeypatch):
+    """They are those that train_reward trains; interrupted meanwhile, all ends alike. Other ranks
+    get them from rank 0."""
+    new = TRAINING.split(' ', 5)[5].replace('--labels', f'--{NEW}.labels')
+    new = new.replace('--normalize', f'--{NEW}.normalize')
+    words = f'{POLICY} --rewards.ensemble 2 {new}'
+    run = run_of(tmp_path / 'whole', words)
+    for name in MEMBERS[:2]:
+        ours, theirs = variables_of(run / name), variables_of(trained / name)
+        assert all(np.array_equal(ours[variable], theirs[variable]) for variable in theirs)
+    again = rewards.load_reward_model(str(run), encodings.Test)
+    assert isinstance(again, EnsembleReward) and len(again.members) == 2
+
+    step = train_reward.RewardModelTrainer.step
+
+    def fail_in_the_second(trainer):
+        if trainer.logger.directory.endswith('reward_model_1') and trainer.steps_done == 1:
+            raise UserError('interrupted')
+        return step(trainer)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train_reward.RewardModelTrainer, 'step', fail_in_the_second)
+        assert 'interrupted' in invoke(f'{words} --save_dir {tmp_path}/parts').stderr
+    resumed = invoke(f'resume {tmp_path}/parts/policy')
+    assert resumed.exit_code == 0, resumed.output
+    ours, reference = result_of(tmp_path / 'parts/policy'), result_of(run)
+    assert_same(without_settings(ours), without_settings(reference))
+
+
+def test_ranks_have_the_same_members(tmp_path, monkeypatch):
+    give_each_thread_its_own_numpy_random(monkeypatch)
+    seen = {}
+    step = train_policy.PPOTrainer.step
+
+    def noted(trainer):
+        members = [trainer.networks[scope] for scope in MEMBERS[:2]]
+        seen[trainer.comm.rank] = [member.get_params() for member in members]
+        return step(trainer)
+
+    monkeypatch.setattr(train_policy.PPOTrainer, 'step', noted)
+    hparams = resolved('train_policy', 'test')
+    hparams.override_from_dict(
+        {
+            'ppo.total_episodes': 64,
+            'rewards.ensemble': 2,
+            f'{NEW}.labels.num_train': 64,
+            f'{NEW}.normalize_samples': 64,
+            'run.save_dir': str(tmp_path / 'run'),
+        }
+    )
+    on_ranks(2, lambda comm: train_policy.train(hparams, comm))
+    for ours, theirs in zip(*seen.values(), strict=True):
+        assert len(ours) > 10
+        assert all(torch.equal(*both) for both in zip(ours, theirs, strict=True))
+    assert len(events_of(tmp_path / 'run/tb/ppo')['objective/score_std']) == 1
+
+
+ONLINE = {'rewards__ensemble': 2, 'ppo__total_episodes': 256, 'rewards__online__retrainings': 1}
+
+
+def test_each_member_is_retrained(tmp_path, monkeypatch):
+    """Interrupted after the second training, it ends alike; the checkpoint has them all."""
+    whole = tmp_path / 'whole'
+    online_runs.train(whole, **ONLINE)
+    step = train_policy.PPOTrainer.step
+
+    def fail_at_the_last(trainer):
+        if trainer.steps_done == 3:
+            raise UserError('interrupted')
+        return step(trainer)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train_policy.PPOTrainer, 'step', fail_at_the_last)
+        with pytest.raises(UserError, match='interrupted'):
+            online_runs.train(tmp_path / 'parts', **ONLINE)
+    online_runs.train(tmp_path / 'parts', **ONLINE, run__resume=True)
+    assert_same(online_runs.online_result(tmp_path / 'parts'), online_runs.online_result(whole))
+    assert len(online_runs.models_of(whole)) == 2
+    reward = rewards.load_reward_model(str(whole / 'policy'), encodings.Test)
+    assert isinstance(reward, EnsembleReward) and len(reward.members) == 2
 
 
 @pytest.mark.parametrize(

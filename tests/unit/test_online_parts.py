@@ -35,7 +35,7 @@ from lm_human_preferences.online.decisions import Batch, Decisions
 from lm_human_preferences.online.progress import Report
 from lm_human_preferences.online.question_sampler import Queries, QuestionSampler
 from lm_human_preferences.online.questions import QuestionSource
-from lm_human_preferences.online.retraining import Retrainer
+from lm_human_preferences.online.retraining import Retrainer, retrainer_of
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel, make_score_fn
 from lm_human_preferences.runs import run_files
@@ -166,6 +166,35 @@ def test_labels_held_out_are_predicted(retrainer):
     assert 5 < outcome.held_out.labels < 30
 
 
+def test_members_of_an_ensemble_are_retrained_one_after_another(retrainer):
+    """The first as if it were alone; what they predict is by the mean of their rewards."""
+    labels = simulated.generate_labels(reward_hparams(), encodings.Test)
+    alone = retrainer.train(labels, step=3)
+    expected = parameters(retrainer)
+    model = retrainer.ref_policy.trained_model
+    settings = dict(hparams=retrainer.hparams, comm=LocalComm(), seed=7)
+    ensemble = retrainer_of(
+        [RewardModel(model), RewardModel(model)], ref_policy=retrainer.ref_policy, **settings
+    )
+    retrainer.hparams.labels.held_out = 0.0
+    outcome = ensemble.train(labels, step=3)
+    first, second = ensemble.members
+    assert_equal(parameters(first), expected)
+    assert not torch.equal(parameters(second)['heads.reward.w'], expected['heads.reward.w'])
+    assert not first.optimizer.state and not second.optimizer.state
+    assert outcome.loss != alone.loss and outcome.held_out is None
+
+    agreements = {each.predict(labels).agreement for each in (first, second, ensemble)}
+    assert len(agreements) == 3
+    with torch.no_grad():  # their mean is then the first one's, the other way round
+        for name in ('reward_gain', 'reward_bias'):
+            second.reward_model.parameters_by_name()[name].zero_()
+        first.reward_model.reward_gain.mul_(-1)
+    assert ensemble.predict(labels).agreement == first.predict(labels).agreement
+    retrainer.hparams.labels.held_out = 0.25
+    assert ensemble.train(labels, step=3).held_out.labels < 30
+
+
 def test_plans_count_a_reward_model_that_learns():
     hparams = resolved('train_policy', 'test')
     offline = plans.policy_networks(hparams)
@@ -180,6 +209,18 @@ def test_plans_count_a_reward_model_that_learns():
     assert (step.networks, step.learning, step.retrained) == (3, 1, 1)
     assert retraining.reduced and retraining.option == '--rewards.train_new_model.micro_batch_size'
     assert step.sampled_rows == 64  # 16 questions with 4 responses each
+    hparams.rewards.ensemble = 3  # of which one learns at a time
+    retraining, step = plans.memory_plans(hparams, trained_models.test_hparams(), 1)
+    assert (retraining.networks, retraining.learning, retraining.retrained) == (5, 2, 2)
+    assert (step.networks, step.learning, step.retrained) == (5, 1, 3)
+    hparams.override_from_dict({'rewards.online': 'off'})
+    training, step = plans.memory_plans(hparams, trained_models.test_hparams(), 1)
+    assert (training.networks, training.learning) == (2, 1)
+    assert (step.networks, step.learning) == (5, 1)
+    assert plans.policy_networks(hparams).frozen[-1] == 'reward_model_2'
+    work = plans.work_left(hparams, 27)
+    assert list(work) == ['reward model', 'reward model 2', 'reward model 3', 'policy']
+    assert work['reward model'] == work['reward model 3']
 
 
 def held_by(trainer, optimizers):
