@@ -281,7 +281,11 @@ def figures(settings: dict[str, Any]) -> None:
     binds, _ = user_settings.read_trial(*policy_experiments['mock_sentiment'])
     hparams = policy_options.HParams()
     hparams.override_from_dict(binds)
-    job = JobName.ONLINE_FIGURES if options.pop('online') else JobName.FIGURES
+    job = JobName.FIGURES
+    if options.pop('online'):
+        job = JobName.ONLINE_FIGURES
+    if options.pop('labels'):
+        job = JobName.LABEL_FIGURES
     launch.start_job(job, {'hparams': hparams, **options}, mpi=1, has_ranks=False)
 
 

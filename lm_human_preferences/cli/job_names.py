@@ -18,6 +18,7 @@ class JobName(enum.StrEnum):
     EVALUATE = 'lm_human_preferences.evaluation.evaluate:evaluate'
     FIGURES = 'lm_human_preferences.reproduction.figures:figures'
     ONLINE_FIGURES = 'lm_human_preferences.reproduction.online_figures:figures'
+    LABEL_FIGURES = 'lm_human_preferences.reproduction.label_figures:figures'
     ASK = 'lm_human_preferences.commands.ask:ask'
     IMPORT_LABELS = 'lm_human_preferences.commands.texts.import_labels:import_labels'
     LABEL = 'lm_human_preferences.commands.answer_questions:label'

@@ -18,5 +18,18 @@ class HParams(hyperparams.HParams):
         'instead of the figures, compare labels that are collected while the policy trains with as'
         ' many that are collected before',
     )
-    seeds: int | None = option(None, 'runs of each kind; None: 5, or 2 with --quick', at_least=1)
+    labels: bool = option(
+        False,
+        'instead of the figures, measure what reward models are worth that have learned from few'
+        ' labels: for numbers of labels, epochs and ensembles',
+    )
+    seeds: int | None = option(
+        None, 'runs of each kind; None: 5, or 10 with --labels; 2 with --quick', at_least=1
+    )
     processes: int | None = option(None, 'runs at a time; None: one per CPU', at_least=1)
+
+    def validate(self) -> None:
+        """Also ValueError where two sets of figures are asked for at once."""
+        super().validate()
+        if self.online and self.labels:
+            raise ValueError('--online and --labels: give one of them at a time')

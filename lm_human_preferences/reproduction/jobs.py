@@ -197,6 +197,21 @@ def jobs_of(runs: dict[Run, train_policy.HParams], output_dir: str) -> Jobs:
     return Jobs(first, second, results, frontier)
 
 
+def finish(processes: int | None, *phases: dict[str, Job]) -> None:
+    """Do what is missing of each of `phases` {path: job}, one after the other, with a bar.
+
+    processes: jobs at a time, None for one per CPU.
+    """
+    finished = sum(os.path.exists(path) for phase in phases for path in phase)
+    total = sum(map(len, phases))
+    with (
+        progress(total=total, initial=finished, comm=LocalComm(), desc='runs', unit='run') as bar,
+        worker_pool.pool(processes) as pool,
+    ):
+        for phase in phases:
+            worker_pool.finish(pool, phase, bar.update)
+
+
 def run_all(
     runs: dict[Run, train_policy.HParams], output_dir: str, processes: int | None
 ) -> tuple[dict[Run, dict[str, Any]], list[dict[str, float]]]:
@@ -205,18 +220,6 @@ def run_all(
     Returns {Run: its result}, and the frontier as rows.
     """
     jobs = jobs_of(runs, output_dir)
-    finished = sum(map(os.path.exists, (*jobs.first, *jobs.second)))
-    with (
-        progress(
-            total=len(jobs.first) + len(jobs.second),
-            initial=finished,
-            comm=LocalComm(),
-            desc='runs',
-            unit='run',
-        ) as bar,
-        worker_pool.pool(processes) as pool,
-    ):
-        worker_pool.finish(pool, jobs.first, bar.update)
-        worker_pool.finish(pool, jobs.second, bar.update)
+    finish(processes, jobs.first, jobs.second)
     results = {run: storage.read_json(path) for run, path in jobs.results.items()}
     return results, storage.read_json(jobs.frontier)

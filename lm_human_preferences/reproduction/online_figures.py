@@ -19,13 +19,13 @@ import numpy as np
 from lm_human_preferences import lm_tasks, storage, train_policy
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.evaluation import optimum
-from lm_human_preferences.reproduction import jobs, online_picture, plan, worker_pool
+from lm_human_preferences.reproduction import jobs, online_picture, plan
 from lm_human_preferences.reproduction.figures import write_table
 from lm_human_preferences.rewards import RewardModel, load_reward_model
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training.time_left import TimeLeft
 from lm_human_preferences.utils.core import random_stream
-from lm_human_preferences.utils.logging import log_line, progress
+from lm_human_preferences.utils.logging import log_line
 
 VERSION = 1  # of what a finished run means: a new version repeats all runs
 TABLE, PICTURE = 'online.csv', 'online.png'
@@ -136,14 +136,7 @@ def _run_all(
         folder = f'online{VERSION}'
         paths[run] = f'{jobs.result_path(output_dir, folder, variant, *names)}.json'
         todo[paths[run]] = run_online, variant, task
-    finished = sum(map(os.path.exists, todo))
-    with (
-        progress(
-            total=len(todo), initial=finished, comm=LocalComm(), desc='runs', unit='run'
-        ) as bar,
-        worker_pool.pool(processes) as pool,
-    ):
-        worker_pool.finish(pool, todo, bar.update)
+    jobs.finish(processes, todo)
     return [
         {**dataclasses.asdict(run), **storage.read_json(path)}
         for run, path in sorted(paths.items(), key=lambda item: dataclasses.astuple(item[0]))

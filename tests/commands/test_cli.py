@@ -593,7 +593,12 @@ def test_every_job_that_a_command_names_is_there(job):
 
 
 @pytest.mark.parametrize(
-    'words, job', [('', JobName.FIGURES), ('--online', JobName.ONLINE_FIGURES)]
+    'words, job',
+    [
+        ('', JobName.FIGURES),
+        ('--online', JobName.ONLINE_FIGURES),
+        ('--labels', JobName.LABEL_FIGURES),
+    ],
 )
 def test_figures_of_either_kind(words, job, started):
     assert invoke(f'figures /f {words}').exit_code == 0

@@ -13,16 +13,26 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 import worker_jobs
 from command_line import error_of, invoke
 from experiments import resolved
 from launched import PYTHONPATH, Launch, eventually
 
-from lm_human_preferences import storage, train_policy
+from lm_human_preferences import storage, train_policy, train_reward
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation import measure
+from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.hparams.policy_options import AdaptiveKLParams
-from lm_human_preferences.reproduction import figure_plots, figures, jobs, plan, worker_pool
+from lm_human_preferences.language import encodings
+from lm_human_preferences.reproduction import (
+    figure_plots,
+    figures,
+    jobs,
+    label_figures,
+    plan,
+    worker_pool,
+)
+from lm_human_preferences.rewards import TrainedRewardModel
 
 ANCHORS = Path(__file__).parents[3] / 'shared' / 'anchors.json'
 TINY = plan.Scale(labels=(64, 32), targets=(1.0, 2.0), curve=1.0, episodes=(512, 1024), seeds=2)
@@ -305,6 +315,37 @@ def test_end_to_end(tmp_path, monkeypatch, experiment, capsys):
     assert rows['64', 256]['known_reward'] == pytest.approx(
         enumerated.scores['known reward'][1].mean().item(), rel=1e-6
     )
+
+
+@pytest.mark.slow
+def test_members_are_those_of_train_reward(tmp_path, monkeypatch):
+    """On labels that fill their batches, and few others: the first is what one model is."""
+    monkeypatch.setattr(label_figures, 'KLS', (0.5,))
+    of_policy = resolved('train_policy', 'mock_sentiment')
+    experiment, task = of_policy.rewards.train_new_model, of_policy.task
+    experiment.task.response_length = task.response_length = 1
+    every = jobs.known_responses(json.dumps(task.to_nested_dict()))
+    few = jobs.Known(*(values[jobs.QUERIES_OF_REWARD_MODEL] for values in every))
+
+    def shares_of(labels):
+        hparams = label_figures.Run(labels, 0.1, 2, 1).hparams(experiment)
+        path = str(tmp_path / 'x.json')
+        label_figures.run_members(path, hparams, labels, (1, 2), json.dumps(task.to_nested_dict()))
+        with open(path) as file:
+            return hparams, json.load(file)
+
+    hparams, found = shares_of(32)
+    hparams.ensemble, hparams.run.save_dir = 2, str(tmp_path / 'run')
+    train_reward.train(hparams)
+    scores = []
+    for name in ('reward_model', 'reward_model_1'):
+        model = TrainedRewardModel(str(tmp_path / 'run' / name), encodings.Reviews)
+        scores.append(optimum.all_rewards(model, few.queries, 1))
+    assert found == [
+        {'members': count, **label_figures.shares(torch.stack(scores[:count]).mean(0), few)[0]}
+        for count in (1, 2)
+    ]
+    assert shares_of(30)[1] != found
 
 
 # ---------------------------------------------------------------- no worker survives

@@ -1,10 +1,13 @@
 """What pictures show: lines, bands, bars and their colours, from made-up rows."""
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 
 from lm_human_preferences.evaluation import label_picture, plots
-from lm_human_preferences.reproduction import figure_plots, online_picture
+from lm_human_preferences.reproduction import figure_plots, label_curves, online_picture
 
 
 @pytest.fixture
@@ -80,6 +83,32 @@ def test_the_picture_of_labels_on_the_way(pictures):
         ticks = [tick.get_text() for tick in axes.get_xticklabels()]
         assert ticks == ['0\n(all labels before)', '3']
     assert left.get_legend() is None and len(right.get_legend().get_texts()) == 3
+
+
+def test_the_picture_of_few_labels(pictures):
+    """At KL 4: a line through the means for each number of epochs and size of ensemble."""
+    rows = []
+    for labels, error, epochs, members, seed, kl in itertools.product(
+        (32, 64), (0.5, 0.0), (1, 4), (1, 2), (1, 2), (2.0, 4.0)
+    ):
+        setting = {'labels': labels, 'error': error, 'epochs': epochs, 'members': members}
+        share = labels / 128 - error / 4 + epochs / 16 + members / 64 + seed / 128
+        rows.append({**setting, 'seed': seed, 'kl': kl, 'share': share if kl == 4 else math.nan})
+    label_curves.draw('out.png', rows)
+    without, with_errors = pictures['out.png'].axes
+    assert with_errors.get_title(loc='left') == '50% of the answers random'
+    assert lines_of(with_errors) == [
+        (
+            f'epochs: {epochs}, members: {members}',
+            colour,
+            style,
+            [32, 64],
+            [base + epochs / 16 + members / 64 + 1.5 / 128 for base in (0.125, 0.375)],
+        )
+        for epochs, colour in ((1, plots.BLUE), (4, plots.VERMILION))
+        for members, style in ((1, '--'), (2, '-'))
+    ]
+    assert without.get_legend() is None and with_errors.get_legend() is not None
 
 
 CURVE = [
