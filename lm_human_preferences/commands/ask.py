@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sized
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from lm_human_preferences import label_types, lm_tasks, storage
+from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import OptionError, UserError
@@ -89,7 +91,7 @@ def ask(
         asker = Asker(reward_hparams, policies, writer, batch_size)
         set_seed(seed + len(writer.folder.questions))
         asker.ask(count, repeated, labellers)
-        total = len(writer.folder.questions)
+        total = _Total.of(writer)
     _report(asker, folder, count, total)
 
 
@@ -133,10 +135,22 @@ def _ask_given(
             added = into_folder.add_questions(
                 new, writer, names, kind=GOLD, labellers=lambda _: EVERYBODY
             )
-        total = len(writer.folder.questions)
+        total = _Total.of(writer)
     _report_added(folder, added, total, equal=len(given) - len(new), known=len(new) - added)
     for note in notes:
         click.echo(note)
+
+
+@dataclass(frozen=True)
+class _Total:
+    """How many questions a folder has, and how many of them will be trained on."""
+
+    questions: int
+    of_training: int
+
+    @classmethod
+    def of(cls, writer: QuestionWriter) -> _Total:
+        return cls(len(writer.folder.questions), _count(writer, TRAIN))
 
 
 def _count(writer: QuestionWriter, kind: str) -> int:
@@ -197,8 +211,8 @@ def _check_ties(label_type: str) -> None:
         )
 
 
-def _report(asker: Asker, folder: str, count: int, total: int) -> None:
-    """Say what was added to `folder`. count: of the questions wanted; total: of all that it has."""
+def _report(asker: Asker, folder: str, count: int, total: _Total) -> None:
+    """Say what was added to `folder`. count: of the questions wanted."""
     _report_added(folder, asker.added, total, asker.sampler.equal, asker.sampler.known)
     if asker.added < count:
         click.echo(
@@ -208,10 +222,12 @@ def _report(asker: Asker, folder: str, count: int, total: int) -> None:
         )
 
 
-def _report_added(folder: str, added: int, total: int, equal: int, known: int) -> None:
-    click.echo(f'{folder}: {added} questions added, {total} in all')
-    if total:
+def _report_added(folder: str, added: int, total: _Total, equal: int, known: int) -> None:
+    click.echo(f'{folder}: {added} questions added, {total.questions} in all')
+    if total.questions:
         click.echo(f'To answer them: {label_command(folder)}')
+    if total.of_training:
+        click.echo(f'To train on the answers: {training_command(folder, total.of_training)}')
     if equal:
         click.echo(f'{equal} questions whose samples are all equal were not asked')
     if known:

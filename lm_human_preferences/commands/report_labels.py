@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from lm_human_preferences import storage
+from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
@@ -76,6 +77,10 @@ def report_labels(
         click.echo(f'The picture is in {picture}')
     if export is not None:
         _export(opened, names, export, export_as)
+    if found['training_labels']:
+        click.echo(
+            f'To train on them: {training_command(folder, found["training_labels"], without)}'
+        )
 
 
 def _on_reward_model(

@@ -14,6 +14,7 @@ from label_folders import make_folder
 import launch
 import sample
 from lm_human_preferences.commands import ask as asking
+from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.hparams.reward_options import HParams
@@ -130,6 +131,7 @@ def test_ask_names_the_next_command(tmp_path):
     result = invoke(['ask', 'test', str(folder), '--count=1'])
     command = f"./launch.py label '{tmp_path}/anna'\"'\"'s' --labeller NAME"
     assert f'\nTo answer them: {command}\n' in result.stdout
+    assert result.stdout.endswith(f'To train on the answers: {training_command(str(folder), 1)}\n')
     nothing = ask(tmp_path / 'f', '--count 1 --task.policy.temperature 1e-8')
     assert '0 questions added, 0 in all' in nothing and 'launch.py' not in nothing
 
@@ -259,7 +261,9 @@ def test_report_by_hand(answered, tmp_path):
     assert (anna['agreement'], anna['agreement_pairs']) == (3 / 4, 4)
     assert sum(anna['positions']) == 3
     assert '80.0 % of 5 pairs of answers to 3 questions; chance is 25.0 %' in printed
-    assert max(map(len, printed.splitlines())) < 140
+    *lines, last = printed.splitlines()
+    assert max(map(len, lines)) < 140
+    assert last == f'To train on them: {training_command(str(answered), 7)}'
 
 
 @pytest.fixture
@@ -500,6 +504,8 @@ def test_every_command_of_the_page_works(tmp_path, monkeypatch):
             argv += ['--save_dir', f'{tmp_path}/save/{argv[0]}', '--run.console', 'quiet']
         if argv[0] == 'train_policy':
             argv += ['--ppo.total_episodes', '512', '--run.evaluate', 'false']
+            assert argv[argv.index('--rewards.train_new_model.epochs') + 1] == '16'
+            argv += ['--rewards.train_new_model.epochs', '1']
         result = invoke(argv, launch.cli if program == 'launch' else sample.cli)
         assert result.exit_code == 0, (line, result.output, result.exception)
         printed.setdefault(argv[0], []).append(result.stdout)

@@ -1,0 +1,39 @@
+"""How to train on few labels: what `ask` and `labels` recommend.
+
+It follows from the table of `./launch.py figures --labels`, which is about reviews of a few words
+and a tiny network: see docs/labelling.md.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from lm_human_preferences import shell
+
+# Up to so many labels, so many epochs. Fewer leave the reward model ignorant; more teach it the
+# labellers' errors, above all where there are many labels.
+EPOCHS = ((512, 16), (4096, 4))
+MEMBERS = 4
+
+
+def epochs_and_members(labels: int) -> tuple[int, int]:
+    """Epochs, and reward models in an ensemble, with which to train on so many labels."""
+    for most, epochs in EPOCHS:
+        if labels <= most:
+            return epochs, MEMBERS
+    return 1, MEMBERS
+
+
+def training_command(folder: str, labels: int, without: str | None = None) -> str:
+    """The command that trains on the `labels` labels of a folder, and a policy on top of that.
+
+    without: names of labellers who are left out.
+    """
+    epochs, members = epochs_and_members(labels)
+    new_model = '--rewards.train_new_model'
+    left_out = f' {new_model}.labels.without {shlex.quote(without)}' if without else ''
+    return shell.typed(
+        f'./launch.py train_policy EXPERIMENT NAME {new_model}.labels.source {shlex.quote(folder)}'
+        f' {new_model}.labels.num_train None{left_out} {new_model}.epochs {epochs}'
+        f' --rewards.ensemble {members}'
+    )

@@ -1,0 +1,23 @@
+"""How to train on few labels: what the recommendation is, and the command that says so."""
+
+import pytest
+
+from lm_human_preferences.commands import advice
+
+
+@pytest.mark.parametrize(
+    'labels, epochs', [(1, 16), (200, 16), (512, 16), (513, 4), (4096, 4), (4097, 1), (10**6, 1)]
+)
+def test_few_labels_are_learned_more_often(labels, epochs):
+    assert advice.epochs_and_members(labels) == (epochs, 4)
+
+
+def test_the_command_has_what_is_recommended():
+    command = advice.training_command("anna's", 200, 'bob,carl')
+    assert command.endswith(
+        './launch.py train_policy EXPERIMENT NAME --rewards.train_new_model.labels.source'
+        " 'anna'\"'\"'s' --rewards.train_new_model.labels.num_train None"
+        ' --rewards.train_new_model.labels.without bob,carl --rewards.train_new_model.epochs 16'
+        ' --rewards.ensemble 4'
+    )
+    assert 'without' not in advice.training_command('f', 200)
