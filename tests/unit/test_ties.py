@@ -174,7 +174,7 @@ def test_two_ties_agree_and_a_tie_with_a_choice_does_not(tmp_path):
     anna, bob = found['labellers']['anna'], found['labellers']['bob']
     assert (anna['answers'], anna['ties'], bob['ties']) == (3, 2, 1)
     assert anna['agreement'] == pytest.approx(2 / 3) and sum(anna['positions']) == 1
-    header = invoke(f'labels {tmp_path}/f').stdout.splitlines()[-3].split()
+    header = invoke(f'labels {tmp_path}/f').stdout.splitlines()[-4].split()
     assert header[:3] == ['labeller', 'answers', 'ties']
 
 
