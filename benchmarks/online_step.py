@@ -83,7 +83,7 @@ def measure(args):
     steps, asked, idle = [], [], []
     collection = Collection(
         trainer,
-        reward_model=ours.reward_model,
+        reward_models=[ours.reward_model],
         checkpointer=checkpointer,
         clock=TimeLeft({'policy': 1}),
         labels=None,

@@ -79,7 +79,7 @@ class RewardHParams(hyperparams.HParams):
     ensemble: int | None = option(
         None,
         'reward models whose mean is the reward: that many are trained; None: one, or as many as'
-        ' trained_model has (docs/labelling.md)',
+        ' trained_model has',
         at_least=1,
         ours=True,
     )

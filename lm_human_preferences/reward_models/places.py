@@ -50,15 +50,14 @@ def places_of(path: str, members: int | None = None) -> list[Place]:
 def recorded_members(path: str) -> int:
     """How many reward models there are at `path`: a run, or the directory of one model.
 
-    The directory of a policy has those that it learned from.
+    The directory of a policy has those that it learned from. One, where nothing is there yet.
     """
-    directory = reward_model_dir(path).rstrip('/')
-    if directory != path.rstrip('/'):
-        return run_settings.members_of(path, run_files.REWARD)
-    run, name = os.path.split(directory)
-    if name == run_files.POLICY.network:
+    run, name = os.path.split(path.rstrip('/'))
+    if name == run_files.POLICY.network and storage.exists(storage.join(path, 'hparams.json')):
         return run_settings.members_of(run or '.', run_files.POLICY)
-    return 1
+    if not storage.exists(storage.join(path, run_files.REWARD.more_settings)):
+        return 1  # also offline, where the original's runs lack it
+    return run_settings.members_of(path, run_files.REWARD)
 
 
 def reward_model_of(save_dir: str, hparams: HParams) -> str:
