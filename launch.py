@@ -266,13 +266,21 @@ def recorded_run(save_dir: str) -> tuple[str, str]:
 
 def export(settings: dict[str, Any], model_dir: str, output_dir: str) -> None:
     """Save the model in `model_dir` with a page that says how it was trained."""
-    experiments = {
+    arguments = {
+        'model_dir': model_dir,
+        'output_dir': output_dir,
+        'experiments': settings_of_experiments(),
+    }
+    launch.start_job(JobName.EXPORT, arguments, mpi=1, has_ranks=False)
+
+
+def settings_of_experiments() -> dict[str, dict[str, Any]]:
+    """{command/experiment: what it sets}."""
+    return {
         f'{command}/{name}': user_settings.read_trial(trial)[0]
         for command, trials in EXPERIMENTS.items()
         for name, (trial,) in trials.items()
     }
-    arguments = {'model_dir': model_dir, 'output_dir': output_dir, 'experiments': experiments}
-    launch.start_job(JobName.EXPORT, arguments, mpi=1, has_ranks=False)
 
 
 def figures(settings: dict[str, Any]) -> None:

@@ -21,9 +21,10 @@ from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language import weights
 from lm_human_preferences.machine import processors, products
+from lm_human_preferences.machine.inventory import inventory
 from lm_human_preferences.machine.products import Library
 from lm_human_preferences.reward_models import places
-from lm_human_preferences.runs import run_files, run_settings
+from lm_human_preferences.runs import command_record, run_files, run_settings
 from lm_human_preferences.training import console, loop, memory, precision
 from lm_human_preferences.utils.core import default_device
 from lm_human_preferences.utils.logging import (
@@ -219,6 +220,10 @@ def start(
         log_as_original(f'Will save to {hparams.run.save_dir}')
         for name, record in records.items():
             _write(storage.join(directory, name), record)
+        is_of_policy = run_files.POLICY.settings in records
+        command = run_files.POLICY if is_of_policy else run_files.REWARD
+        command_record.begin(directory, command, {'ranks': comm.size, **inventory()})
+        command_record.note_seed(directory, command, model_dir, checkpointer.seed)
         initial_model.write_files(storage.join(directory, model_dir))
     return trainer
 

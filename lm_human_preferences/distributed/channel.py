@@ -37,12 +37,14 @@ class Job:
     """What the ranks are to do.
 
     name: 'module:function'. arguments: the function's, by keyword; options as nested dicts.
-    columns: width of the terminal that shows the output, None where it is no terminal.
+    columns: width of the terminal that shows the output, None where it is no terminal. typed: the
+    words of the command, whose first is the script.
     """
 
     name: str
     arguments: dict[str, Any]
     columns: int | None
+    typed: list[str]
 
 
 @dataclass(frozen=True)

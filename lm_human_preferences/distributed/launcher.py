@@ -49,7 +49,7 @@ def launch_ranks(
         tempfile.TemporaryDirectory(prefix='lmhp-', ignore_cleanup_errors=True) as directory,
         _catch_signals() as signals,
     ):
-        channel.write_job(directory, channel.Job(job, arguments, _terminal_columns()))
+        channel.write_job(directory, channel.Job(job, arguments, _terminal_columns(), sys.argv))
         command = [
             mpiexec,
             *mpiexec_options(is_open_mpi, size, os.cpu_count()),

@@ -46,6 +46,7 @@ def main(directory: str) -> None:
         _end_orphans(os.getppid(), directory)
     streams.make_safe()
     mute_unless_rank_0()
+    sys.argv = job.typed
     if job.columns:
         # mpiexec passes on what this rank prints to a terminal of this width.
         os.environ['TQDM_NCOLS'] = str(job.columns - 1)

@@ -5,6 +5,7 @@ See the paper's section 3.1.1 and figure 3.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -18,6 +19,9 @@ from lm_human_preferences.datasets import registry
 from lm_human_preferences.evaluation import kl_history, measure, picture, report
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.evaluation_options import HParams
+from lm_human_preferences.machine.inventory import inventory
+from lm_human_preferences.runs import command_record
+from lm_human_preferences.runs.run_files import POLICY
 from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import precision
@@ -44,6 +48,29 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     output_dir = options.output_dir or ('.' if storage.is_remote(directory) else directory)
     if not ends_training:  # a training prints its table even if nothing more can be written
         outputs.check_output_dir(output_dir, *names)
+    recording: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if output_dir == directory and not ends_training:
+        recording = command_record.recorded(directory, POLICY, inventory())
+    with recording:
+        results = _results(save_dir, directory, hparams, options)
+        # Also on a quiet console: the table is what the user asked for.
+        announce(*report.table(results), '')
+        _write(results, output_dir, names)
+    log_line(
+        f'Saved {" and ".join(names)} in {save_dir if output_dir == directory else output_dir}'
+    )
+    if not ends_training:  # a training says itself what comes next
+        log_line(
+            'Sample from the policy: '
+            + shell.typed(f'./sample.py sample --save_dir {shlex.quote(save_dir)} --nsamples 8')
+        )
+    return results
+
+
+def _results(
+    save_dir: str, directory: str, hparams: policy_options.HParams, options: HParams
+) -> dict[str, Any]:
+    """What is measured of the policy of a run, whose hyperparameters are `hparams`; for JSON."""
     models = measure.load_models(directory, hparams, options.judge)
     # Whatever the run was trained in.
     precision.configure_for(models[0].model.hparams.n_embd, 'fp32')
@@ -55,25 +82,13 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
     if options.kl_coef is None:
         kl_coef = kl_history.final_kl_coef(directory, hparams)
         control = kl_history.kl_control(directory, hparams)
-    results = {
+    return {
         'save_dir': save_dir,
         **({'judge': options.judge} if options.judge is not None else {}),
         **measure.measure(*models, hparams.task, queries, options, kl_coef),
         'kl_coef_is_last': options.kl_coef is None,
         'kl_control': control,
     }
-    # Also on a quiet console: the table is what the user asked for.
-    announce(*report.table(results), '')
-    _write(results, output_dir, names)
-    log_line(
-        f'Saved {" and ".join(names)} in {save_dir if output_dir == directory else output_dir}'
-    )
-    if not ends_training:  # a training says itself what comes next
-        log_line(
-            'Sample from the policy: '
-            + shell.typed(f'./sample.py sample --save_dir {shlex.quote(save_dir)} --nsamples 8')
-        )
-    return results
 
 
 def file_names(options: HParams) -> tuple[str, str]:

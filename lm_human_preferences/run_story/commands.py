@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.runs import run_settings
+from lm_human_preferences.runs import command_record, run_settings
+from lm_human_preferences.runs.run_files import COMMANDS, REWARD
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import group_class
+
+if TYPE_CHECKING:
+    from lm_human_preferences.run_story.facts import RunFacts
 
 Experiments = Mapping[str, Mapping[str, Any]]  # {command/experiment: what it sets}
 _NEW = run_settings.NEW_MODEL
@@ -27,10 +32,13 @@ def repeating(
     experiment: str,
     ranks: int | None,
     experiments: Experiments,
+    *,
+    in_full: bool = False,
 ) -> str | None:
     """The command line of `command` that gives `hparams`; None for an unknown experiment.
 
-    name: of the run. Of local paths only the last part is told, and of labellers no name.
+    name: of the run. in_full: as its user can type it again; for others, of local paths only the
+    last part is told, and of labellers no name.
     """
     binds = experiments.get(f'{command}/{experiment}')
     if binds is None:
@@ -40,8 +48,47 @@ def repeating(
         words += ['--mpi', str(ranks)]
     for key, value in differences(hparams, binds).items():
         for each in value if isinstance(value, tuple | list) else [value]:
-            words += _words(key, _told(key, each))
+            words += _words(key, str(each) if in_full else _told(key, each))
     return shlex.join(words)
+
+
+def again(facts: RunFacts, experiments: Experiments) -> str | None:
+    """The command that trains as the run of `facts` was trained, for its user to type.
+
+    It gives the same curves to the bit, on the same kind of processor, unless the run was resumed
+    with other settings. None where the experiment is not known.
+    """
+    hparams = facts.policy if facts.policy is not None else facts.reward
+    if hparams is None:
+        return None
+    command = hparams.writes()[-1]
+    recorded = command_record.read(facts.directory)
+    name = os.path.basename(facts.directory.rstrip('/')) + '-again'
+    line = repeating(
+        command,
+        with_seeds(hparams, command_record.seeds(recorded)),
+        name,
+        facts.experiments.get(command, ''),
+        facts.ranks,
+        experiments,
+        in_full=True,
+    )
+    threads = recorded[0].get('threads') if recorded else None
+    if line is None or not isinstance(threads, int):
+        return line
+    return f'OMP_NUM_THREADS={threads} {line}'
+
+
+def with_seeds(hparams: Any, seeds: Mapping[str, int]) -> Any:
+    """The settings of a run, with those of `seeds` {network: seed} where it was given none."""
+    found = copy.deepcopy(hparams)
+    trained = [(found.run, COMMANDS[found.writes()[-1]].network)]
+    if isinstance(found, policy_options.HParams) and found.rewards.train_new_model is not None:
+        trained.append((found.rewards.train_new_model.run, REWARD.network))
+    for run, network in trained:
+        if run.seed is None:
+            run.seed = seeds.get(network)
+    return found
 
 
 def differences(hparams: Any, binds: Mapping[str, Any]) -> dict[str, Any]:

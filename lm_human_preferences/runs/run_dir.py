@@ -20,7 +20,7 @@ from lm_human_preferences import shell, storage
 from lm_human_preferences.checkpointing import names
 from lm_human_preferences.distributed import launch_methods
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.runs import run_files, run_lock, run_settings
+from lm_human_preferences.runs import command_record, run_files, run_lock, run_settings
 from lm_human_preferences.runs.run_files import POLICY, REWARD
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
         yield
         return
     is_new = not os.path.isdir(directory)
+    command = run_files.COMMANDS[hparams.writes()[-1]]
     with _sigterm_interrupts():
         try:
             lock_file, killed = run_lock.acquire(directory)
@@ -205,7 +206,7 @@ def lock_run_dir(hparams: Training, comm: Comm) -> Iterator[None]:
                 for path in own_files(hparams):
                     if path.endswith('.part'):
                         os.remove(path)
-                with _uploaded(hparams, process):
+                with _uploaded(hparams, process), command_record.ended(directory, command):
                     yield
         finally:
             run_lock.release(directory, and_directory=is_new)

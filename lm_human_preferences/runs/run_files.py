@@ -70,11 +70,16 @@ class CommandFiles:
         """The name of the JSON file with the options that the original does not have."""
         return f'{self.command}_more_hparams.json'
 
+    @property
+    def commands(self) -> str:
+        """The name of the file that says which commands have worked on this."""
+        return f'{self.command}_commands.jsonl'
+
     def pattern(self) -> str:
         """A regular expression for all of its files."""
         member = _MEMBER if self.has_members else ''
         network = f'{self.network}{member}'
-        files = [re.escape(self.settings), re.escape(self.more_settings)]
+        files = [*map(re.escape, (self.settings, self.more_settings, self.commands))]
         files.append(f'{network}/({_MODEL_FILES})')
         files.append(f'{self.events}{member}/{_EVENTS}')
         for directory in dict.fromkeys((self.finished, self.unfinished)):  # each once

@@ -49,6 +49,7 @@ def files_under(directory):
     """Those that the original writes, too."""
     ours = {'reward_model/labels.json'}
     ours |= {'train_policy_more_hparams.json', 'train_reward_more_hparams.json'}
+    ours |= {'train_policy_commands.jsonl', 'train_reward_commands.jsonl'}
     names = {str(path.relative_to(directory)) for path in directory.rglob('*') if path.is_file()}
     return without_clock(names - ours)
 

@@ -193,7 +193,7 @@ def run(words, output, **settings) -> int:
 
 
 def result_of(directory):
-    """Everything that a finished run has left but for the clock: {what: value}."""
+    """Everything that a finished run has left but for the clock and what commands there were."""
     found = {}
     for path in sorted(Path(directory).rglob('*')):
         name = str(path.relative_to(directory))
@@ -210,7 +210,7 @@ def result_of(directory):
             if state:
                 state['trainer'].pop('elapsed', None)
             found[name, 'state'] = state
-        elif path.is_file() and not re.search(r'tfevents|model\.ckpt', name):
+        elif path.is_file() and not re.search(r'tfevents|model\.ckpt|_commands\.jsonl', name):
             found[name] = path.read_bytes()
     for folder in sorted(Path(directory).glob('tb/*')):
         found.update(

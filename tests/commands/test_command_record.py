@@ -1,0 +1,153 @@
+"""SAVE_DIR/train_*_commands.jsonl: which commands have worked on a run, and how they ended."""
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+from command_line import invoke
+from events import CLOCK, events_of
+from launched import Launch, needs_mpi
+
+import launch
+import lm_human_preferences
+from lm_human_preferences import train_policy
+from lm_human_preferences.run_story import commands, facts
+from lm_human_preferences.runs import command_record
+from lm_human_preferences.runs.run_files import POLICY, REWARD
+
+TRAIN = 'train_policy test run --mpi 1 --ppo.total_episodes 128 --ppo.batch_size 64'
+TRAIN += ' --rewards.train_new_model off --rewards.trained_model test --run.evaluate off'
+
+
+@pytest.fixture
+def train(monkeypatch, tmp_path):
+    """Function that does what is typed as it is typed, by another process each time."""
+
+    def run(words, script='launch.py'):
+        number = len(command_record.read(str(tmp_path / 'run')))
+        monkeypatch.setattr(command_record, '_THIS_PROCESS', f'process {number}')
+        monkeypatch.setattr(sys, 'argv', [f'/somewhere/{script}', *words.split()])
+        return invoke(words)
+
+    return run
+
+
+def test_a_run_is_trained_evaluated_and_resumed(train, tmp_path, monkeypatch):
+    trained = f'{TRAIN} --save_dir {tmp_path}'
+    assert train(trained).exit_code == 0
+    assert train(f'evaluate {tmp_path}/run --queries 2 --samples 64').exit_code == 0
+
+    def interrupted(trainer):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_policy.PPOTrainer, 'step', interrupted)
+        resumed = f'resume {tmp_path}/run --ppo.total_episodes 256'
+        assert train(resumed).exit_code == 130
+    found = command_record.read(str(tmp_path / 'run'))
+    assert [(command['command'], command['how']) for command in found] == [
+        (f'./launch.py {trained}', 'finished'),
+        (f'./launch.py evaluate {tmp_path}/run --queries 2 --samples 64', 'finished'),
+        (f'./launch.py {resumed}', 'interrupted'),
+    ]
+    first = found[0]
+    assert first['ranks'] == first['threads'] == 1 and first['gpu'] is None
+    assert first['lm-human-preferences'] == lm_human_preferences.__version__
+    assert first['began'] <= first['ended'] and first['peak_gigabytes'] > 0.1
+    assert first['processor_seconds'] > 0 < first['seconds']
+    # With the run it is deleted.
+    assert train(f'{trained} --overwrite').exit_code == 0
+    assert len(command_record.read(str(tmp_path / 'run'))) == 1
+
+
+def test_nothing_is_left_of_what_did_not_begin(train, tmp_path):
+    mistaken = f'{TRAIN} --save_dir {tmp_path} --task.policy.initial_model {tmp_path}/nothing'
+    assert train(mistaken).exit_code == 2
+    assert train(f'{TRAIN} --save_dir {tmp_path} --dry_run').exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_was_killed_has_no_end(tmp_path):
+    directory = str(tmp_path)
+    command_record.begin(directory, REWARD, {'ranks': 3})
+    path = tmp_path / 'train_reward_commands.jsonl'
+    path.write_text(path.read_text().replace('"id": "', '"id": "other') + '{"id": "other')
+    [killed] = command_record.read(directory)
+    assert killed['ranks'] == 3 and 'ended' not in killed
+    with command_record.ended(directory, REWARD):
+        pass  # this process has begun nothing
+    assert command_record.read(directory) == [killed]
+
+
+def test_a_record_that_cannot_be_written_ends_nothing(tmp_path, capsys):
+    (tmp_path / 'train_policy_commands.jsonl').mkdir()
+    command_record._append(str(tmp_path), POLICY, {'id': 'own'})
+    assert (
+        'train_policy_commands.jsonl cannot be written: Is a directory' in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    'word, told',
+    [
+        ('--labels.source=https://a.b/c.json?sig=SECRET', '--labels.source=https://a.b/c.json'),
+        ('https://anna:SECRET@a.b/c', 'https://a.b/c'),
+        ('az://account/container/run', 'az://account/container/run'),
+        ('what is this?', "'what is this?'"),
+    ],
+)
+def test_no_key_of_a_url_is_kept(word, told):
+    assert command_record.typed(['/x/sample.py', word]) == f'./sample.py {told}'
+
+
+def test_the_commit_and_whether_files_were_changed(tmp_path, monkeypatch):
+    def git(*words):
+        subprocess.run(['git', '-C', tmp_path, *words], check=True, capture_output=True)
+
+    def found():
+        command_record._commit.cache_clear()
+        return command_record._commit()
+
+    monkeypatch.setattr(command_record, '_ROOT', tmp_path)
+    assert found() == (None, None)
+    git('init', '-q')
+    (tmp_path / 'file').write_text('1')
+    git('add', 'file')
+    git('-c', 'user.name=a', '-c', 'user.email=a@b', 'commit', '-qm', 'first')
+    commit, is_clean = found()
+    assert len(commit) == 40 and is_clean
+    (tmp_path / 'file').write_text('2')
+    assert found() == (commit, False)
+    command_record._commit.cache_clear()
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_of_ranks_of_our_launcher_what_was_typed_is_kept(tmp_path):
+    training = Launch(tmp_path, '--mpi=2', *TRAIN.split()[5:])
+    assert training.wait() == 0, training.errors()
+    [found] = command_record.read(str(training.run))
+    assert found['command'].startswith('./launch.py train_policy ')
+    assert found['ranks'] == 2 and found['launcher'] == 'OwnLauncher'
+
+
+def test_a_run_is_repeated_to_the_bit(train, tmp_path):
+    """By the command of its story, though it was given no seeds."""
+    words = '--ppo.total_episodes 128 --ppo.batch_size 64 --run.evaluate off'
+    words += ' --rewards.train_new_model.labels.num_train 64'
+    begun = f'train_policy test run --mpi 1 {words}'
+    result = train(f'{begun} --run.seed None --save_dir {tmp_path}')
+    assert result.exit_code == 0, result.output
+    found = facts.of_run(str(tmp_path / 'run'))
+    line = commands.again(found, launch.settings_of_experiments())
+    threads, script, *typed = shlex.split(line)
+    assert (threads, script) == ('OMP_NUM_THREADS=1', './launch.py')
+    result = invoke([*typed, f'--save_dir={tmp_path}'])
+    assert result.exit_code == 0, result.output
+    for part in ('tb/reward_model', 'tb/ppo'):
+        first, second = (events_of(tmp_path / name / part) for name in ('run', 'run-again'))
+        assert first.keys() == second.keys()
+        for tag, events in first.items():
+            if tag not in CLOCK:
+                assert second[tag] == events, tag
