@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A tiny Llama that has read the film reviews of mock_sentiment, saved as transformers saves it.
 
-    pipenv run python tests/helpers/llama_of_reviews.py DIRECTORY [--steps 1000]
+    PYTHONPATH=. pipenv run python tests/helpers/llama_of_reviews.py DIRECTORY [--steps 1000]
 
 The counterpart of `synthetic.language_model`, which trains a GPT-2 on the same reviews: this one
 learns by transformers alone, and has a tokeniser of whole words.

@@ -2,6 +2,7 @@
 
 import json
 
+import classifier_of_reviews
 import pytest
 import torch
 from command_line import error_of, invoke
@@ -200,3 +201,11 @@ def test_labels_are_given_and_predicted_by_any_reward(tmp_path):
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / 'report.json').read_text())
     assert report['reward']['trained_on']['accuracy'] == 1
+
+
+def test_a_classifier_of_reviews_tells_praise(tmp_path):
+    """The one that docs/rewards.md trains a policy on, after a few of its steps."""
+    directory = classifier_of_reviews.write(tmp_path, steps=300)
+    texts = [joined('the plot was', word) for word in ('wonderful', 'great', 'awful', 'stale')]
+    scores = Classifier(directory, 'POSITIVE').score(texts)
+    assert scores[:2].min() > scores[2:].max() + 1
