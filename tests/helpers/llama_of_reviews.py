@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A tiny Llama that has read the film reviews of mock_sentiment, saved as transformers saves it.
 
-    PYTHONPATH=. pipenv run python tests/helpers/llama_of_reviews.py DIRECTORY [--steps 1000]
+    pipenv run python tests/helpers/llama_of_reviews.py DIRECTORY [--steps 1000]
 
 The counterpart of `synthetic.language_model`, which trains a GPT-2 on the same reviews: this one
 learns by transformers alone, and has a tokeniser of whole words.
@@ -9,11 +9,14 @@ learns by transformers alone, and has a tokeniser of whole words.
 
 import argparse
 import itertools
+import sys
 from pathlib import Path
 
 import torch
 from tiny_tokenisers import write_words
 from transformers import AutoConfig, AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.language import encodings

@@ -225,6 +225,7 @@ class GPU:
             set_device=lambda device: None,
             get_device_name=lambda device=None: 'NVIDIA Pretence',
             mem_get_info=lambda device=None: (MEMORY - self.cached, MEMORY),
+            max_memory_allocated=lambda device=None: self.cached,
             empty_cache=self.empty_cache,
             get_rng_state=lambda device='cuda': self.state.clone(),
             set_rng_state=self.set_state,
