@@ -11,14 +11,12 @@ from typing import Any
 import torch
 
 from lm_human_preferences.evaluation import optimum
-
-BEST_OF = (4, 16, 64)
-JUDGE = 'judge'  # what the reward is called that --judge names
-OWN_OPTIMUM = 'own_optimum'  # the curve in the results of a reward that was not trained on
-CURVES = ('frontier', OWN_OPTIMUM)  # what is no point among those of a reward
-OWN_BEST = 'optimum_by_reward_model'  # the point of OWN_OPTIMUM at the policy's KL
-FEW_SAMPLES = 10  # effective ones, below which estimates are too low to be of use
-BY_REWARD_MODEL = '_by_reward_model'  # suffix of a best of n that another reward judges
+from lm_human_preferences.evaluation.point_names import (
+    BEST_OF,
+    BY_REWARD_MODEL,
+    FEW_SAMPLES,
+    OWN_BEST,
+)
 
 # Scores have the precision of fp32: a gain below this share of the largest one is rounding.
 ROUNDING = 1e-6
@@ -197,17 +195,3 @@ def summarize(points: Points, *, with_errors: bool) -> dict[str, dict[str, Any]]
 def _number(scalar: torch.Tensor) -> float | None:
     """For JSON: None if not finite, such as the share of a gain that no KL allows."""
     return scalar.item() if math.isfinite(scalar) else None
-
-
-def point_label(point: str, reward: str, trained_on: str = 'reward model') -> str:
-    """What a point of `compare` is called where results of `reward` are shown.
-
-    trained_on: what the reward is called that the policy was trained on.
-    """
-    if point == OWN_BEST:
-        return f'optimum for {trained_on}'
-    if point.endswith(BY_REWARD_MODEL):
-        point = point.removesuffix(BY_REWARD_MODEL)
-        reward = trained_on
-    text = point.replace('_', ' ')
-    return f'{text} by {reward}' if point.startswith('best_of_') else text

@@ -21,7 +21,7 @@ from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.evaluation_options import HParams
 from lm_human_preferences.machine.inventory import inventory
 from lm_human_preferences.runs import command_record
-from lm_human_preferences.runs.run_files import POLICY
+from lm_human_preferences.runs.run_files import POLICY, RESULTS
 from lm_human_preferences.runs.run_settings import load_run_hparams
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.training import precision
@@ -29,7 +29,6 @@ from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import announce, log_line
 
 NAME = 'evaluation'  # of the files, with default settings
-RESULTS = f'{NAME}.json'
 LONGEST_WORD = 40  # of a text in a file's name
 
 

@@ -13,13 +13,8 @@ from lm_human_preferences.datasets import registry
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import optimum
-from lm_human_preferences.evaluation.comparison import (
-    JUDGE,
-    OWN_OPTIMUM,
-    compare,
-    own_optimum,
-    summarize,
-)
+from lm_human_preferences.evaluation.comparison import compare, own_optimum, summarize
+from lm_human_preferences.evaluation.point_names import JUDGE, OWN_OPTIMUM
 from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.hparams.evaluation_options import HParams

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.evaluation import plots
-from lm_human_preferences.evaluation.comparison import (
+from lm_human_preferences.evaluation.point_names import (
     CURVES,
     OWN_BEST,
     OWN_OPTIMUM,

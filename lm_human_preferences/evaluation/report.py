@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lm_human_preferences.evaluation.comparison import (
+from lm_human_preferences.evaluation.point_names import (
     CURVES,
     FEW_SAMPLES,
     JUDGE,

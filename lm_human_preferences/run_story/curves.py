@@ -1,45 +1,93 @@
-"""The last values of a run's curves, read from TensorBoard's events."""
+"""A run's curves and the texts beside them, read from TensorBoard's events."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import glob
 import math
 import os
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 from lm_human_preferences import storage
+from lm_human_preferences.utils.logging import ALARMS
+
+_TEXT = 'text'  # TensorBoard's plugin
 
 
-class Value(NamedTuple):
-    """The last value of a curve. steps: how many values it has."""
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Numbers of steps, in the steps' order; those that are not finite are left out."""
 
-    last: float
-    steps: int
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+    @property
+    def last(self) -> float:
+        """The number of the last step that has one."""
+        return self.values[-1]
 
 
-def last_values(run: str, events: str) -> dict[str, Value]:
-    """{tag: Value} of the events in the directory `events` of a run.
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """What the events of a training say.
 
-    Nothing where there are none, and for a remote run that this machine has no copy of.
+    curves: {tag: Curve}. broken: {tag: first step whose number is not finite, where the last one is
+    not}: these have no curve. alarms: (step, what was told). resumed: the steps at which it went
+    on.
     """
+
+    curves: dict[str, Curve] = dataclasses.field(default_factory=dict)
+    broken: dict[str, int] = dataclasses.field(default_factory=dict)
+    alarms: tuple[tuple[int, str], ...] = ()
+    resumed: tuple[int, ...] = ()
+
+
+def read(run: str, events: str) -> Log:
+    """The events in the directory `events` of a run.
+
+    An empty log where there are none, and for a remote run that this machine has no copy of.
+    """
+    curves: dict[str, dict[int, float]] = {}
+    alarms: dict[tuple[int, str], None] = {}
+    resumed: list[int] = []
+    for event in _events(run, events):
+        if event.HasField('session_log'):
+            resumed.append(event.step)
+        for value in event.summary.value:
+            if value.metadata.plugin_data.plugin_name != _TEXT:
+                curves.setdefault(value.tag, {})[event.step] = value.simple_value
+            elif value.tag == ALARMS:
+                for text in value.tensor.string_val:
+                    alarms[event.step, text.decode(errors='replace')] = None
+    broken = {}
+    for tag, values in curves.items():
+        if not math.isfinite(values[max(values)]):
+            broken[tag] = min(step for step in values if not math.isfinite(values[step]))
+    return Log(
+        {tag: _curve(values) for tag, values in curves.items() if tag not in broken},
+        broken,
+        tuple(sorted(alarms)),
+        tuple(sorted(set(resumed))),
+    )
+
+
+def _curve(values: dict[int, float]) -> Curve:
+    steps = tuple(sorted(step for step in values if math.isfinite(values[step])))
+    return Curve(steps, tuple(values[step] for step in steps))
+
+
+def _events(run: str, events: str) -> Iterator[Any]:
+    """Those of all files of a run, one after another; of a damaged file those before the damage."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import (
         Event,  # pyright: ignore[reportAttributeAccessIssue]  protobuf makes it at run time
     )
 
-    found: dict[str, dict[int, float]] = {}
     directory = storage.staging_dir(run) if storage.is_remote(run) else run
     pattern = os.path.join(glob.escape(directory), events, 'events.out.tfevents.*')
     for path in sorted(glob.glob(pattern)):  # a later file continues an earlier one
-        try:
+        with contextlib.suppress(Exception):  # whatever a damaged file makes of these libraries
             for record in RawEventFileLoader(path).Load():
-                event = Event.FromString(record)
-                for value in event.summary.value:
-                    found.setdefault(value.tag, {})[event.step] = value.simple_value
-        except Exception:  # whatever a damaged file makes of these libraries
-            continue
-    return {
-        tag: Value(values[max(values)], len(values))
-        for tag, values in found.items()
-        if math.isfinite(values[max(values)])
-    }
+                yield Event.FromString(record)

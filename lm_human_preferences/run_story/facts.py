@@ -9,13 +9,12 @@ from typing import Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.evaluation.evaluate import RESULTS
 from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
 from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language.gpt2.sizes import OTHER_NAMES, OWNER, released_name
 from lm_human_preferences.run_story import curves, label_facts
-from lm_human_preferences.run_story.curves import Value
+from lm_human_preferences.run_story.curves import Curve, Log
 from lm_human_preferences.run_story.label_facts import LabelFacts
 from lm_human_preferences.runs import run_files, run_settings
 
@@ -31,8 +30,8 @@ class RunFacts:
 
     directory: path or URL. settings: {command: its settings} of the trainings in the run, as far as
     they can be read. experiments: {command: what it was of}. ranks: it was begun with. labels: of
-    its reward model; None if the run trained none, or that is not known. curves: the last values,
-    {tag: Value}. evaluation: what `evaluate` has found.
+    its reward model; None if the run trained none, or that is not known. logs: {command: what its
+    events say}. evaluation: what `evaluate` has found.
     """
 
     directory: str
@@ -41,9 +40,14 @@ class RunFacts:
     experiments: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ranks: int | None = None
     labels: LabelFacts | None = None
-    curves: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+    logs: Mapping[str, Log] = dataclasses.field(default_factory=dict)
     evaluation: dict[str, Any] | None = None
     reward_run: RunFacts | None = None
+
+    @property
+    def curves(self) -> dict[str, Curve]:
+        """{tag: Curve} of all trainings."""
+        return {tag: curve for log in self.logs.values() for tag, curve in log.curves.items()}
 
     @property
     def task(self) -> TaskHParams | None:
@@ -149,9 +153,6 @@ def _read(directory: str, commands: list[str]) -> RunFacts:
             experiment = run_settings.experiment_of(directory, command)
             if experiment is not None:
                 experiments[command] = experiment
-    found: dict[str, Value] = {}
-    for files in run_files.COMMANDS.values():
-        found |= curves.last_values(directory, files.events)
     return RunFacts(
         directory=directory,
         policy=policy,
@@ -159,8 +160,11 @@ def _read(directory: str, commands: list[str]) -> RunFacts:
         experiments=experiments,
         ranks=ranks,
         labels=_labels(directory, policy, reward),
-        curves=found,
-        evaluation=_evaluation(storage.join(directory, RESULTS)),
+        logs={
+            files.command: curves.read(directory, files.events)
+            for files in run_files.COMMANDS.values()
+        },
+        evaluation=_evaluation(storage.join(directory, run_files.RESULTS)),
     )
 
 

@@ -11,6 +11,7 @@ from lm_human_preferences.checkpointing import names
 
 LOCK = 'lock'  # names the process that writes the run now
 UNFINISHED = 'unfinished'  # in reward_model/: checkpoints of one that is being trained
+RESULTS = 'evaluation.json'  # of `evaluate` with default settings
 # Files of `evaluate`: uploaded, but not deleted with a run.
 EVALUATION = r'evaluation(-[a-z0-9_.-]+)?\.(json|png)'
 SAMPLES = 'samples.jsonl'  # what a policy has answered on the way

@@ -14,7 +14,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.training.loop import Hook
 from lm_human_preferences.utils.core import weighted_mean
-from lm_human_preferences.utils.logging import log_line
+from lm_human_preferences.utils.logging import ALARMS, log_line
 
 if TYPE_CHECKING:
     import torch
@@ -203,13 +203,20 @@ class HealthMonitor(Hook):
         if not alarms or self.mode == 'off':
             return
         if self.mode == 'stop':
+            self._log(step, alarms)
             self.checkpointer.save_on_error(self.trainer)
             reasons = '; '.join(map(str, alarms))
             raise UserError(f'stopped at step {step} by --run.on_anomaly stop: {reasons}')
         for alarm in alarms:
             if step >= self.quiet_until.get(alarm.statistic, 0) and self.comm.rank == 0:
                 log_line(f'WARNING: step {step}: {alarm}')
+                self._log(step, [alarm])
                 self.quiet_until[alarm.statistic] = step + REPEAT_AFTER
+
+    def _log(self, step: int, alarms: Sequence[Alarm]) -> None:
+        """Have TensorBoard show the alarms with the last of `step` steps."""
+        text = '\n'.join(f'    {alarm}' for alarm in alarms)  # indented: nothing in it is markup
+        self.trainer.logger.log_text(ALARMS, text, max(step - 1, 0))
 
 
 class PolicyHealth(HealthMonitor):

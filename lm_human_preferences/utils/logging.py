@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from lm_human_preferences.errors import UserError
 
+ALARMS = 'alarms'  # the tag, in TensorBoard, of warnings about a training that goes wrong
 _console = 'summary'  # a value of --run.console
 
 

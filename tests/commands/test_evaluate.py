@@ -27,6 +27,7 @@ from lm_human_preferences.evaluation import (
     optimum,
     picture,
     plots,
+    point_names,
     report,
 )
 from lm_human_preferences.hparams.evaluation_options import HParams as EvaluateHParams
@@ -209,7 +210,9 @@ def results_of(own_curve=None, **more):
         'standard_errors': [0.1, 0.2, 0.3],
     }
     base = {'kl': 0.0, 'reward': 0.0, 'standard_errors': {'kl': 0.0, 'reward': 0.5}}
-    bests = {f'best_of_{n}': {**point, 'kl': math.log(n) - (n - 1) / n} for n in comparison.BEST_OF}
+    bests = {
+        f'best_of_{n}': {**point, 'kl': math.log(n) - (n - 1) / n} for n in point_names.BEST_OF
+    }
     chosen = {
         f'{name}_by_reward_model': {**values, 'reward': 2.5} for name, values in bests.items()
     }
@@ -249,7 +252,7 @@ def test_the_table_says_who_chose():
         *(
             f'best of {n} by {reward}'
             for reward in ('known reward', 'reward model')
-            for n in comparison.BEST_OF
+            for n in point_names.BEST_OF
         ),
         'optimum for reward model',
         'reward model: trusted up to KL 3.0: beyond, more of it is less by the known reward',

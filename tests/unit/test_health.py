@@ -174,10 +174,24 @@ class TooFar(health.HealthMonitor):
         return [ALARM] if step >= 10 else []
 
 
+class Trainer:
+    """Keeps what TensorBoard would show, (step, text)."""
+
+    def __init__(self):
+        self.logger, self.texts = self, []
+
+    def log_text(self, tag, text, step):
+        assert tag == 'alarms'
+        self.texts.append((step, text))
+
+
 def test_warnings_are_seldom(capsys):
-    monitor = TooFar('warn', None, Checkpointer(), LocalComm())
+    trainer = Trainer()
+    monitor = TooFar('warn', trainer, Checkpointer(), LocalComm())
     for step in range(250):
         monitor.after_step(step, {})
+    # Step 10 has been counted once it is done; TensorBoard counts from 0.
+    assert trainer.texts == [(step, f'    {ALARM}') for step in (9, 109, 209)]
     assert capsys.readouterr().out.splitlines() == [
         f'WARNING: step {step}: too far (objective/kl is 61, the limit 60)'
         for step in (10, 110, 210)
@@ -193,7 +207,7 @@ def test_stop_stops_every_rank():
     def work(comm):
         checkpointer = Checkpointer()
         with pytest.raises(UserError, match='stopped at step 10 by --run.on_anomaly stop: too far'):
-            TooFar('stop', None, checkpointer, comm).after_step(10, {})
+            TooFar('stop', Trainer(), checkpointer, comm).after_step(10, {})
         return checkpointer.saved
 
     assert on_ranks(2, work) == [1, 1]
