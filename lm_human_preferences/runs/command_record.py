@@ -150,14 +150,14 @@ def read(directory: str) -> list[dict[str, Any]]:
 def _read(directory: str, files: CommandFiles) -> list[dict[str, Any]]:
     try:
         text = storage.read_text(storage.join(directory, files.commands))
-    except storage.NotFound:
+    except storage.StorageError:  # there is none, or it is no text
         return []
     commands: dict[Any, dict[str, Any]] = {}
     found: list[dict[str, Any]] = []
     for line in text.splitlines():
         try:
             record = json.loads(line)
-        except ValueError:  # a kill has left a part of a line
+        except (ValueError, RecursionError):  # a kill has left a part of a line
             continue
         if not isinstance(record, dict) or not isinstance(record.get('id'), str):
             continue

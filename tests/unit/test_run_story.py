@@ -6,36 +6,17 @@ import shutil
 
 import pytest
 from command_line import caught_jobs, dumped, hparams_of, invoke
-from experiments import binds
 from label_folders import make_folder
+from run_folders import EVALUATION, EXPERIMENTS, write_events, write_run
 from test_label_folder import answer_all
 
 from lm_human_preferences import storage
-from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.run_story import commands, facts, markdown, model_card, sentences
-from lm_human_preferences.runs import run_files, run_settings
-from lm_human_preferences.utils import event_files
+from lm_human_preferences.runs import run_files
 
-EXPERIMENTS = {
-    f'{command}/{name}': binds(command, name)
-    for command in ('train_policy', 'train_reward')
-    for name in ('sentiment', 'tldr', 'test', 'mock_sentiment')
-}
 NEW = '--rewards.train_new_model'
-EVALUATION = {
-    'exact': True,
-    'responses': 9,
-    'queries': 4,
-    'kl_coef': 1.5,
-    'rewards': {
-        'reward model': {
-            'base': {'kl': 0.0, 'reward': 0.25},
-            'policy': {'kl': 2.0, 'reward': 1.5, 'frontier': 2.0, 'share': 0.714},
-            'frontier': {},
-        }
-    },
-}
 
 
 def settings_of(line, monkeypatch):
@@ -84,30 +65,6 @@ def test_the_command_tells_no_folder_key_or_name_of_a_labeller(tmp_path):
         './launch.py train_reward test mine --mpi 2 --task.policy.initial_model'
         ' https://x.blob.core.windows.net/a/m --labels.source labels --labels.without NAMES'
     )
-
-
-def write_events(directory, **values):
-    with event_files.create(str(directory), None) as file:
-        for step in (0, 1):
-            stats = {tag.replace('__', '/'): value + step for tag, value in values.items()}
-            file.write(event_files.record_of(stats, step))
-
-
-def write_run(run, command='train_policy', experiment='test', **settings):
-    """What a run leaves but its networks; settings: with __ for dots."""
-    hparams = {'train_policy': policy_options, 'train_reward': reward_options}[command].HParams()
-    hparams.override_from_dict(EXPERIMENTS[f'{command}/{experiment}'])
-    hparams.override_from_dict({key.replace('__', '.'): each for key, each in settings.items()})
-    hparams.run.save_dir = str(run)
-    records = run_settings.records(hparams, experiment=experiment, ranks=2)
-    for name, content in records.items():
-        storage.write_json(str(run / name), content)
-    record = {'source': 'test', 'labels': 1024, 'digest': ''}
-    storage.write_json(str(run / run_files.LEARNED), record)
-    storage.write_json(str(run / 'evaluation.json'), EVALUATION)
-    write_events(run / 'tb/ppo', objective__kl=5.5, objective__score=1.25)
-    write_events(run / 'tb/reward_model', train_reward__held_out__accuracy=-0.125)
-    return run
 
 
 def card_of(run, *, has_policy=True, constant=0.0):

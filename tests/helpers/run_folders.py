@@ -1,0 +1,134 @@
+"""Folders of runs, written by hand in milliseconds: all that a run leaves but its networks."""
+
+import json
+
+from experiments import binds
+
+from lm_human_preferences import storage
+from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.runs import run_files, run_settings
+from lm_human_preferences.utils import event_files
+
+EXPERIMENTS = {
+    f'{command}/{name}': binds(command, name)
+    for command in ('train_policy', 'train_reward')
+    for name in ('sentiment', 'tldr', 'test', 'mock_sentiment')
+}
+HPARAMS = {'train_policy': policy_options.HParams, 'train_reward': reward_options.HParams}
+EVALUATION = {
+    'exact': True,
+    'responses': 9,
+    'queries': 4,
+    'kl_coef': 1.5,
+    'rewards': {
+        'reward model': {
+            'base': {'kl': 0.0, 'reward': 0.25},
+            'policy': {'kl': 2.0, 'reward': 1.5, 'frontier': 2.0, 'share': 0.714},
+            'frontier': {},
+        }
+    },
+}
+MACHINE = {
+    'launcher': 'LaunchMethod',
+    'ranks': 1,
+    'processor': 'AMD EPYC (avx2 avx512f)',
+    'threads': 1,
+    'gpu': None,
+    'python': '3.11.7',
+    'lm-human-preferences': '1.0.0',
+    'torch': '2.13.0+cpu',
+    'transformers': '5.23.0',
+    'numpy': '2.4.6',
+    'commit': '3ce96054ce35c6b8d7f7fd5cf5a0bd783dc6b072',
+    'commit_is_clean': True,
+}
+
+
+def write_run(run, command='train_policy', experiment='test', **settings):
+    """A whole run of an experiment with two ranks. settings: with __ for dots."""
+    write_settings(run, command, experiment, ranks=2, **settings)
+    write_learned(run, source='test', labels=1024)
+    storage.write_json(str(run / 'evaluation.json'), EVALUATION)
+    write_events(run / 'tb/ppo', objective__kl=5.5, objective__score=1.25)
+    write_events(run / 'tb/reward_model', train_reward__held_out__accuracy=-0.125)
+    return run
+
+
+def write_settings(run, command, experiment, *, ranks, **settings):
+    """The settings of a run. settings: that differ from the experiment's, with __ for dots."""
+    hparams = HPARAMS[command]()
+    hparams.override_from_dict(EXPERIMENTS[f'{command}/{experiment}'])
+    hparams.override_from_dict({key.replace('__', '.'): each for key, each in settings.items()})
+    hparams.run.save_dir = str(run)
+    for name, content in run_settings.records(hparams, experiment=experiment, ranks=ranks).items():
+        storage.write_json(str(run / name), content)
+
+
+def write_learned(run, **record):
+    """What a run's reward model has learned from."""
+    (run / run_files.LEARNED).parent.mkdir(parents=True, exist_ok=True)
+    storage.write_json(str(run / run_files.LEARNED), {'digest': '', **record})
+
+
+def write_events(directory, **values):
+    """Curves of two steps, by 1 apart. values: of the first, {tag with __ for /: value}."""
+    curves = {tag.replace('__', '/'): [value, value + 1] for tag, value in values.items()}
+    write_curves(directory, curves)
+
+
+def write_curves(directory, curves, begin=0, *, is_resumed=False):
+    """The curves {tag: values of one step after another}, from the step `begin` on."""
+    steps = max(map(len, curves.values()))
+    with event_files.create(str(directory), begin if is_resumed else None) as file:
+        for step in range(steps):
+            stats = {tag: values[step] for tag, values in curves.items() if step < len(values)}
+            file.write(event_files.record_of(stats, begin + step))
+
+
+def write_alarm(directory, step, alarm):
+    """An alarm after `step` steps, as it is kept beside the curves."""
+    with event_files.create(str(directory), None) as file:
+        file.write(event_files.record_of_text('alarms', f'    {alarm}', step - 1))
+
+
+def write_lines(path, values):
+    """Add lines of JSON to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open('a') as file:
+        file.writelines(f'{json.dumps(value)}\n' for value in values)
+
+
+def write_command(run, command, began, ended=None, how='finished', seeds=None, **machine):
+    """A command that has worked on a run of train_policy.
+
+    began, ended: as 2026-11-02T08:00:00Z; ended None: it was killed. seeds: {network: seed}.
+    machine: what differs from MACHINE.
+    """
+    own = {'id': f'id of {began}'}
+    lines = [{**own, 'began': began, 'command': command, **MACHINE, **machine}]
+    lines += [{**own, 'seeds': {network: seed}} for network, seed in (seeds or {}).items()]
+    if ended is not None:
+        times = {'seconds': 60.5, 'processor_seconds': 58.0}
+        memory = {'peak_gigabytes': 0.808, 'peak_gpu_gigabytes': None}
+        lines.append({**own, 'ended': ended, 'how': how, **times, **memory})
+    write_lines(run / run_files.POLICY.commands, lines)
+
+
+def write_samples(run, steps):
+    """What a policy has answered on the way: {step: [(query, response, score, KL), ...]}."""
+    write_lines(
+        run / run_files.SAMPLES,
+        [
+            {
+                'step': step,
+                'query': query,
+                'response': response,
+                'query_tokens': list(range(len(query.split()))),
+                'response_tokens': list(range(len(response.split()))),
+                'score': score,
+                'kl': kl,
+            }
+            for step, answers in steps.items()
+            for query, response, score, kl in answers
+        ],
+    )

@@ -1,0 +1,210 @@
+"""Three runs, each with a story of its own, told only by their files.
+
+amber   was interrupted, resumed, killed and resumed, and then came close to the best possible
+birch   learned from two people, moved far from the initial model, and was stopped by an alarm
+cedar   games its reward: its reward model likes it ever more, the known reward ever less
+"""
+
+import math
+
+from label_folders import make_folder
+from run_folders import (
+    write_alarm,
+    write_command,
+    write_curves,
+    write_events,
+    write_learned,
+    write_lines,
+    write_samples,
+    write_settings,
+)
+
+from lm_human_preferences import storage
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.labeller import Labeller
+from lm_human_preferences.training.health import EXPLOITING, FAR_FROM_START, Alarm
+
+QUERIES = [f'the {noun} was' for noun in 'acting plot cast script score film pace ending'.split()]
+LABELLERS = ('hedda', 'ivo')
+NEW_MODEL = 'rewards__train_new_model__'
+
+
+def make_three_runs(directory):
+    """{name: path} of the three, in a directory."""
+    return {make.__name__: make(directory / make.__name__) for make in (amber, birch, cedar)}
+
+
+def amber(run):
+    """Interrupted by Ctrl-C after 8 of 20 steps, killed after 14, of which 12 were saved."""
+    write_settings(
+        run, 'train_policy', 'mock_sentiment', ranks=2, ppo__total_episodes=5120, ppo__lr=0.002
+    )
+    write_learned(run, source='mock', labels=4096, digest='606121d3' * 8)
+    line = (
+        './launch.py train_policy mock_sentiment amber --mpi 2 --ppo.total_episodes 5120'
+        ' --ppo.lr 0.002'
+    )
+    times = [f'2026-11-0{day}T08:00:00Z' for day in (2, 3, 4, 5)]
+    seeds = {'reward_model': 1, 'policy': 1}
+    write_command(run, line, times[0], times[1], 'interrupted', seeds, ranks=2)
+    resumed = {'ranks': 2, 'commit_is_clean': False}
+    write_command(run, './launch.py resume amber', times[1], **resumed)
+    write_command(run, './launch.py resume amber', times[2], times[3], **resumed)
+    curves = _curves(20, kl=(0.02, 1.97), score=(-0.2, 1.46), kl_coef=(1.5, 1.31))
+    for begin, end in ((0, 8), (8, 12), (12, 20)):
+        part = {tag: values[begin:end] for tag, values in curves.items()}
+        write_curves(run / 'tb/ppo', part, begin, is_resumed=begin > 0)
+    write_curves(run / 'tb/reward_model', {'train_reward/minibatch/loss': _line(128, (1.39, 0.35))})
+    samples = {step: _samples('weak and bad', step / 20) for step in (0, 10)}
+    write_samples(run, samples | {20: _samples('moving and superb', 1)})
+    policy = {'kl': 1.968, 'reward': 1.337, 'frontier': 1.474, 'share': 0.907}
+    errors = {'kl': 0.012, 'reward': 0.031, 'share': 0.011}
+    policy |= {'standard_errors': errors, 'effective_samples': 41.0, 'kl_to_optimum': 0.213}
+    points = {'base': {'kl': 0.0, 'reward': -0.192}, 'policy': policy, 'frontier': _frontier(1.8)}
+    control = {'target': 2.0, 'steps': 20, 'recent_steps': 4}
+    _evaluate(
+        run,
+        {'reward model': points},
+        exact=False,
+        responses=64,
+        kl_coef=1.31,
+        kl_coef_is_last=True,
+        kl_control={**control, 'kl_coef_before': 1.33, 'kl_coef': 1.31},
+    )
+    return run
+
+
+def birch(run):
+    """Two people answered 4 questions each and agree on 3; the KL passed its limit, which is 60."""
+    online = {'rewards__online': 'on', 'rewards__online__labels': 50}
+    write_settings(run, 'train_policy', 'test', ranks=1, run__on_anomaly='stop', **online)
+    write_command(
+        run,
+        './launch.py train_policy test birch --rewards.online.labels 50 --run.on_anomaly stop',
+        '2026-11-06T08:00:00Z',
+        '2026-11-06T09:00:00Z',
+        'failed: UserError',
+        {'policy': 1},
+    )
+    _answer(run / 'labels')
+    batches = [
+        {'model': 1, 'step': 0, 'wanted': 4, 'labels': 4, 'answers': dict.fromkeys(LABELLERS, 2)},
+        {'model': 2, 'step': 6, 'wanted': 8, 'labels': 8, 'answers': dict.fromkeys(LABELLERS, 4)},
+    ]
+    for batch in batches:
+        trained = {'trained': batch['model'], 'step': batch['step'], 'loss': 1.25}
+        write_lines(run / 'labels/used.jsonl', [{**batch, 'digest': 'd' * 64}, trained])
+    curves = _curves(12, kl=(0.5, 64.5), score=(0.4, -0.9), kl_coef=(0.15, 0.17))
+    write_curves(run / 'tb/ppo', curves)
+    write_alarm(run / 'tb/ppo', 12, Alarm('objective/kl', 64.5, 60, FAR_FROM_START))
+    for step, model, accuracy in ((0, 1, 0.25), (6, 2, 0.625)):
+        told = {'model': model, 'labels': 4 * model, 'held_out_accuracy': accuracy}
+        told |= {'policy_wins': 0.4, 'comparisons': 10 * model}
+        tags = {f'online/{name}': [value] for name, value in told.items()}
+        write_curves(run / 'tb/ppo', tags, step)
+    write_samples(run, {step: _samples('abc', step / 12) for step in (0, 10)})
+    return run
+
+
+def cedar(run):
+    """Its reward model learned from 64 labels, a third of them at random."""
+    few = {'labels__num_train': 64, 'labels__error': 0.3, 'labels__held_out': 0.25}
+    write_settings(
+        run,
+        'train_policy',
+        'mock_sentiment',
+        ranks=1,
+        rewards__adaptive_kl='off',
+        rewards__kl_coef=0.05,
+        **{NEW_MODEL + name: value for name, value in few.items()},
+    )
+    write_learned(run, source='mock', labels=64)
+    write_command(
+        run,
+        './launch.py train_policy mock_sentiment cedar --rewards.adaptive_kl off'
+        ' --rewards.kl_coef 0.05 --rewards.train_new_model.labels.num_train 64',
+        '2026-11-07T08:00:00Z',
+        '2026-11-07T08:10:00Z',
+        seeds={'reward_model': 1, 'policy': 1},
+    )
+    curves = _curves(200, kl=(0.1, 5.41), score=(-0.02, 3.12), kl_coef=(0.05, 0.05))
+    write_curves(run / 'tb/ppo', curves)
+    write_alarm(run / 'tb/ppo', 110, Alarm('objective/kl', 3.01, 3, EXPLOITING))
+    write_events(run / 'tb/reward_model', train_reward__held_out__accuracy=-0.4375)
+    last = _samples('odd odd odd', 1, score=3.1, kl=5.2)
+    last[5] = (QUERIES[5], 'vast vast vast', 3.94, 9.71)
+    write_samples(run, {0: _samples('weak and bad', 0), 100: _samples('odd and odd', 0.5)})
+    write_samples(run, {200: last})
+    by_model = {'kl': 5.41, 'reward': 3.118, 'frontier': 3.149, 'share': 0.99}
+    by_known = {'kl': 5.41, 'reward': -0.612, 'frontier': 5.104, 'share': -0.078}
+    trust = {'kl': [0.1, 0.6, 1.2, 3.0, 6.0], 'reward': [0.1, 0.5, 0.66, 0.2, -0.5]}
+    of_known = {'frontier': _frontier(5.3), 'own_optimum': {**trust, 'trusted_up_to': 1.2}}
+    _evaluate(
+        run,
+        {
+            'reward model': {
+                'base': {'kl': 0.0, 'reward': -0.021},
+                'policy': by_model,
+                'frontier': _frontier(3.3),
+            },
+            'known reward': {'base': {'kl': 0.0, 'reward': -0.197}, 'policy': by_known, **of_known},
+        },
+        exact=True,
+        responses=125_000,
+        kl_coef=0.05,
+    )
+    return run
+
+
+def _line(count, ends):
+    """`count` numbers from the first of `ends` to the second."""
+    first, last = ends
+    return [first + (last - first) * i / (count - 1) for i in range(count)]
+
+
+def _curves(steps, **ends):
+    """The curves of a policy. ends: {name below objective/: its first and last value}."""
+    curves = {f'objective/{name}': _line(steps, values) for name, values in ends.items()}
+    return {
+        **curves,
+        'objective/entropy': _line(steps, (7.2, 6.1)),
+        'ppo/policy/entropy': _line(steps, (2.4, 1.9)),
+        'ppo/loss/total': _line(steps, (0.09, 0.05)),
+        'ppo/loss/value': _line(steps, (0.6, 0.4)),
+        'ppo/val/var_explained': _line(steps, (0.05, 0.62)),
+        'elapsed/time': _line(steps, (0.1, 0.1 * steps)),
+    }
+
+
+def _samples(response, share, score=1.4, kl=2.1):
+    """An answer to each query, `share` of the way through a training. score, kl: at its end."""
+    return [
+        (query, f'{response} {number}', share * score - 0.01 * number, share * (kl + number / 50))
+        for number, query in enumerate(QUERIES)
+    ]
+
+
+def _frontier(most):
+    """A curve that rises towards a reward of `most`."""
+    kl = [0.05 * 1.12**i for i in range(50)]
+    return {'kl': kl, 'reward': [most * (1 - math.exp(-each)) - 0.2 for each in kl]}
+
+
+def _evaluate(run, rewards, **found):
+    storage.write_json(
+        str(run / 'evaluation.json'),
+        {'save_dir': str(run), 'queries': 32, 'rewards': rewards, **found},
+    )
+
+
+def _answer(folder):
+    """Labels of two people, who agree on three of four questions."""
+    make_folder(folder, 4, labellers=2)
+    for name, seconds in zip(LABELLERS, (2.0, 5.0), strict=True):
+        number = 0
+        with Labeller(LabelFolder(str(folder)), name) as labeller:
+            while question := labeller.next_question():
+                is_other = name == 'ivo' and question.id == min(labeller.folder.questions)
+                labeller.answer(question, int(is_other), seconds)
+                number += 1
+        assert number == 4
