@@ -89,10 +89,14 @@ class _Parser(html.parser.HTMLParser):
 
 def parsed(text):
     """The root Element of a page."""
+    return _parser_after(text).root
+
+
+def _parser_after(text):
     parser = _Parser()
     parser.feed(text)
     parser.close()
-    return parser.root
+    return parser
 
 
 def words_of(text):
@@ -111,6 +115,16 @@ def _words(element):
 INLINE = frozenset('a abbr b code del em i ins mark s small span strong sub sup u'.split())
 
 
+def sections_of(text):
+    """{heading: what is said below it} of a page; a heading has what is below its own ones, too."""
+    found = {}
+    for section in parsed(text).all('section', 'article'):
+        heads = list(section.all(*(f'h{i}' for i in range(1, 7))))
+        if heads:
+            found[' '.join(heads[0].text.split())] = ' '.join(_words(section).split())
+    return found
+
+
 def markup_of(text):
     """{(name of an element, names of its attributes)} of a page: what texts in it cannot change."""
     return {(each.tag, *sorted(each.attributes)) for each in parsed(text).all()}
@@ -118,19 +132,17 @@ def markup_of(text):
 
 def problems(text):
     """What is wrong with a page, a line for each."""
-    root = parsed(text)
-    found = _problems_of_document(text, root)
+    parser = _parser_after(text)
+    root = parser.root
+    found = _problems_of_document(text, parser)
     for rule in (policy, requests, headings, ids, pictures, tables, controls, handlers):
         found += rule(root)
     return found + characters(text)
 
 
-def _problems_of_document(text, root):
-    parser = _Parser()
-    parser.feed(text)
-    parser.close()
-    found = [*parser.problems]
-    if parser.open is not parser.root:
+def _problems_of_document(text, parser):
+    root, found = parser.root, [*parser.problems]
+    if parser.open is not root:
         found.append(f'<{parser.open.tag}> is never closed')
     if not parser.has_doctype:
         found.append('no doctype')
@@ -180,7 +192,8 @@ def requests(root):
     for each in root.all():
         for name in ADDRESSES & each.attributes.keys():
             value = each.attributes[name].strip()
-            if not value.startswith('#') and not value.startswith('data:image/'):
+            # The second is the icon of a page that has none, so that no server is asked for it.
+            if not value.startswith(('#', 'data:image/')) and value != 'data:,':
                 found.append(f'<{each.tag}> has {name} {value[:60]!r}')
     for style in root.all('style'):
         found += [f'a style has {each}' for each in re.findall(r'@import|url\([^#)]*', style.text)]

@@ -8,6 +8,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.runs import run_files, run_settings
 from lm_human_preferences.utils import event_files
+from lm_human_preferences.utils.logging import ALARMS
 
 EXPERIMENTS = {
     f'{command}/{name}': binds(command, name)
@@ -88,7 +89,7 @@ def write_curves(directory, curves, begin=0, *, is_resumed=False):
 def write_alarm(directory, step, alarm):
     """An alarm after `step` steps, as it is kept beside the curves."""
     with event_files.create(str(directory), None) as file:
-        file.write(event_files.record_of_text('alarms', f'    {alarm}', step - 1))
+        file.write(event_files.record_of_text(ALARMS, f'    {alarm}', step - 1))
 
 
 def write_lines(path, values):

@@ -12,7 +12,6 @@ from run_folders import (
     write_alarm,
     write_command,
     write_curves,
-    write_events,
     write_learned,
     write_lines,
     write_samples,
@@ -50,12 +49,12 @@ def amber(run):
     resumed = {'ranks': 2, 'commit_is_clean': False}
     write_command(run, './launch.py resume amber', times[1], **resumed)
     write_command(run, './launch.py resume amber', times[2], times[3], **resumed)
-    curves = _curves(20, kl=(0.02, 1.97), score=(-0.2, 1.46), kl_coef=(1.5, 1.31))
+    curves = _curves(20, 256, kl=(0.02, 1.97), score=(-0.2, 1.46), kl_coef=(1.5, 1.31))
     for begin, end in ((0, 8), (8, 12), (12, 20)):
         part = {tag: values[begin:end] for tag, values in curves.items()}
         write_curves(run / 'tb/ppo', part, begin, is_resumed=begin > 0)
     write_curves(run / 'tb/reward_model', {'train_reward/minibatch/loss': _line(128, (1.39, 0.35))})
-    samples = {step: _samples('weak and bad', step / 20) for step in (0, 10)}
+    samples = {step: _samples('weak and bad', step / 20) for step in (0, 5, 10, 15)}
     write_samples(run, samples | {20: _samples('moving and superb', 1)})
     policy = {'kl': 1.968, 'reward': 1.337, 'frontier': 1.474, 'share': 0.907}
     errors = {'kl': 0.012, 'reward': 0.031, 'share': 0.011}
@@ -94,7 +93,7 @@ def birch(run):
     for batch in batches:
         trained = {'trained': batch['model'], 'step': batch['step'], 'loss': 1.25}
         write_lines(run / 'labels/used.jsonl', [{**batch, 'digest': 'd' * 64}, trained])
-    curves = _curves(12, kl=(0.5, 64.5), score=(0.4, -0.9), kl_coef=(0.15, 0.17))
+    curves = _curves(12, 64, kl=(0.5, 64.5), score=(0.4, -0.9), kl_coef=(0.15, 0.17))
     write_curves(run / 'tb/ppo', curves)
     write_alarm(run / 'tb/ppo', 12, Alarm('objective/kl', 64.5, 60, FAR_FROM_START))
     for step, model, accuracy in ((0, 1, 0.25), (6, 2, 0.625)):
@@ -118,19 +117,21 @@ def cedar(run):
         rewards__kl_coef=0.05,
         **{NEW_MODEL + name: value for name, value in few.items()},
     )
-    write_learned(run, source='mock', labels=64)
+    write_learned(run, source='mock', labels=64, digest='0c5edb21' * 8)
     write_command(
         run,
         './launch.py train_policy mock_sentiment cedar --rewards.adaptive_kl off'
-        ' --rewards.kl_coef 0.05 --rewards.train_new_model.labels.num_train 64',
+        ' --rewards.kl_coef 0.05 --rewards.train_new_model.labels.num_train 64'
+        ' --rewards.train_new_model.labels.error 0.3'
+        ' --rewards.train_new_model.labels.held_out 0.25',
         '2026-11-07T08:00:00Z',
         '2026-11-07T08:10:00Z',
         seeds={'reward_model': 1, 'policy': 1},
     )
-    curves = _curves(200, kl=(0.1, 5.41), score=(-0.02, 3.12), kl_coef=(0.05, 0.05))
+    curves = _curves(200, 256, kl=(0.1, 5.41), score=(-0.02, 3.12), kl_coef=(0.05, 0.05))
     write_curves(run / 'tb/ppo', curves)
     write_alarm(run / 'tb/ppo', 110, Alarm('objective/kl', 3.01, 3, EXPLOITING))
-    write_events(run / 'tb/reward_model', train_reward__held_out__accuracy=-0.4375)
+    write_curves(run / 'tb/reward_model', {'train_reward/held_out/accuracy': [0.5625]})
     last = _samples('odd odd odd', 1, score=3.1, kl=5.2)
     last[5] = (QUERIES[5], 'vast vast vast', 3.94, 9.71)
     write_samples(run, {0: _samples('weak and bad', 0), 100: _samples('odd and odd', 0.5)})
@@ -162,18 +163,23 @@ def _line(count, ends):
     return [first + (last - first) * i / (count - 1) for i in range(count)]
 
 
-def _curves(steps, **ends):
+def _curves(steps, batch, **ends):
     """The curves of a policy. ends: {name below objective/: its first and last value}."""
-    curves = {f'objective/{name}': _line(steps, values) for name, values in ends.items()}
-    return {
-        **curves,
-        'objective/entropy': _line(steps, (7.2, 6.1)),
-        'ppo/policy/entropy': _line(steps, (2.4, 1.9)),
-        'ppo/loss/total': _line(steps, (0.09, 0.05)),
-        'ppo/loss/value': _line(steps, (0.6, 0.4)),
-        'ppo/val/var_explained': _line(steps, (0.05, 0.62)),
-        'elapsed/time': _line(steps, (0.1, 0.1 * steps)),
+    others = {
+        'objective/entropy': (7.2, 6.1),
+        'ppo/policy/entropy': (2.4, 1.9),
+        'ppo/loss/total': (0.09, 0.05),
+        'ppo/loss/policy': (-0.001, -0.003),
+        'ppo/loss/value': (0.6, 0.4),
+        'ppo/val/mean': (0.03, 1.2),
+        'ppo/returns/mean': (-0.2, 1.3),
+        'ppo/val/var_explained': (0.05, 0.62),
+        'elapsed/updates': (1, steps),
+        'elapsed/episodes': (batch, batch * steps),
+        'elapsed/time': (0.1, 0.1 * steps),
     }
+    named = {f'objective/{name}': values for name, values in ends.items()}
+    return {tag: _line(steps, values) for tag, values in {**named, **others}.items()}
 
 
 def _samples(response, share, score=1.4, kl=2.1):
