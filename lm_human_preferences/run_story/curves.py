@@ -14,6 +14,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.utils.logging import ALARMS
 
 _TEXT = 'text'  # TensorBoard's plugin
+_PREFIX = 'events.out.tfevents.'  # of the names of its files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Log:
 def read(run: str, events: str) -> Log:
     """The events in the directory `events` of a run.
 
-    An empty log where there are none, and for a remote run that this machine has no copy of.
+    An empty log where there are none, or those of a remote run cannot be had.
     """
     curves: dict[str, dict[int, float]] = {}
     alarms: dict[tuple[int, str], None] = {}
@@ -85,9 +86,28 @@ def _events(run: str, events: str) -> Iterator[Any]:
         Event,  # pyright: ignore[reportAttributeAccessIssue]  protobuf makes it at run time
     )
 
-    directory = storage.staging_dir(run) if storage.is_remote(run) else run
-    pattern = os.path.join(glob.escape(directory), events, 'events.out.tfevents.*')
-    for path in sorted(glob.glob(pattern)):  # a later file continues an earlier one
+    for path in _files(run, events):
         with contextlib.suppress(Exception):  # whatever a damaged file makes of these libraries
             for record in RawEventFileLoader(path).Load():
                 yield Event.FromString(record)
+
+
+def _files(run: str, events: str) -> list[str]:
+    """The paths of a run's files of events, in their order: a later one continues an earlier one.
+
+    Those of a remote run are the copy that it was written to, else they are fetched.
+    """
+    if not storage.is_remote(run):
+        return _files_in(os.path.join(run, events))
+    with contextlib.suppress(storage.StorageError):
+        found = _files_in(os.path.join(storage.staging_dir(run), events))
+        if found:
+            return found
+        directory = storage.join(run, events)
+        names = [name for name in storage.listing(directory) if name.startswith(_PREFIX)]
+        return [storage.cached_path(storage.join(directory, name)) for name in sorted(names)]
+    return []
+
+
+def _files_in(directory: str) -> list[str]:
+    return sorted(glob.glob(os.path.join(glob.escape(directory), f'{_PREFIX}*')))

@@ -5,6 +5,7 @@ import shlex
 import shutil
 
 import pytest
+from blobserver.fixtures import KEY
 from command_line import caught_jobs, dumped, hparams_of, invoke
 from label_folders import make_folder
 from run_folders import EVALUATION, EXPERIMENTS, write_events, write_run
@@ -257,3 +258,15 @@ def test_text_of_others_means_nothing_in_markdown(tmp_path):
 def test_an_evaluation_that_is_damaged_is_told():
     assert sentences.evaluated({'exact': True}) is None
     assert sentences.evaluated(EVALUATION)[0].startswith('exact, from all 9 responses')
+
+
+def test_a_remote_run_is_read_whole(server, blobs, monkeypatch, tmp_path):
+    """Also where it was not trained: then its curves are fetched."""
+    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
+    run = write_run(tmp_path / 'run')
+    for path in run.rglob('*'):
+        if path.is_file():
+            blobs['private/runs'][f'a/{path.relative_to(run)}'] = path.read_bytes()
+    here, there = (facts.of_run(name) for name in (str(run), 'az://private/runs/a'))
+    assert there.curves == here.curves and len(here.curves) == 3
+    assert there.evaluation == here.evaluation and there.policy is not None
