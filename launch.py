@@ -39,6 +39,7 @@ from lm_human_preferences.hparams import (
     evaluation_options,
     figure_options,
     policy_options,
+    report_options,
     reward_options,
 )
 from lm_human_preferences.runs import run_dir, run_files, run_settings
@@ -283,6 +284,14 @@ def settings_of_experiments() -> dict[str, dict[str, Any]]:
     }
 
 
+def report(settings: dict[str, Any], runs: tuple[str, ...] | str) -> None:
+    """Write the page that tells what `runs` were."""
+    options = launch.validated(report_options.HParams(**settings)).to_nested_dict()
+    given = [runs] if isinstance(runs, str) else list(runs)
+    arguments = {'runs': given, 'experiments': settings_of_experiments(), **options}
+    launch.start_job(JobName.REPORT, arguments, mpi=1, has_ranks=False)
+
+
 def figures(settings: dict[str, Any]) -> None:
     """Draw figures from runs of mock_sentiment, the experiment whose reward is known."""
     options = launch.validated(figure_options.HParams(**settings)).to_nested_dict()
@@ -363,6 +372,17 @@ cli = Program(
             help=(
                 'Compare a policy with the best one possible at its KL. SAVE_DIR is a run of'
                 ' train_policy.'
+            ),
+        ),
+        Command(
+            'report',
+            report,
+            hyperparams.fields(report_options.HParams),
+            [click.Argument(['runs'], nargs=-1, required=True, metavar='RUN...')],
+            example='./launch.py report /tmp/save/train_policy/first',
+            help=(
+                'Write one HTML page that tells what the runs in RUN... were: what they reached,'
+                ' samples, curves, labels, and the commands that repeat them.'
             ),
         ),
         *label_commands(reward_experiments),

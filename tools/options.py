@@ -69,6 +69,7 @@ NOTES = {  # below a heading
     ),
     'Sampling': '`./sample.py sample`',
     'Evaluation': '`./launch.py evaluate SAVE_DIR`',
+    'Report': '`./launch.py report RUN...`, see [report.md](report.md)',
     'Figures': '`./launch.py figures`',
     'Asking': (
         '`./launch.py ask EXPERIMENT FOLDER`, see [labelling.md](labelling.md). It also takes'
@@ -94,6 +95,7 @@ def tables() -> dict[str, option_help.Fields]:
         **{heading: (policy if heading in policy else reward)[heading] for heading in headings},
         'Sampling': option_help.shown(_commands(sample.cli)['sample'].fields),
         'Evaluation': commands['evaluate'].fields,
+        'Report': commands['report'].fields,
         'Figures': commands['figures'].fields,
         'Asking': hyperparams.fields(labelling_options.AskHParams),
         'Importing labels': hyperparams.fields(labelling_options.ImportHParams),

@@ -47,6 +47,7 @@ def read_words(
     arguments: Mapping[str, str],
     positionals: Sequence[str] = (),
     *,
+    rest: str | None = None,
     example: str = '',
     elsewhere: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, str | tuple[str, ...]]:
@@ -54,9 +55,10 @@ def read_words(
 
     fields: name -> dataclass field, of every option. arguments: name -> name shown, of what has to
     be given by position or as `--name`; positionals: names of options that may follow by position;
-    example: a command line to show where an argument is missing. elsewhere: options of other
-    commands, and which these are, for the error about one. UserError says what is wrong. An option
-    that may be given several times has a tuple of texts; of another the last one counts.
+    rest: the argument that takes all words that are left, as a tuple. example: a command line to
+    show where an argument is missing. elsewhere: options of other commands, and which these are,
+    for the error about one. UserError says what is wrong. An option that may be given several times
+    has a tuple of texts; of another the last one counts.
     Options are in the order in which they were given.
     """
     given: dict[str, str | tuple[str, ...]] = {}
@@ -86,7 +88,7 @@ def read_words(
         given[key] = (*before, text) if _is_repeatable(key, fields) else text
         is_bare = not equals and len(words) == waiting
         bare_flag = key if is_bare and not negated else None
-    _assign_by_position(given, by_position, fields, arguments, positionals)
+    _assign_by_position(given, by_position, fields, arguments, positionals, rest)
     missing = [shown for key, shown in arguments.items() if key not in given]
     if missing:
         advice = f'example: {shell.typed(example)}' if example else 'see --help'
@@ -100,6 +102,7 @@ def _assign_by_position(
     fields: Mapping[str, dataclasses.Field],
     arguments: Mapping[str, str],
     positionals: Sequence[str],
+    rest: str | None,
 ) -> None:
     """Add to `given` the words that are given by position; UserError for one too many.
 
@@ -108,6 +111,12 @@ def _assign_by_position(
     bad value of the switch.
     """
     keys = [key for key in (*arguments, *positionals) if key not in given]
+    if rest in keys:
+        place = keys.index(rest)
+        words = tuple(word for word, _ in by_position[place:])
+        if words:
+            given[rest] = words
+        keys, by_position = keys[:place], by_position[:place]
     for key, (word, bare_flag) in zip(keys, by_position):
         if key in arguments:
             given[key] = word

@@ -16,6 +16,7 @@ class JobName(enum.StrEnum):
     EXPORT = 'lm_human_preferences.commands.export_model:export'
     DOCTOR = 'lm_human_preferences.commands.doctor:doctor'
     EVALUATE = 'lm_human_preferences.evaluation.evaluate:evaluate'
+    REPORT = 'lm_human_preferences.commands.write_report:write_report'
     FIGURES = 'lm_human_preferences.reproduction.figures:figures'
     ONLINE_FIGURES = 'lm_human_preferences.reproduction.online_figures:figures'
     LABEL_FIGURES = 'lm_human_preferences.reproduction.label_figures:figures'

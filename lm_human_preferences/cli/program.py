@@ -101,8 +101,9 @@ class Command(click.Command):
     """A command whose options are dataclass fields.
 
     `callback(settings, *arguments)` gets the values that were given on the command line. arguments:
-    click's, all of them required. positionals: names of options that may follow them by position.
-    example: a command line, for the help page and for the error about a missing argument.
+    click's, all of them required; one may take several values. positionals: names of options that
+    may follow them by position. example: a command line, for the help page and for the error about
+    a missing argument.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Command(click.Command):
         self.positionals = positionals
         self.example = example
         self.arguments = {argument.name: argument.human_readable_name for argument in arguments}
+        self.rest = next((argument.name for argument in arguments if argument.nargs < 0), None)
         options = [_click_option(key, field) for key, field in fields.items()]
         if any(key.startswith(f'{option_help.NEW_REWARD_MODEL}.') for key in fields):
             options.append(_help_all_option())
@@ -138,6 +140,7 @@ class Command(click.Command):
             self.fields,
             self.arguments,
             self.positionals,
+            rest=self.rest,
             example=self.example,
             elsewhere=_options_of_all(ctx),
         )

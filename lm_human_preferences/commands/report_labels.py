@@ -231,7 +231,8 @@ def _agreement_lines(agreement: dict[str, Any]) -> list[str]:
         ]
     return [
         f'agreement: {100 * agreement["raw"]:.1f} % of {agreement["pairs"]} pairs of answers to'
-        f' {agreement["questions"]} questions; chance is {100 * agreement["chance"]:.1f} %;'
+        f' {agreement["questions"]} questions (95 % interval {100 * agreement["low"]:.1f} to'
+        f' {100 * agreement["high"]:.1f}); chance is {100 * agreement["chance"]:.1f} %;'
         f" Krippendorff's alpha {_text(agreement['alpha'])}"
     ]
 

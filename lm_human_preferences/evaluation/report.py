@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_human_preferences.evaluation.point_names import (
     CURVES,
@@ -23,14 +23,39 @@ COLUMNS = {
 SETTLED = 0.1
 
 
+class Table(NamedTuple):
+    """The results of one reward: cells of text, the heads first, and what is to be known of it."""
+
+    reward: str
+    rows: list[list[str]]
+    remarks: list[str]
+
+
 def table(results: dict[str, Any]) -> Iterator[str]:
     """The results of `evaluate` as lines of text."""
-    kind = 'exact, from all' if results['exact'] else 'estimated, from samples:'
-    yield (f'{kind} {results["responses"]} responses to each of {results["queries"]} queries')
-    for name, points in results['rewards'].items():
+    yield how_measured(results)
+    for each in tables(results):
         yield ''
-        yield from _aligned(_rows(name, points, _trained_on(results)))
-        yield from _remarks(results, name, points)
+        yield from _aligned(each.rows)
+        yield from each.remarks
+
+
+def how_measured(results: dict[str, Any]) -> str:
+    """What the results are computed from."""
+    kind = 'exact, from all' if results['exact'] else 'estimated, from samples:'
+    return f'{kind} {results["responses"]} responses to each of {results["queries"]} queries'
+
+
+def tables(results: dict[str, Any]) -> list[Table]:
+    """The results of each reward, that of the training first."""
+    return [
+        Table(
+            name,
+            _rows(name, points, _trained_on(results)),
+            list(_remarks(results, name, points)),
+        )
+        for name, points in results['rewards'].items()
+    ]
 
 
 def _remarks(

@@ -89,6 +89,24 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
     from which only an online run learns. labellers: accuracy and number of all answers of each but
     gold ones.
     """
+    model, share, parts = parts_of(folder, run, without)
+    label_type = folder.label_type
+    names = [name for name in folder.logs if name not in without]
+    by_labeller = {name: label_files.of_answers(folder, _answers(folder, name)) for name in names}
+    return {
+        'run': run,
+        'held_out_share': share,
+        **{name: _prediction(model, part, label_type) for name, part in parts.items()},
+        'labellers': {
+            name: _prediction(model, part, label_type) for name, part in by_labeller.items()
+        },
+    }
+
+
+def parts_of(
+    folder: LabelFolder, run: str, without: Collection[str]
+) -> tuple[rewards.FrozenRewardModel, float, dict[str, Labels]]:
+    """(the reward model of `run`, the share it held out, {part: its labels}), see `report`."""
     model = _reward_for(folder, run)
     label_type = folder.label_type
     # What did not learn from labels has held none out.
@@ -102,16 +120,7 @@ def report(folder: LabelFolder, run: str, without: Collection[str] = ()) -> dict
         for field, values in compared_aside.items():
             held_out[field] = torch.cat([held_out[field], values])
     parts = {'held_out': held_out, 'trained_on': trained_on, 'comparisons': compared}
-    names = [name for name in folder.logs if name not in without]
-    by_labeller = {name: label_files.of_answers(folder, _answers(folder, name)) for name in names}
-    return {
-        'run': run,
-        'held_out_share': share,
-        **{name: _prediction(model, part, label_type) for name, part in parts.items()},
-        'labellers': {
-            name: _prediction(model, part, label_type) for name, part in by_labeller.items()
-        },
-    }
+    return model, share, parts
 
 
 def _reward_for(folder: LabelFolder, run: str) -> rewards.FrozenRewardModel:
@@ -127,7 +136,7 @@ def _reward_for(folder: LabelFolder, run: str) -> rewards.FrozenRewardModel:
     return load(saved)
 
 
-def _rewards_by(model: rewards.FrozenRewardModel) -> Rewards:
+def rewards_by(model: rewards.FrozenRewardModel) -> Rewards:
     """What `predict` asks: rewards (batch, n) of responses (batch, n, length)."""
     if isinstance(model, TrainedRewardModel):
         return model.get_rewards
@@ -166,7 +175,7 @@ def _split(labels: Labels, label_type: LabelType, share: float) -> tuple[Labels,
 def _prediction(
     model: rewards.FrozenRewardModel, labels: Labels, label_type: LabelType
 ) -> dict[str, Any] | None:
-    found = predict(_rewards_by(model), labels, label_type, BATCH, LocalComm())
+    found = predict(rewards_by(model), labels, label_type, BATCH, LocalComm())
     if found is None:
         return None
     low, high = found.interval()

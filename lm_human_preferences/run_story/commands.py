@@ -106,6 +106,12 @@ def differences(hparams: Any, binds: Mapping[str, Any]) -> dict[str, Any]:
     return _as_given(found, hparams, now)
 
 
+def settings(hparams: Any) -> dict[str, Any]:
+    """{option: value} of all settings of a run that its user decides, of groups that are on."""
+    found = {key: value for key, value in _leaves(hparams) if key not in _OWN}
+    return _as_given(found, hparams, found)
+
+
 def _switched(hparams: Any, base: Any) -> dict[str, Any]:
     """{group: 'on' or 'off'} of the groups that are not as in `base`, which gets them so."""
     found = {}

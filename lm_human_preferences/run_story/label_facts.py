@@ -25,7 +25,7 @@ class Agreement:
     """How far labellers who answered the same question agree, see labels.report.
 
     pairs: of answers. same, chance: the share of them that are equal, and what guessing gives; None
-    for ratings. alpha: Krippendorff's; None where it is not defined.
+    for ratings. interval: of `same`, 95 %. alpha: Krippendorff's; None where it is not defined.
     """
 
     pairs: int
@@ -33,6 +33,7 @@ class Agreement:
     same: float | None
     chance: float | None
     alpha: float | None
+    interval: tuple[float, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +122,14 @@ def _agreement(
         found = label_report.report(opened, without)['agreement']
     except (UserError, OSError, ValueError, KeyError, TypeError):
         return None
+    interval = None if found['low'] is None else (found['low'], found['high'])
     return Agreement(
-        found['pairs'], found['questions'], found['raw'], found['chance'], found['alpha']
+        found['pairs'],
+        found['questions'],
+        found['raw'],
+        found['chance'],
+        found['alpha'],
+        interval,
     )
 
 

@@ -5,12 +5,14 @@ Text of others in them is as they wrote it; who shows it makes it safe, see mark
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences.run_story import label_facts
 from lm_human_preferences.run_story.commands import shortened
 from lm_human_preferences.run_story.facts import KNOWN, RunFacts
 from lm_human_preferences.run_story.label_facts import Agreement, LabelFacts
+from lm_human_preferences.runs import command_record
 
 PAPER = 'Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (arXiv:1909.08593)'
 OWN_MODELS = {
@@ -73,17 +75,47 @@ def policy_training(facts: RunFacts) -> list[str]:
         f'PPO was to take {hparams.ppo.total_episodes} episodes in batches of'
         f' {hparams.ppo.batch_size}, with {price}.'
     ]
-    ends = []
-    for tag, words in (
-        ('objective/kl', 'a KL of {:.3g} nats from the initial model'),
-        ('objective/score', 'a mean score of {:.3g}'),
-        ('objective/kl_coef', 'a KL coefficient of {:.3g}'),
-    ):
-        if tag in facts.curves:
-            ends.append(words.format(facts.curves[tag].last))
-    if ends:
-        sentences.append(f'The last step in its log had {", ".join(ends)}.')
+    found = ends(facts)
+    if found:
+        sentences.append(f'The last step in its log had {found}.')
     return sentences
+
+
+def ends(facts: RunFacts) -> str:
+    """What the last step in the log of a policy had; '' where there is no log."""
+    return ', '.join(
+        words.format(facts.curves[tag].last)
+        for tag, words in (
+            ('objective/kl', 'a KL of {:.3g} nats from the initial model'),
+            ('objective/score', 'a mean score of {:.3g}'),
+            ('objective/kl_coef', 'a KL coefficient of {:.3g}'),
+        )
+        if tag in facts.curves
+    )
+
+
+def share_of_gain(facts: RunFacts) -> str | None:
+    """How much of the possible gain of its own reward the policy has; None where not measured."""
+    try:
+        assert facts.evaluation is not None
+        return share(next(iter(facts.evaluation['rewards'].values()))['policy'])
+    except (AssertionError, AttributeError, KeyError, StopIteration, TypeError, ValueError):
+        return None
+
+
+def share(point: Mapping[str, Any]) -> str | None:
+    """The share of the gain of a point of an evaluation, with its standard error if it has one."""
+    value = point.get('share')
+    if value is None:
+        return None
+    error = point.get('standard_errors', {}).get('share')
+    return f'{100 * value:.1f} ± {100 * error:.1f} %' if error else f'{100 * value:.1f} %'
+
+
+def with_error(point: Mapping[str, Any], name: str) -> str:
+    """A number of a point of an evaluation, with its standard error if it has one."""
+    error = point.get('standard_errors', {}).get(name)
+    return f'{point[name]:.2f} ± {error:.2f}' if error else f'{point[name]:.2f}'
 
 
 def comparisons(facts: RunFacts) -> list[str]:
@@ -153,9 +185,13 @@ def agreement(found: Agreement | None) -> list[str]:
     alpha = '' if found.alpha is None else f"; Krippendorff's alpha is {found.alpha:.3f}"
     if found.same is None or found.chance is None:
         return [f'Labellers rated the same question in {where}{alpha}.']
+    ends = ''
+    if found.interval is not None:
+        low, high = found.interval
+        ends = f' (95 % interval {100 * low:.1f} to {100 * high:.1f} %)'
     return [
-        f'Labellers who answered the same question agreed in {_percent(found.same)} of {where};'
-        f' chance is {_percent(found.chance)}{alpha}.'
+        f'Labellers who answered the same question agreed in {_percent(found.same)} of'
+        f' {where}{ends}; chance is {_percent(found.chance)}{alpha}.'
     ]
 
 
@@ -197,7 +233,10 @@ def not_known(facts: RunFacts | None, *, has_policy: bool) -> list[str]:
         )
     if has_policy and 'objective/kl' not in facts.curves:
         found.append('The KL from the initial model at the end: the log is not at hand.')
-    found.append('With which versions of the libraries it was trained: runs do not record that.')
+    if not command_record.read(facts.directory):
+        found.append(
+            'With which commands and versions of the libraries it was trained: there is no record.'
+        )
     found.append('How it does on texts other than those of its task.')
     return found
 

@@ -12,8 +12,9 @@ from lm_human_preferences.checkpointing import names
 LOCK = 'lock'  # names the process that writes the run now
 UNFINISHED = 'unfinished'  # in reward_model/: checkpoints of one that is being trained
 RESULTS = 'evaluation.json'  # of `evaluate` with default settings
-# Files of `evaluate`: uploaded, but not deleted with a run.
-EVALUATION = r'evaluation(-[a-z0-9_.-]+)?\.(json|png)'
+REPORT = 'report.html'
+# Files of `evaluate` and `report`: uploaded, but not deleted with a run.
+EVALUATION = r'evaluation(-[a-z0-9_.-]+)?\.(json|png)|report\.html'
 SAMPLES = 'samples.jsonl'  # what a policy has answered on the way
 LABELS = 'labels'  # folder of those that are collected while a policy trains
 # In every folder of labels, see labels/folder.py

@@ -21,7 +21,7 @@ from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import label_files
 from lm_human_preferences.labels.folder import EVERYBODY, LabelFolder, QuestionWriter
 from lm_human_preferences.labels.labeller import Labeller
-from lm_human_preferences.labels.report.agreement import pairwise_share
+from lm_human_preferences.labels.report.agreement import clustered_interval, pairwise_share
 from lm_human_preferences.labels.report.label_report import report
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -253,6 +253,11 @@ def test_report_by_hand(answered, tmp_path):
     assert report['training_labels'] == 7
     agreement = report['agreement']
     assert (agreement['pairs'], agreement['raw'], agreement['chance']) == (5, 4 / 5, 1 / 4)
+    # 3 of 3, 1 of 1 and 0 of 1: fewer than 5 independent pairs.
+    expected = clustered_interval([3, 1, 0], [3, 1, 1])
+    assert (agreement['low'], agreement['high']) == expected
+    ends = ' to '.join(f'{100 * end:.1f}' for end in expected)
+    assert f'(95 % interval {ends}); chance is 25.0 %' in printed
     # n 7; values 0: 1, 1: 3, 2: 2, 3: 1. Unequal ordered pairs over (values - 1): 2
     assert agreement['alpha'] == pytest.approx(1 - 6 * 2 / (49 - 1 - 9 - 4 - 1))
     anna = report['labellers']['anna']
@@ -260,7 +265,7 @@ def test_report_by_hand(answered, tmp_path):
     assert (anna['median_seconds'], anna['under_a_second']) == (1.5, 1)
     assert (anna['agreement'], anna['agreement_pairs']) == (3 / 4, 4)
     assert sum(anna['positions']) == 3
-    assert '80.0 % of 5 pairs of answers to 3 questions; chance is 25.0 %' in printed
+    assert '80.0 % of 5 pairs of answers to 3 questions (95 % interval' in printed
     *lines, last = printed.splitlines()
     assert max(map(len, lines)) < 140
     assert last == f'To train on them: {training_command(str(answered), 7)}'
@@ -387,6 +392,8 @@ def test_numbers_have_an_agreement(tmp_path, label_type, samples):
         'questions': 2,
         'pairs': 2,
         'raw': None,
+        'low': None,
+        'high': None,
         'chance': None,
         'alpha': pytest.approx(1 - 0.25 / 4.25),
     }

@@ -212,8 +212,8 @@ def test_task_without_a_new_reward_model(started):
 POLICY = 'train_policy sentiment nm '
 EXAMPLE = './launch.py train_policy mock_sentiment first --mpi 1'
 COMMANDS = (
-    'train_reward, train_policy, resume, export, doctor, evaluate, ask, import_labels, label,'
-    ' labels, score, figures'
+    'train_reward, train_policy, resume, export, doctor, evaluate, report, ask, import_labels,'
+    ' label, labels, score, figures'
 )
 
 

@@ -14,7 +14,7 @@ PROGRAMS = {'./launch.py': launch.cli, './sample.py': sample.cli}
 MESSAGES = {
     './launch.py nosuch': (
         "No such command 'nosuch'. The command comes first: train_reward, train_policy, resume,"
-        ' export, doctor, evaluate, ask, import_labels, label, labels, score, figures'
+        ' export, doctor, evaluate, report, ask, import_labels, label, labels, score, figures'
     ),
     './launch.py train_policy nosuch x': (
         "no experiment 'nosuch' for train_policy: choose from sentiment, descriptiveness, cnndm,"

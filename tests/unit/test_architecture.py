@@ -46,6 +46,7 @@ ROOMS = (
     'train_policy',
     'reproduction',
     'run_story',
+    'report_page',
     'commands',
     'cli',
     'launch',  # the two scripts

@@ -101,7 +101,7 @@ def test_the_page_of_a_policy(tmp_path):
         'Share of the gain: how much',
         './launch.py train_policy test my_run --mpi 2 --task.policy.initial_model 355M\n',
         'transformers 5',
-        'runs do not record that',
+        'versions of the libraries it was trained: there is no record',
     ):
         assert told in text, told
     assert 'evaluation.json' not in text and str(tmp_path) not in text
@@ -174,7 +174,7 @@ def test_labels_of_people(tmp_path):
     text = card_of(run, has_policy=False)[0]
     assert '8 labels of the type best\\_of\\_4 of the folder answers.' in text
     assert '2 labellers gave them.' in text
-    assert 'agreed in 100.0 % of 4 pairs of answers to 4 questions; chance is 25.0 %' in text
+    assert 'agreed in 100.0 % of 4 pairs of answers to 4 questions (95 % interval' in text
     shutil.rmtree(folder)
     later = card_of(run, has_policy=False)[0]
     assert 'the folder of labels is not at hand' in later and '2 labellers gave them.' in later

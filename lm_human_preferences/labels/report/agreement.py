@@ -45,6 +45,15 @@ def raw_agreement(counts: np.ndarray) -> tuple[float, int]:
     return (equal / pairs if pairs else math.nan), pairs
 
 
+def agreement_interval(counts: np.ndarray) -> tuple[float, float]:
+    """The 95 % confidence interval of `raw_agreement`, whose pairs are to some questions each."""
+    totals = counts.sum(1)
+    equal = (counts * (counts - 1) // 2).sum(1)
+    pairs = totals * (totals - 1) // 2
+    has_pairs = pairs > 0
+    return clustered_interval(equal[has_pairs].tolist(), pairs[has_pairs].tolist())
+
+
 def krippendorff_alpha(counts: np.ndarray) -> float:
     """Krippendorff's alpha for nominal values: 1 is perfect agreement, 0 what chance would give.
 

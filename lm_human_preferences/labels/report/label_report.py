@@ -12,6 +12,7 @@ from lm_human_preferences.label_types import TIE, LabelType
 from lm_human_preferences.labels.answers import Answer
 from lm_human_preferences.labels.folder import EVERYBODY, GOLD, VALIDATION, LabelFolder
 from lm_human_preferences.labels.report.agreement import (
+    agreement_interval,
     clustered_interval,
     interval_alpha,
     krippendorff_alpha,
@@ -113,8 +114,8 @@ def _questions(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[st
 def _agreement(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[str, Any]:
     """How far labellers who answered the same question agree.
 
-    raw, chance: how often they gave the same answer; None for numbers, which need not be equal to
-    agree.
+    raw, chance: how often they gave the same answer, with the ends of its interval, low and high;
+    None for numbers, which need not be equal to agree.
     """
     values = [
         [answer.value for answer in given if answer.value is not None] for given in answers.values()
@@ -123,14 +124,19 @@ def _agreement(folder: LabelFolder, answers: dict[str, list[Answer]]) -> dict[st
         'questions': sum(len(of_question) > 1 for of_question in values),
         'pairs': sum(math.comb(len(of_question), 2) for of_question in values),
         'raw': None,
+        'low': None,
+        'high': None,
         'chance': None,
     }
     if folder.label_type.is_numeric:
         return {**found, 'alpha': _number(interval_alpha(values))}
     counts = value_counts(values)
+    low, high = agreement_interval(counts)
     return {
         **found,
         'raw': _number(raw_agreement(counts)[0]),
+        'low': low,
+        'high': high,
         'chance': _chance(folder.label_type),
         'alpha': _number(krippendorff_alpha(counts)),
     }

@@ -1,0 +1,40 @@
+"""`./launch.py report`: the page that tells what runs were."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import click
+
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
+from lm_human_preferences.report_page import render
+from lm_human_preferences.run_story.commands import Experiments
+from lm_human_preferences.runs.run_files import REPORT
+
+
+def write_report(
+    runs: Sequence[str],
+    experiments: Experiments,
+    output: str | None = None,
+    names: bool = True,
+    rewards: bool = False,
+) -> None:
+    """Write the page of `runs`, paths or URLs. For the options see hparams.report_options."""
+    runs = list(dict.fromkeys(run.rstrip('/') or run for run in runs))
+    path = output or _usual_path(runs)
+    if storage.is_remote(path):
+        raise UserError(f'--output {path}: give a file on this machine')
+    if os.path.isdir(path):
+        raise UserError(f'--output {path} is a directory: give a file in it')
+    text = render.page(runs, experiments, render.Asked(has_names=names, calibrate=rewards))
+    render.write(text, path)
+    click.echo(f'The report is in {path}')
+    click.echo('Open it in a browser, or send it: the one file is all of it')
+
+
+def _usual_path(runs: Sequence[str]) -> str:
+    if len(runs) > 1 or storage.is_remote(runs[0]):
+        return REPORT
+    return os.path.join(runs[0], REPORT)

@@ -1,0 +1,99 @@
+"""Parts of the page that tells what runs were: charts, samples, texts, calibration."""
+
+import json
+import re
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lm_human_preferences.evaluation.calibration import calibrated
+from lm_human_preferences.report_page import charts, safe_text, sample_choice
+from lm_human_preferences.report_page.charts import Event, Series
+
+
+def test_points_are_where_the_axes_say():
+    """From 0 to 10 is 436 pixels, and from 0 to 1, with a margin of .05, 196."""
+    line = Series('score', [0, 5, 10], [0.0, 1.0, float('nan')])
+    chart = charts.draw('T', 'step', 'y', [line, Series('n', [10], [0.0])], identity='i')
+    assert 'points="52.0,209.1 270.0,30.9" data-name="score"' in chart.svg
+    assert re.findall('class="tick"[^>]*>([^<]*)<', chart.svg)[-1] == '10'
+    assert [name for name, _, _ in chart.legend] == ['score', 'n']
+    assert charts.draw('T', 'x', 'y', [line._replace(ys=[float('inf')] * 3)], identity='i') is None
+
+
+def test_a_chart_says_what_it_shows_and_nothing_in_it_is_markup():
+    line = Series('<b>', [0, 1], [2.0, -3.0])
+    event = Event(1, 'alarm', '"><script>')
+    chart = charts.draw('<T>', 'x', 'y', [line], [event], identity='i')
+    assert '<title id="i-t">&lt;T&gt;</title>' in chart.svg
+    assert 'y: &lt;b&gt; from 2 at 0 to −3 at 1; &#34;&gt;&lt;script&gt; at 1</desc>' in chart.svg
+    assert '<script' not in chart.svg
+
+
+def test_a_long_curve_keeps_its_ends_and_extremes():
+    values = [0.0] * 5000
+    values[1234], values[4321] = 7.0, -7.0
+    xs, ys = charts.thinned(range(5000), values)
+    assert len(xs) <= charts.MOST_POINTS and sorted(xs) == xs
+    assert {0, 1234, 4321, 4999} <= set(xs) and (min(ys), max(ys)) == (-7.0, 7.0)
+
+
+@pytest.mark.parametrize(
+    'value, expected',
+    [(0, '0'), (-0.25, '−0.25'), (1234.4, '1234'), (3e-7, '3.00e−07'), (2.0, '2')],
+)
+def test_numbers_are_short(value, expected):
+    assert charts.number(value) == expected
+
+
+def test_changed_words_are_marked():
+    parts = safe_text.changes('a good film', 'a very good\nplot')
+    assert [(part.text, part.is_new) for part in parts] == [
+        ('a ', False),
+        ('very ', True),
+        ('good\n', False),
+        ('plot', True),
+    ]
+
+
+def test_what_is_not_seen_is_shown_and_long_texts_lose_their_middle():
+    assert safe_text.plain('a\u202eb\x1b[31m\nc') == 'a\\u202eb\\x1b[31m\nc'
+    long = safe_text.plain('x' * 10_000)
+    assert len(long) < 1600 and '8,500 more characters' in long
+
+
+def write_samples(run, answers):
+    """answers: (step, query, response, score, kl)."""
+    names = ('step', 'query', 'response', 'score', 'kl')
+    lines = [json.dumps(dict(zip(names, each, strict=True))) for each in answers]
+    (run / 'samples.jsonl').write_text('\n'.join([*lines, '{"step": 3', '[]', '{"query": 1}']))
+
+
+def test_samples_are_chosen_by_chance_and_by_score(tmp_path):
+    queries = [f'q{number}' for number in range(8)]
+    scores = dict(zip(queries, (3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 6.0, 5.0), strict=True))
+    kls = {'q2': 7.0, 'q7': 9.0, 'q1': 20.0}
+    answers = [(step, query, f'{query} {step}', scores[query], kls.get(query, 0.0))
+               for step in (0, 5, 10) for query in queries]  # fmt: skip
+    write_samples(tmp_path, answers)
+    random, best, worst, unlikely = sample_choice.choices(str(tmp_path), 'run')
+    again = sample_choice.choices(str(tmp_path), 'run')[0]
+    assert [query.text for query in again.queries] == [query.text for query in random.queries]
+    assert len({query.text for query in random.queries}) == sample_choice.AT_RANDOM
+    assert [query.text for query in best.queries] == ['q4', 'q6']
+    assert [query.text for query in worst.queries] == ['q1', 'q3']
+    assert [query.text for query in unlikely.queries] == ['q7', 'q2']  # q1's score is low
+    assert [answer.step for answer in best.queries[0].three()] == [0, 5, 10]
+    assert best.queries[0].last.parts[-1] == ('10', True)
+
+
+def test_calibration_of_choices_that_are_made_as_predicted():
+    """Choices are drawn at three times the rewards: that scale is found, and fits."""
+    torch.manual_seed(1)
+    rewards = torch.randn(4000, 4)
+    best = torch.multinomial(F.softmax(3 * rewards, dim=1), 1)[:, 0]
+    scale, predicted, observed = calibrated(rewards, best)
+    assert scale == pytest.approx(3, rel=0.05)
+    assert len(predicted) == 10 and predicted == sorted(predicted)
+    assert observed == pytest.approx(predicted, abs=0.03)
