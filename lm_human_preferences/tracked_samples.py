@@ -115,6 +115,7 @@ class TrackedSamples(Hook):
             rollout.responses.cpu(),
             rollout.scores.tolist(),
             kls.tolist(),
+            [None] * len(kls) if rollout.score_std is None else rollout.score_std.tolist(),
             strict=True,
         )
         return [
@@ -125,9 +126,10 @@ class TrackedSamples(Hook):
                 'query_tokens': query.tolist(),
                 'response_tokens': response.tolist(),
                 'score': score,
+                **({} if spread is None else {'score_std': spread}),
                 'kl': kl,
             }
-            for query, response, score, kl in rows
+            for query, response, score, kl, spread in rows
         ]
 
     def _text(self, tokens: torch.Tensor) -> str:

@@ -114,15 +114,13 @@ def _train_member(
 ) -> Mapping[str, Any] | None:
     """Train the member of an ensemble that has this number, from 0; see train_in_run.
 
-    record: of the labels that the member before it learned, if this process has trained that one:
-    all learn the same ones. Returns the record of these.
+    record: of the labels that this process has trained the member before it on; all learn the same
+    ones. Returns their record.
     """
     is_whole_run = run is hparams.run
+    is_first = record is None  # of those that this process trains
     files = _Files.of(hparams.run.directory, member)
-    if run.resume and _is_finished(files.finished, comm):
-        if comm.rank == 0:
-            log_line(f'The reward model in {files.directory} is finished')
-            _delete_checkpoints(files.unfinished)
+    if run.resume and _is_finished(files, comm):
         return record
     with (
         memory.explain_oom(hparams.option_name('micro_batch_size')),
@@ -136,12 +134,10 @@ def _train_member(
             stop_timeout=run.stop_timeout,
         ) as checkpointer,
     ):
-        if is_whole_run:
+        if is_whole_run and is_first:
             session.show_precision_notes(hparams, comm)
         session.check(hparams, comm, lambda sizes: [plans.reward_memory(hparams, sizes, comm.size)])
-        before = record
-        if before is None and run.resume:
-            before = label_record.read(files.labels, comm)
+        before = label_record.read(files.labels, comm) if is_first and run.resume else record
         answers = recorded_answers(before or checkpointer.state.get('trainer', {}))
         trainer = session.start(
             lambda initial_model: build_trainer(hparams, initial_model, comm, answers, member),
@@ -151,11 +147,11 @@ def _train_member(
             records=records,
             model_dir=run_files.REWARD.of_member(member).network,
         )
-        if comm.rank == 0 and member == 0:
+        if comm.rank == 0 and is_first:
             _show_start(trainer, is_whole_run=is_whole_run)
         if comm.rank == 0 and hparams.ensemble > 1:
             log_line(f'Reward model {member + 1} of {hparams.ensemble}')
-        is_begun = checkpointer.prefix is not None or member > 0
+        is_begun = member > 0 or checkpointer.prefix is not None
         _record_labels(trainer, before, files.labels, is_begun=is_begun)
         trainer.prepare()
         phase = plans.reward_phases(hparams.ensemble)[member]
@@ -219,10 +215,14 @@ def _record_labels(
         storage.write_json(path, trainer.label_record)
 
 
-def _is_finished(directory: str | None, comm: Comm) -> bool:
-    """Whether rank 0 sees a finished reward model's checkpoint in `directory`."""
-    latest = checkpoints.latest(directory) if directory is not None else None
-    return comm.all_gather_object(latest is not None)[0]
+def _is_finished(files: _Files, comm: Comm) -> bool:
+    """Whether rank 0 sees the checkpoint of a finished reward model; if so, tells the user."""
+    latest = checkpoints.latest(files.finished) if files.finished is not None else None
+    is_finished = comm.all_gather_object(latest is not None)[0]
+    if is_finished and comm.rank == 0:
+        log_line(f'The reward model in {files.directory} is finished')
+        _delete_checkpoints(files.unfinished)
+    return is_finished
 
 
 def _delete_checkpoints(directory: str | None) -> None:

@@ -346,18 +346,20 @@ class Judge:
     def __call__(
         self, queries: torch.Tensor, drawn: dict[str, torch.Tensor]
     ) -> dict[str, list[float | None]]:
-        """The score and the KL of each sample, as columns.
+        """The score and the KL of each sample, as columns; of an ensemble also score_std.
 
         queries (rows, query_length); drawn: what Policy.respond returned for them.
         """
         responses = drawn['responses']
         scores = kls = torch.full([len(queries)], math.nan)
+        stats: dict[str, torch.Tensor] = {}
         if self.score_fn is not None:
-            scores = self.score_fn(queries.to(responses.device), responses)[0]
+            scores, _, stats = self.score_fn(queries.to(responses.device), responses)
         if self.reference is not None:
             ref_logprobs = self.reference.analyze_responses(queries, responses)['logprobs']
             kls = (drawn['logprobs'].double() - ref_logprobs.double()).sum(1)
-        return {'score': _numbers(scores), 'kl': _numbers(kls)}
+        spread = {'score_std': _numbers(stats['score_std'])} if 'score_std' in stats else {}
+        return {'score': _numbers(scores), **spread, 'kl': _numbers(kls)}
 
 
 def _numbers(values: torch.Tensor) -> list[float | None]:

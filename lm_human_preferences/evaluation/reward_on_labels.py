@@ -22,11 +22,13 @@ from lm_human_preferences.labels.folder import GOLD, TRAIN, VALIDATION, LabelFol
 from lm_human_preferences.labels.held_out import Labels, Rewards, is_held_out, predict
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.reward_models import places
-from lm_human_preferences.rewards import TrainedRewardModel
+from lm_human_preferences.reward_models.ensemble import EnsembleReward
+from lm_human_preferences.rewards import LearnedReward, TrainedRewardModel
 from lm_human_preferences.runs import run_files, run_settings
 
 RECORD = run_files.REWARD.settings
 POLICY_RECORD = run_files.POLICY.settings
+LEARNED = (TrainedRewardModel, EnsembleReward)
 BATCH = 64  # labels that are scored at a time
 
 
@@ -43,10 +45,9 @@ def saved_model(run: str) -> TrainedModel:
         raise UserError(e.text) from e
 
 
-def load(saved: TrainedModel) -> TrainedRewardModel:
-    """The reward model that `saved_model` has found."""
-    assert saved.savedir is not None
-    return TrainedRewardModel(saved.savedir, saved.encoding)
+def load(saved: TrainedModel) -> LearnedReward:
+    """The reward model that `saved_model` has found, with all members of an ensemble."""
+    return rewards.load_learned(saved.name, saved.encoding)
 
 
 def record_of(run: str) -> HParams | None:
@@ -110,7 +111,7 @@ def parts_of(
     model = _reward_for(folder, run)
     label_type = folder.label_type
     # What did not learn from labels has held none out.
-    record = record_of(run) if isinstance(model, TrainedRewardModel) else None
+    record = record_of(run) if isinstance(model, LEARNED) else None
     share = 0.0 if record is None else record.labels.held_out
     learned = label_files.of_answers(folder, folder.counted(TRAIN, without))
     compared = label_files.of_answers(folder, folder.counted(VALIDATION, without))
@@ -138,7 +139,7 @@ def _reward_for(folder: LabelFolder, run: str) -> rewards.FrozenRewardModel:
 
 def rewards_by(model: rewards.FrozenRewardModel) -> Rewards:
     """What `predict` asks: rewards (batch, n) of responses (batch, n, length)."""
-    if isinstance(model, TrainedRewardModel):
+    if isinstance(model, LEARNED):
         return model.get_rewards
 
     def get_rewards(queries: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:

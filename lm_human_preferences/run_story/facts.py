@@ -115,7 +115,7 @@ def of_run(model_dir: str) -> RunFacts | None:
 def _run_of(model_dir: str) -> RunFacts | None:
     directories = [model_dir.rstrip('/')]
     parent, _, last = directories[0].rpartition('/')
-    if last in [files.network for files in run_files.COMMANDS.values()]:
+    if run_files.is_network(last):
         directories.append(parent or '.')
     for directory in directories:
         names = [

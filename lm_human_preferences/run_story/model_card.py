@@ -98,11 +98,12 @@ def reward_card(
     constant: float,
     *,
     has_auto_tokeniser: bool = True,
+    members: int = 1,
 ) -> str:
     """The page of a reward model.
 
     constant: what the classifier's score lacks. has_auto_tokeniser: whether AutoTokenizer makes the
-    tokens of the training.
+    tokens of the training. members: how many there are in its ensemble.
     """
     base = facts.base_model if facts is not None else None
     parts = [_metadata(base, 'text-classification', ['rlhf', 'reward-model'])]
@@ -113,6 +114,7 @@ def reward_card(
             [
                 'A language model with a head that gives a text one number: how much the labellers'
                 f' of its training would like it, as in {sentences.PAPER}.',
+                *sentences.one_of(members),
                 *([] if facts is None else [*sentences.beginning(facts), *sentences.task(facts)]),
             ]
         ),

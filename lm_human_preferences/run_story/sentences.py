@@ -133,6 +133,15 @@ def reward(facts: RunFacts) -> list[str]:
     """Where the policy's reward is from."""
     if facts.policy is None:
         return []
+    members = facts.policy.rewards.members
+    if members == 1:
+        return _origin_of_reward(facts)
+    mean = f'It is the mean of {members} reward models that differ by their seeds.'
+    return [*_origin_of_reward(facts), mean]
+
+
+def _origin_of_reward(facts: RunFacts) -> list[str]:
+    assert facts.policy is not None
     given = facts.given_reward
     if given == KNOWN:
         return [
@@ -148,6 +157,16 @@ def reward(facts: RunFacts) -> list[str]:
     if facts.policy.rewards.online is not None:
         return ['The reward model was trained again and again while the policy learned.']
     return ['The same run trained the reward model first.']
+
+
+def one_of(members: int) -> list[str]:
+    """That a reward model is one of so many in its ensemble."""
+    if members == 1:
+        return []
+    return [
+        f'It is one of {members} reward models that learned from the same labels with other seeds;'
+        ' the reward of the run is the mean of their scores.'
+    ]
 
 
 def labels(found: LabelFacts | None) -> list[str]:

@@ -127,6 +127,12 @@ POLICY = CommandFiles(
 COMMANDS = {files.command: files for files in (REWARD, POLICY)}
 
 
+def is_network(name: str) -> bool:
+    """Whether a directory of a run that has this name holds a network that a command trains."""
+    own = any(name == files.network for files in COMMANDS.values())
+    return own or re.fullmatch(f'{REWARD.network}{_MEMBER}', name) is not None
+
+
 def written_by(commands: Iterable[str], more: str = '') -> re.Pattern[str]:
     """A regular expression for the files of these commands, each followed by `more`."""
     patterns = [COMMANDS[command].pattern() for command in commands]

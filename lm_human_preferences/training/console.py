@@ -69,20 +69,26 @@ def reward_table() -> Table:
     )
 
 
-def policy_table() -> Table:
-    """The table of a policy's training; score and KL are those of the last step."""
-    return Table(
-        {
-            'step': (11, ''),
-            'episodes': (9, ''),
-            'score': (7, '.2f'),
-            'KL': (6, '.2f'),
-            'KL coef': (8, '.4g'),
-            'loss': (7, '.3f'),
-            'episodes/s': (10, '.0f'),
-            'time left': (9, ''),
-        }
-    )
+def policy_table(*, has_spread: bool) -> Table:
+    """The table of a policy's training; score, spread and KL are those of the last step.
+
+    has_spread: the reward is an ensemble's, whose members differ.
+    """
+    columns = {
+        'step': (11, ''),
+        'episodes': (9, ''),
+        'score': (7, '.2f'),
+        'KL': (6, '.2f'),
+        'KL coef': (8, '.4g'),
+        'loss': (7, '.3f'),
+        'episodes/s': (10, '.0f'),
+        'time left': (9, ''),
+    }
+    if has_spread:  # in 80 columns as well
+        columns |= {'episodes': (8, ''), 'score': (6, '.2f'), 'KL coef': (7, '.4g')}
+        step, episodes, score, *others = columns.items()
+        columns = dict([step, episodes, score, ('spread', (6, '.2f')), *others])
+    return Table(columns)
 
 
 def is_due(step: int, last: int, interval: int) -> bool:

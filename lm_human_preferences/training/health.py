@@ -34,6 +34,9 @@ FAR_ABOVE_GUESSING = (
     1.5  # the limit of a reward model's last loss, in multiples of that of guessing
 )
 LEAST_SKILL = 0.2  # of a useful reward model: how far it is on the way from chance to perfection
+# The limit of the spread of an ensemble's members, in multiples of that of the first step: in the
+# small world it grew by 1.4 up to the KL that 192 labels are good for, and by 2 far beyond
+SPREAD_GROWTH = 1.75
 REPEAT_AFTER = 100  # steps until an alarm is reported again
 
 NOT_FINITE = 'the loss is NaN or infinite: lower the learning rate'
@@ -44,6 +47,11 @@ FAR_FROM_START = (
 EXPLOITING = (
     'the score rises while the KL divergence explodes: the policy exploits blind spots of the'
     ' reward model; raise --rewards.kl_coef'
+)
+BEYOND_LABELS = (
+    'the members of the ensemble disagree far more than at the start: the policy has left what its'
+    ' labels tell them; raise --rewards.kl_coef or lower --rewards.adaptive_kl.target, or collect'
+    ' labels on its own samples (--rewards.online)'
 )
 COLLAPSED = (
     'the policy gives the same response every time: lower --ppo.lr or raise --rewards.kl_coef'
@@ -109,6 +117,11 @@ def policy_alarms(
         alarms.append(Alarm('objective/kl', kl, most_kl, FAR_FROM_START))
     elif kl > most_kl / 2 and score_rises:
         alarms.append(Alarm('objective/kl', kl, most_kl / 2, EXPLOITING))
+    if 'objective/score_std' in stats:
+        spread = stats['objective/score_std']
+        most_spread = SPREAD_GROWTH * first['objective/score_std']
+        if spread > most_spread:
+            alarms.append(Alarm('objective/score_std', spread, most_spread, BEYOND_LABELS))
     if entropy < LEAST_ENTROPY:
         alarms.append(Alarm('ppo/policy/entropy', entropy, LEAST_ENTROPY, COLLAPSED))
     if penalized > MOST_PENALIZED:

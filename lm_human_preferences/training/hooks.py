@@ -190,7 +190,7 @@ class PolicyTable(Hook):
         self.comm = comm
         self.clock = clock
         self.steps = steps
-        self.table = console.policy_table()
+        self.table = console.policy_table(has_spread=hparams.rewards.members > 1)
 
     def after_step(self, step: int, stats: Mapping[str, float]) -> None:
         """Print the line, on rank 0."""
@@ -203,6 +203,7 @@ class PolicyTable(Hook):
             step=f'{step}/{self.steps}',
             episodes=step * batch_size,
             score=stats['objective/score'],
+            spread=stats.get('objective/score_std', 0.0),
             KL=stats['objective/kl'],
             KL_coef=stats['objective/kl_coef'],
             loss=stats['ppo/loss/total'],

@@ -79,16 +79,18 @@ def test_summary(tmp_path):
 
 def test_rows_fit_a_terminal(capsys):
     """80 columns, with numbers as large as they come."""
-    console.policy_table().add(
-        step='62500/62500',
-        episodes=2_000_000,
-        score=-12.34,
-        KL=123.45,
-        KL_coef=0.012345678,
-        loss=-12.3456,
-        episodes_per_second=12345.6,
-        time_left='123:45:59',
-    )
+    for has_spread in (False, True):
+        console.policy_table(has_spread=has_spread).add(
+            step='62500/62500',
+            episodes=2_000_000,
+            score=-12.34,
+            spread=12.34,
+            KL=123.45,
+            KL_coef=0.012345678,
+            loss=-12.3456,
+            episodes_per_second=12345.6,
+            time_left='123:45:59',
+        )
     console.reward_table().add(
         step='2875/2875', labels=46_000, loss=1.2345, labels_per_second=1234.5, time_left='1:45:59'
     )

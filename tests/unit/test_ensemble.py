@@ -1,6 +1,7 @@
 """Ensembles: several reward models that learn the same labels with other seeds, as one reward."""
 
 import json
+import re
 
 import numpy as np
 import online_runs
@@ -13,6 +14,7 @@ from interrupted import assert_same, result_of
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 from reward_models import save_reward_model
 
+import sample
 from lm_human_preferences import ppo, rewards, train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -234,22 +236,100 @@ def test_ranks_share_each_member(tmp_path, monkeypatch):
 # Policies
 
 
-def test_a_policy_learns_from_the_members_of_a_run(trained, tmp_path):
+@pytest.fixture(scope='module')
+def policy(trained, tmp_path_factory):
+    """The run of a policy that learned from the three members, and what it has printed."""
     words = f'{POLICY} --rewards.train_new_model off --rewards.trained_model {trained}'
-    run = run_of(tmp_path, words)
+    directory = tmp_path_factory.mktemp('policy')
+    result = invoke(f'{words} --save_dir {directory}')
+    assert result.exit_code == 0, result.output
+    return directory / 'policy', result.stdout
+
+
+def member_scores(trained, queries, responses):
+    """(scores (members, batch) of the members of `trained`)"""
+    members = [rewards.TrainedRewardModel(str(trained / name), encodings.Test) for name in MEMBERS]
+    return torch.stack([member.score(queries, responses) for member in members])
+
+
+def test_a_policy_learns_from_the_members_of_a_run(trained, policy):
+    run, printed = policy
     spread = events_of(run / 'tb/ppo')['objective/score_std']
     assert len(spread) == 2 and all(value > 0 for _, value in spread)
+    assert re.search(r'step +episodes +score +spread +KL .*\n +1/2 ', printed)
+    assert re.search(rf' 2/2 +128 +\S+ +{spread[-1][1]:.2f} ', printed)
     settings = json.loads((run / 'train_policy_more_hparams.json').read_text())
     assert settings['options']['rewards.ensemble'] == 3
 
     queries, responses = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5, 6, 7]])
-    members = [rewards.TrainedRewardModel(str(trained / name), encodings.Test) for name in MEMBERS]
-    expected = sum(member.score(queries, responses) for member in members) / 3
+    expected = member_scores(trained, queries, responses)
     for place, count in ((trained, None), (trained / 'reward_model', 3), (run / 'policy', None)):
         reward = rewards.load_reward_model(str(place), encodings.Test, members=count)
-        torch.testing.assert_close(reward.score(queries, responses), expected)
+        torch.testing.assert_close(reward.score(queries, responses), expected.mean(0))
     first = rewards.load_reward_model(str(trained / 'reward_model'), encodings.Test)
-    assert torch.equal(first.score(queries, responses), members[0].score(queries, responses))
+    assert torch.equal(first.score(queries, responses), expected[0])
+
+
+def columns_of(rows, *names):
+    return (torch.tensor([row[name] for row in rows]) for name in names)
+
+
+def test_samples_have_the_score_and_its_spread(trained, policy, tmp_path):
+    """Both those that are drawn afterwards and those that the run has kept."""
+    run, _ = policy
+    words = f'sample --save_dir {run} --mpi 1 --nsamples 4 --output {tmp_path}/out.jsonl'
+    result = invoke(words, sample.cli)
+    assert result.exit_code == 0, result.output
+    for path in (tmp_path / 'out.jsonl', run / 'samples.jsonl'):
+        rows = online_runs.lines_of(path)
+        tokens = columns_of(rows, 'query_tokens', 'response_tokens')
+        members = member_scores(trained, *tokens)
+        score, score_std = columns_of(rows, 'score', 'score_std')
+        torch.testing.assert_close(score, members.mean(0))
+        torch.testing.assert_close(score_std, members.std(0, correction=0))
+        assert list(rows[0])[-3:] == ['score', 'score_std', 'kl']
+
+
+def test_texts_are_scored_by_all_members(trained, tmp_path):
+    file = tmp_path / 'texts.jsonl'
+    rows = [
+        {'query': 'abc', 'response': 'defg'},
+        {'prompt': 'abc', 'chosen': 'hijk', 'rejected': 'toolong'},
+    ]
+    file.write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    printed = invoke(f'score {trained} {file} --too_long skip').stdout
+    first, second = map(json.loads, printed.splitlines())
+    encoder = encodings.Test.get_encoder()
+    query, response = (torch.tensor([encoder.encode(text)]) for text in ('abc', 'defg'))
+    members = member_scores(trained, query, response)
+    assert first == {
+        'score': pytest.approx(members.mean().item(), abs=1e-6),
+        'score_std': pytest.approx(members.std(correction=0).item(), abs=1e-6),
+    }
+    names = ['chosen', 'chosen_std', 'rejected', 'rejected_std']
+    assert second == dict.fromkeys(names)
+    printed = invoke(f'score {trained}/reward_model_1 {file} --too_long skip').stdout
+    one = json.loads(printed.splitlines()[0])
+    assert one == {'score': pytest.approx(members[1].item(), abs=1e-6)}
+
+
+def test_each_member_is_exported(trained, policy, tmp_path):
+    """As a model of its own, of which its page says that; that of the policy knows of them too."""
+    result = invoke(f'export {trained} {tmp_path}/out')
+    assert result.exit_code == 0, result.output
+    assert 'the reward of the run is the mean of their scores' in result.stdout
+    assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == list(MEMBERS)
+    weights = [(tmp_path / 'out' / name / 'model.safetensors').read_bytes() for name in MEMBERS]
+    assert len(set(weights)) == 3
+    page = (tmp_path / 'out/reward_model_2/README.md').read_text()
+    assert 'It is one of 3 reward models that learned from the same labels' in page
+    assert '--ensemble 3' in page
+    assert invoke(f'export {trained}/reward_model_1 {tmp_path}/one').exit_code == 0
+    assert (tmp_path / 'one/model.safetensors').read_bytes() == weights[1]
+    assert '--ensemble 3' in (tmp_path / 'one/README.md').read_text()
+    assert invoke(f'export {policy[0]} {tmp_path}/policy').exit_code == 0
+    page = (tmp_path / 'policy/README.md').read_text()
+    assert 'It is the mean of 3 reward models that differ by their seeds' in page
 
 
 def test_a_policy_trains_its_members_first(trained, tmp_path, monkeypatch):

@@ -54,11 +54,15 @@ def hparams(**overrides):
         ({'objective/kl': 49, 'objective/score': 0}, {'rewards.adaptive_kl': None}, 'objective/kl'),
         ({'ppo/policy/entropy': 0.01}, {}, 'ppo/policy/entropy'),
         ({health.PENALIZED: 0.96}, {}, health.PENALIZED),
+        ({'objective/score_std': 0.69}, {}, None),
+        ({'objective/score_std': 0.71}, {}, 'objective/score_std'),
     ],
 )
 def test_rules(changes, settings, rings):
     alarms = health.policy_alarms(
-        {**HEALTHY, **changes}, {**HEALTHY, 'objective/score': 0.9}, hparams(**settings)
+        {**HEALTHY, **changes},
+        {**HEALTHY, 'objective/score': 0.9, 'objective/score_std': 0.4},
+        hparams(**settings),
     )
     assert [alarm.statistic for alarm in alarms] == ([rings] if rings else [])
 

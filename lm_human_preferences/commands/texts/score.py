@@ -17,7 +17,8 @@ from lm_human_preferences.evaluation.reward_on_labels import RECORD, load, recor
 from lm_human_preferences.external_rewards.texts import TextScorer, joined
 from lm_human_preferences.labels.texts import records
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
-from lm_human_preferences.rewards import TrainedRewardModel
+from lm_human_preferences.reward_models.ensemble import EnsembleReward, spread
+from lm_human_preferences.rewards import LearnedReward
 
 
 class Scored(NamedTuple):
@@ -37,7 +38,8 @@ def score(
 ) -> None:
     """Print the scores of the texts in `file`: the whole of `./launch.py score`.
 
-    A JSON object is printed for each record. run: a run with a reward model, the reward model's
+    A JSON object is printed for each record; by an ensemble, each score NAME has the spread of its
+    members as NAME_std. run: a run with a reward model, the reward model's
     directory, local or remote, or a reward that reads texts (rewards.text_scorer). The other
     arguments: see hparams.labelling_options.ScoreHParams.
     """
@@ -62,8 +64,13 @@ def score(
         model = load(saved)  # last, as it may be a large download
     scores = _scores(model, [each.tokens for each in scored if each.tokens], batch_size)
     for names, tokens in scored:
-        values = [None if tokens is None else next(scores) for _ in names]
-        click.echo(json.dumps(dict(zip(names, values, strict=True))))
+        columns = {}
+        for name in names:
+            score, score_std = (None, None) if tokens is None else next(scores)
+            columns[name] = score
+            if isinstance(model, EnsembleReward):
+                columns[f'{name}_std'] = score_std
+        click.echo(json.dumps(columns))
     for note in tokeniser.notes():
         click.echo(f'note: {note}', err=True)
 
@@ -134,18 +141,21 @@ def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
 
 
 def _scores(
-    model: TrainedRewardModel,
+    model: LearnedReward,
     questions: Sequence[tuple[list[int], list[list[int]]]],
     batch_size: int,
-) -> Iterator[float]:
-    """Yield the score of each response to each query, in their order."""
+) -> Iterator[tuple[float, float | None]]:
+    """Yield the score of each response to each query, in their order, with its spread over the
+    members of an ensemble."""
     pairs = [(query, response) for query, responses in questions for response in responses]
     for start in range(0, len(pairs), batch_size):
         queries, responses = zip(*pairs[start : start + batch_size], strict=True)
-        scores = model.score(
-            _padded(queries, model.padding_token), _padded(responses, model.padding_token)
-        )
-        yield from scores.tolist()
+        padded = (_padded(queries, model.padding_token), _padded(responses, model.padding_token))
+        if isinstance(model, EnsembleReward):
+            of_members = model.rewards_of_members(*padded)
+            yield from zip(of_members.mean(0).tolist(), spread(of_members).tolist(), strict=True)
+        else:
+            yield from ((score, None) for score in model.score(*padded).tolist())
 
 
 def _padded(sequences: Sequence[list[int]], padding_token: int) -> torch.Tensor:
