@@ -13,10 +13,13 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
+from lm_human_preferences.report_page.safe_text import plain
+
 WIDTH, HEIGHT = 500, 260
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 22, 42  # margins of the plot, where its labels are
 MOST_POINTS = 400  # of a curve; a screen shows no more of them
 COLOURS = 6  # that the style sheet has: s0, s1, ...
+LONGEST_NAME, LONGEST_EVENT = 80, 300  # characters
 LINE, POINTS, DASHED = 'line', 'points', 'dashed'
 _SHAPES = (
     'M0-5a5 5 0 1 0 .01 0z',  # a circle, a star, a diamond, triangles, a square
@@ -82,6 +85,8 @@ def draw(
     identity: str,
 ) -> Chart | None:
     """A chart; None where no series has a point. identity: unique in the page."""
+    title = plain(title, LONGEST_NAME)
+    events = [event._replace(text=plain(event.text, LONGEST_EVENT)) for event in events]
     shown = [_finite(each) for each in series]
     shown = [each for each in shown if each.xs]
     if not shown:
@@ -125,6 +130,11 @@ def number(value: float) -> str:
 
 
 def _finite(series: Series) -> Series:
+    """The same with plain texts, without numbers that cannot be drawn."""
+    series = series._replace(
+        name=plain(series.name, LONGEST_NAME),
+        texts=[plain(text, LONGEST_NAME) for text in series.texts],
+    )
     points = [
         (x, y, series.texts[place] if place < len(series.texts) else '')
         for place, (x, y) in enumerate(zip(series.xs, series.ys, strict=False))
@@ -215,11 +225,12 @@ def _event(event: Event, across: Scale) -> Markup:
 def _series(series: Series, across: Scale, up: Scale) -> Iterator[Markup]:
     colour = series.colour % COLOURS
     if series.kind != POINTS:
-        points = ' '.join(
-            f'{across(x):.1f},{up(y):.1f}' for x, y in zip(series.xs, series.ys, strict=True)
-        )
+        # A line of one point would not be seen.
+        xs, ys = (2 * list(each) if len(each) == 1 else each for each in (series.xs, series.ys))
+        points = ' '.join(f'{across(x):.1f},{up(y):.1f}' for x, y in zip(xs, ys, strict=True))
+        kind = series.kind if len(xs) == len(series.xs) else f'{series.kind} dot'
         yield Markup('<polyline class="{} s{}" points="{}" data-name="{}"/>').format(
-            series.kind, colour, points, series.name
+            kind, colour, points, series.name
         )
         return
     for x, y, text in zip(series.xs, series.ys, series.texts, strict=True):

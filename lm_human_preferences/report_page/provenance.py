@@ -15,6 +15,8 @@ from lm_human_preferences.run_story import commands
 from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.runs import command_record, run_files
+from lm_human_preferences.utils import hyperparams
+from lm_human_preferences.utils.hyperparams import group_class
 
 _DAMAGED = (UserError, OSError, ValueError, KeyError, TypeError, AttributeError)
 _UNKNOWN = 'not known'
@@ -136,7 +138,10 @@ def _value(hparams: Any, key: str) -> str:
     value: Any = hparams
     for name in key.split('.'):
         value = getattr(value, name, None)
-    return 'off' if value is None else str(value)
+    if value is None:
+        return 'off'
+    is_group = group_class(hyperparams.fields(type(hparams))[key].type) is not None
+    return 'on' if is_group else str(value)
 
 
 def _digests(run: str) -> list[tuple[str, str]]:

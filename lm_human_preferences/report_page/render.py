@@ -80,6 +80,7 @@ def page(runs: Sequence[str], experiments: Experiments, asked: Asked) -> str:
         version=__version__,
         style=_read('style.css'),
         script=_read('script.js'),
+        style_digest=_digest(_read('style.css')),
         script_digest=_digest(_read('script.js')),
     )
     size = len(text.encode())
@@ -163,9 +164,9 @@ def _read(name: str) -> str:
         return file.read()
 
 
-def _digest(script: str) -> str:
-    """How a Content-Security-Policy names the one script that may run."""
-    return 'sha256-' + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def _digest(text: str) -> str:
+    """How a Content-Security-Policy names the one script or style that counts."""
+    return 'sha256-' + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def write(text: str, path: str) -> None:

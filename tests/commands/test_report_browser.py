@@ -1,0 +1,115 @@
+"""The report of runs in a real browser: all of it can be read, by everybody, and it asks nobody."""
+
+import pytest
+from browser import Window, needs_chromium
+from hostile_texts import HOSTILE, write_hostile_run
+from page_looks import (
+    emulate_paper,
+    focused,
+    printed,
+    sticking_out,
+    unnamed,
+    unreachable,
+    weak_texts,
+)
+from run_folders import EXPERIMENTS, write_samples
+from three_runs import make_three_runs
+
+from lm_human_preferences.report_page import render
+
+pytestmark = needs_chromium
+
+
+@pytest.fixture(scope='module')
+def pages(tmp_path_factory):
+    """{name: URL} of the page of each run, and of all of them as 'all'."""
+    place = tmp_path_factory.mktemp('runs')
+    runs = {name: [str(run)] for name, run in make_three_runs(place).items()}
+    runs['all'] = [run for (run,) in runs.values()]
+    for name, several in runs.items():
+        render.write(render.page(several, EXPERIMENTS, render.Asked()), str(place / f'{name}.html'))
+    return {name: (place / f'{name}.html').as_uri() for name in runs}
+
+
+@pytest.fixture(scope='module')
+def browser():
+    window = Window()
+    yield window
+    window.driver.quit()
+
+
+@pytest.fixture
+def window(browser):
+    """The browser; afterwards nothing but the page was asked for, and no error was logged."""
+    browser.emulate(1200)
+    browser.console(), browser.requests()
+    yield browser
+    assert browser.console() == []
+    others = [url for url in browser.requests() if not url.startswith(('file:', 'about:', 'data:'))]
+    assert others == []
+
+
+@pytest.mark.parametrize('name', ['all', 'cedar'])
+def test_all_can_be_read_on_every_screen(window, pages, name):
+    for width, scheme in ((320, 'light'), (768, 'light'), (1400, 'light'), (1400, 'dark')):
+        window.emulate(width, 900, scheme)
+        window.open(pages[name])
+        found = weak_texts(window), sticking_out(window), unreachable(window)
+        assert found == ([], [], []), (width, scheme)
+
+
+def test_all_can_be_read_on_paper(window, pages):
+    """Also when somebody prints it whose screen is dark."""
+    window.open(pages['all'])
+    emulate_paper(window, 'dark')
+    assert weak_texts(window) == []
+    assert printed(window).startswith(b'%PDF')
+
+
+def test_a_keyboard_and_a_screen_reader_come_everywhere(window, pages):
+    window.open(pages['all'])
+    found, hidden = focused(window)
+    assert found[0] == 'A To the report' and 'A cedar' in found
+    assert any(each.startswith('SUMMARY') for each in found)
+    assert hidden == []
+    assert unnamed(window) == []
+
+
+def test_values_under_the_pointer_and_a_slider_through_the_samples(window, pages):
+    window.open(pages['amber'])
+    shown = window.script("""(chart => {
+        const box = chart.getBoundingClientRect();
+        chart.dispatchEvent(new PointerEvent('pointermove', {clientX: box.right - box.width / 40}));
+        return chart.parentElement.querySelector('.at').textContent;
+    })([...document.querySelectorAll('.charts .chart')][0])""")
+    assert shown == 'at 19: score 1.46'
+    slid = window.script("""(slider => [0, 4].map(step => {
+        slider.value = step;
+        slider.dispatchEvent(new Event('input'));
+        return document.querySelectorAll('.sample .answers')[0].children[1].innerText;
+    }))(document.querySelector('input[type=range]'))""")
+    assert 'weak and bad' in slid[0] and 'moving and superb' in slid[1]
+
+
+def test_the_page_is_whole_without_scripts(window, pages):
+    window.driver.execute_cdp_cmd('Emulation.setScriptExecutionDisabled', {'value': True})
+    try:
+        window.open(pages['amber'])
+        without = window.script('document.body.innerText')
+    finally:
+        window.driver.execute_cdp_cmd('Emulation.setScriptExecutionDisabled', {'value': False})
+    for said in ('weak and bad', 'moving and superb', '90.7', 'resumed before steps 9, 13'):
+        assert said in without
+    assert 'On the way:' not in without  # the slider, which is a script's
+
+
+def test_hostile_texts_do_nothing(window, tmp_path):
+    """What a test without a browser finds to be text is text in one, too."""
+    texts = [text for text in HOSTILE.values() if len(text) < 10_000]
+    run = write_hostile_run(tmp_path / 'run', HOSTILE['the end of a style'])
+    write_samples(run, {9: [(text, text, 0.5, 9.0) for text in texts]})
+    render.write(render.page([str(run)], EXPERIMENTS, render.Asked()), str(tmp_path / 'page.html'))
+    window.open((tmp_path / 'page.html').as_uri())
+    assert window.script('document.title').startswith('run')
+    assert window.script("document.querySelectorAll('script, img, iframe, base').length") == 1
+    assert sticking_out(window) == []
