@@ -12,7 +12,6 @@ from lm_human_preferences.labels.folder_labels import parse_names
 from lm_human_preferences.labels.report import label_report
 from lm_human_preferences.report_page import charts
 from lm_human_preferences.report_page.charts import Chart, Series
-from lm_human_preferences.reward_models import places
 from lm_human_preferences.run_story import sentences
 from lm_human_preferences.run_story.facts import RunFacts
 
@@ -149,6 +148,8 @@ def _calibration(
 
 def _reward_model(facts: RunFacts) -> str:
     """Where the reward model is that the policy learned from, or that the run is."""
+    from lm_human_preferences.reward_models import places  # loads torch
+
     if facts.policy is None:
         return facts.directory
     return places.reward_model_of(facts.directory, facts.policy)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 
 import jinja2
+from markupsafe import Markup
 
 from lm_human_preferences import __version__, storage
 from lm_human_preferences.errors import UserError
@@ -29,6 +30,7 @@ from lm_human_preferences.run_story.facts import RunFacts
 
 LARGEST = 2_000_000  # bytes of the file
 _NAME = 80  # characters of a run's name
+_LONGEST_TEXT = 20_000  # characters of what a template does not make shorter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +149,7 @@ def _story(
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True,
+        finalize=_shown,
         loader=jinja2.FunctionLoader(_read),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -156,6 +159,12 @@ def _template() -> jinja2.Template:
     environment.filters['number'] = charts.number
     environment.globals['shape'] = charts.shape
     return environment.get_template('report.html')
+
+
+def _shown(value: object) -> object:
+    """What a template says of a value: nothing reaches the page with control characters."""
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return plain(value, _LONGEST_TEXT) if is_text else value
 
 
 def _read(name: str) -> str:

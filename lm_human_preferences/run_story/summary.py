@@ -59,6 +59,8 @@ def _policy(facts: RunFacts) -> str:
     if done is not None and round(done.last) < total:
         episodes = f'{done.last:,.0f} of {total:,} episodes'
     began = began or 'a model that is not known'
+    if ',' in began:
+        began += ','  # ends what is said between commas
     return f'A policy that began as {began} learned in {episodes} of PPO to raise {_reward(facts)}.'
 
 
@@ -139,7 +141,7 @@ def _trouble(facts: RunFacts) -> str:
     found += _missed_target(facts)
     if not found:
         return 'Its files record nothing that went wrong: no alarm and no interruption.'
-    return f'On the way there were {"; ".join(found)}.'
+    return f'On the way: {"; ".join(found)}.'
 
 
 def _unfinished(facts: RunFacts) -> list[str]:

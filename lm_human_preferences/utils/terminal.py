@@ -32,6 +32,8 @@ def printable(text: str) -> str:
     These move the cursor, change colours or the direction of writing, or end the line; or they are
     invisible.
     """
+    if text.isascii() and text.isprintable():  # most of it, and much faster
+        return text
     return ''.join(
         character if _is_shown(character) else character.encode('unicode_escape').decode()
         for character in text

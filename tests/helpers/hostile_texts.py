@@ -40,7 +40,6 @@ HOSTILE = {
     'a family': '👩\u200d👩\u200d👧\u200d👦🏳\ufe0f\u200d🌈' * 20,
     'a wide line': '𒐫﷽꧅' * 100,
     'one long word': 'w' * 100_000,
-    'a megabyte': 'word ' * 200_000,
     'a megabyte of markup': '<b>' * 350_000,
     'a megabyte of line ends': '\n' * 1_000_000,
     'nothing': '',
