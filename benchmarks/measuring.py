@@ -80,9 +80,11 @@ def set_up(variant, size, library=None):
     """Set the precision and the library of matrix products for a variant.
 
     Ours get `library`, or the one that a training of this size takes; plain gets PyTorch's default.
+    What follows a dash in a variant's name is no precision.
     """
-    if variant in PRECISIONS:
-        precision.configure(variant, default_device(), library or library_for(size))
+    name = variant.partition('-')[0]
+    if name in PRECISIONS:
+        precision.configure(name, default_device(), library or library_for(size))
     else:
         products.select('default')
         torch.backends.cuda.matmul.allow_tf32 = False

@@ -8,7 +8,8 @@ Both are measured in the same run. The plain version is what one would write fir
 model, sampling with its cache, logits at every position, and a second pass over the rollout for
 log-probabilities and values. Weights are random. TRL's PPO is compared if that package is
 installed. `GFLOP` is the least work that an update needs in any implementation; `of rate` is the
-achieved share of this machine's rate of matrix products, measured in the same process.
+achieved share of this machine's rate of matrix products, measured in the same process. One row has
+an ensemble of four reward models in place of one (--rewards.ensemble 4); GFLOP stays that of one.
 """
 
 import functools
@@ -24,9 +25,12 @@ from workload import PADDING, QUERY_LENGTH, RESPONSE_LENGTH, RandomModel, SameQu
 from lm_human_preferences import train_policy
 from lm_human_preferences.distributed import comm
 from lm_human_preferences.policy import Policy
+from lm_human_preferences.reward_models.ensemble import EnsembleReward
 from lm_human_preferences.rewards import RewardModel
 
 TEMPERATURE = 0.7
+ENSEMBLE = 'fp32-ensemble'  # a variant
+MEMBERS = 4  # of it
 
 
 def hparams_of(episodes):
@@ -52,11 +56,22 @@ class Ours:
     """The trainer that `./launch.py train_policy` uses."""
 
     def __init__(
-        self, size, hparams, queries, world, model: Callable[[str], RandomModel] = RandomModel
+        self,
+        size,
+        hparams,
+        queries,
+        world,
+        model: Callable[[str], RandomModel] = RandomModel,
+        members=1,
     ):
         trained_model = model(size)
         self.reward_model = scorer = RewardModel(trained_model)
-        scorer.score = scorer.get_rewards
+        if members > 1:
+            scorer = EnsembleReward(
+                [scorer, *(RewardModel(model(size)) for _ in range(1, members))]
+            )
+        else:
+            scorer.score = scorer.get_rewards
         self.trainer = train_policy.PPOTrainer(
             policy=Policy(trained_model, temperature=TEMPERATURE),
             reward_model=scorer,
@@ -209,7 +224,8 @@ def measure(args):
         run = trl_ppo.Trl(args.size, hparams, queries, TEMPERATURE)
     else:
         model = functools.partial(workload.random_model, model=args.model)
-        run = Ours(args.size, hparams, queries, comm.init_comm(), model)
+        members = MEMBERS if args.variant == ENSEMBLE else 1
+        run = Ours(args.size, hparams, queries, comm.init_comm(), model, members)
     clock = measuring.Clock()
     run.time_phases(clock)
     return {
@@ -220,7 +236,9 @@ def measure(args):
 
 def main():
     trl = {'trl': 'TRL, fp32'} if trl_ppo.is_installed() else {}
-    args = measuring.arguments(__doc__, batch=16, variants={**measuring.VARIANTS, **trl})
+    ensemble = {ENSEMBLE: f'ours, {MEMBERS} members'}
+    variants = {**measuring.VARIANTS, **ensemble, **trl}
+    args = measuring.arguments(__doc__, batch=16, variants=variants)
     measuring.main(args, measure, unit='update')
     if not trl and args.variant is None:
         print('TRL is not installed, so its PPO is left out', file=sys.stderr)

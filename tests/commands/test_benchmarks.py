@@ -53,7 +53,7 @@ def ordinary_products():
     [
         (
             'ppo_update --size test --batch 1 --repeats 1 --threads 1',
-            r'plain PyTorch, fp32 .*\n(.*\n)*ours, bf16 .*epochs',
+            r'plain PyTorch, fp32 .*\n(.*\n)*ours, bf16 .*epochs.*\nours, 4 members .*reward',
         ),
         (
             'million_episodes --size test --batch 1 --updates 1 --warm-up 0 --profiled 1'
