@@ -28,8 +28,10 @@ class Comparison:
     settings: list[list[str]]
 
 
-def comparison(names: Sequence[str], runs: Sequence[RunFacts]) -> Comparison:
-    """That of `runs`, which the page calls `names`."""
+def comparison(
+    names: Sequence[str], runs: Sequence[RunFacts], *, has_names: bool = True
+) -> Comparison:
+    """That of `runs`, which the page calls `names`. has_names: whether labellers are named."""
     drawn = [
         charts.draw(
             title,
@@ -48,7 +50,7 @@ def comparison(names: Sequence[str], runs: Sequence[RunFacts]) -> Comparison:
         ['run', 'began as', 'labels', 'steps', 'score', 'KL', 'share of the gain', 'alarms'],
         [[name, *_results(facts)] for name, facts in zip(names, runs, strict=True)],
         [chart for chart in drawn if chart is not None],
-        _settings(runs),
+        [row for row in _settings(runs) if has_names or not commands.is_of_names(row[0])],
     )
 
 

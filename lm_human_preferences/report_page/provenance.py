@@ -48,8 +48,8 @@ class Provenance:
     digests: list[tuple[str, str]]
 
 
-def provenance(facts: RunFacts, experiments: Experiments) -> Provenance:
-    """That of a run."""
+def provenance(facts: RunFacts, experiments: Experiments, *, has_names: bool) -> Provenance:
+    """That of a run. has_names: whether labellers are named in commands and settings."""
     recorded: list[dict[str, Any]] = []
     with contextlib.suppress(*_DAMAGED):
         recorded = command_record.read(facts.directory)
@@ -57,8 +57,16 @@ def provenance(facts: RunFacts, experiments: Experiments) -> Provenance:
     with contextlib.suppress(*_DAMAGED):
         again = commands.again(facts, experiments)
     name, settings = _settings(facts, experiments)
+    told = [_command(each) for each in recorded]
+    if not has_names:
+        told = [dataclasses.replace(each, line=commands.without_names(each.line)) for each in told]
+        again = None if again is None else commands.without_names(again)
+        settings = [
+            (key, commands.NAMES if commands.is_of_names(key) else value, usual)
+            for key, value, usual in settings
+        ]
     return Provenance(
-        [_command(each) for each in recorded],
+        told,
         settings,
         name,
         again,

@@ -72,7 +72,9 @@ def page(runs: Sequence[str], experiments: Experiments, asked: Asked) -> str:
         _story(name, f'r{place}', each, experiments, asked)
         for place, (name, each) in enumerate(zip(names, found, strict=True))
     ]
-    compared = compared_runs.comparison(names, found) if len(found) > 1 else None
+    compared = None
+    if len(found) > 1:
+        compared = compared_runs.comparison(names, found, has_names=asked.has_names)
     text = _template().render(
         title=names[0] if len(names) == 1 else f'{len(names)} runs',
         stories=stories,
@@ -140,7 +142,7 @@ def _story(
             found, has_names=asked.has_names, calibrate=asked.calibrate, identity=identity
         ),
         about_reward=about_reward,
-        provenance=provenance.provenance(found, experiments),
+        provenance=provenance.provenance(found, experiments, has_names=asked.has_names),
         not_known=sentences.not_known(found, has_policy=found.policy is not None),
     )
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 Experiments = Mapping[str, Mapping[str, Any]]  # {command/experiment: what it sets}
 _NEW = run_settings.NEW_MODEL
-_NAMES = 'NAMES'  # stands for the names of labellers, which are nobody's business
+NAMES = 'NAMES'  # stands for the names of labellers, which are nobody's business
+_OF_NAMES = ('labels.without', 'serve.labellers')  # options whose values are such names end so
 # What a run itself decides: where it is kept, and the reward model that it trains.
 _OWN = {'run.save_dir', f'{_NEW}.run.save_dir'}
 
@@ -77,6 +78,28 @@ def again(facts: RunFacts, experiments: Experiments) -> str | None:
     if line is None or not isinstance(threads, int):
         return line
     return f'OMP_NUM_THREADS={threads} {line}'
+
+
+def is_of_names(option: str) -> bool:
+    """Whether the value of an option is names of labellers."""
+    return option.endswith(_OF_NAMES)
+
+
+def without_names(line: str) -> str:
+    """A command line without the names of labellers in it; all of it where it cannot be read."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return NAMES
+    for place, word in enumerate(words):
+        option, equals, _ = word.partition('=')
+        if not is_of_names(option):
+            continue
+        if equals:
+            words[place] = f'{option}={NAMES}'
+        elif place + 1 < len(words):
+            words[place + 1] = NAMES
+    return shlex.join(words)
 
 
 def with_seeds(hparams: Any, seeds: Mapping[str, int]) -> Any:
@@ -176,8 +199,8 @@ def shortened(path: str) -> str:
 
 def _told(key: str, value: Any) -> str:
     """A value as the user types it."""
-    if key.endswith('labels.without') and value is not None:
-        return _NAMES
+    if value is not None and is_of_names(key):
+        return NAMES
     return shortened(value) if isinstance(value, str) else str(value)
 
 

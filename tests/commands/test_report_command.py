@@ -9,7 +9,7 @@ import pytest
 from blobserver.fixtures import KEY
 from command_line import error_of, invoke
 from page_rules import problems, sections_of
-from run_folders import write_settings
+from run_folders import write_command, write_settings
 from three_runs import LABELLERS, amber, birch, make_three_runs
 
 ROOT = Path(__file__).parents[2]
@@ -45,12 +45,21 @@ def test_several_runs_are_on_one_page_without_torch(tmp_path):
 
 
 def test_the_page_is_in_the_folder_of_the_run_and_need_not_name_labellers(tmp_path):
-    run = birch(tmp_path / 'run')
-    for names in ('on', 'off'):
-        assert invoke(f'report {run} --names {names}').exit_code == 0
-        page = (run / 'report.html').read_text()
-        assert [name in page for name in LABELLERS] == [names == 'on'] * 2
-    assert 'labeller 1' in page
+    """Not in its commands and settings either."""
+    first, second = birch(tmp_path / 'first'), tmp_path / 'second'
+    without = {'labels__source': str(first / 'labels'), 'labels__without': 'ivo'}
+    write_settings(second, 'train_reward', 'test', ranks=1, **without)
+    line = './launch.py train_reward test x --labels.without ivo --run.serve.labellers=hedda'
+    write_command(second, line, '2026-11-08T08:00:00Z', '2026-11-08T09:00:00Z')
+    for runs in ([first], [second], [first, second]):
+        for names in ('on', 'off'):
+            output = '' if len(runs) == 1 else f'--output {tmp_path}/both.html'
+            words = ' '.join(map(str, runs))
+            assert invoke(f'report {words} --names {names} {output}').exit_code == 0
+            path = runs[0] / 'report.html' if len(runs) == 1 else tmp_path / 'both.html'
+            page = path.read_text()
+            assert [name in page for name in LABELLERS] == [names == 'on'] * 2
+    assert 'labeller 1' in page and '--run.serve.labellers=NAMES' in page
 
 
 def test_a_run_that_has_only_begun(tmp_path):

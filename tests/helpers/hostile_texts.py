@@ -41,7 +41,7 @@ HOSTILE = {
     'a wide line': '𒐫﷽꧅' * 100,
     'one long word': 'w' * 100_000,
     'a megabyte of markup': '<b>' * 350_000,
-    'a megabyte of line ends': '\n' * 1_000_000,
+    'many line ends': '\n' * 100_000,
     'nothing': '',
     'spaces': ' \t\u00a0\u3000 ',
 }
@@ -62,7 +62,7 @@ def write_hostile_run(run, text):
     write_command(run, text, '2026-11-02T08:00:00Z', text, text, {text: 1}, **machine)
     points = {'base': {'kl': 0.0, 'reward': 0.1}, 'policy': {'kl': 1.0, 'reward': 0.5}}
     rewards = {name: {**points, text: points['base'], 'frontier': {}} for name in ('model', text)}
-    evaluation = {'exact': True, 'queries': 2, 'responses': 9, 'kl_coef': 1.0, 'judge': text}
+    evaluation = {'exact': True, 'queries': 2, 'responses': text, 'kl_coef': 1.0, 'judge': text}
     storage.write_json(str(run / 'evaluation.json'), {**evaluation, 'rewards': rewards})
     write_events(
         run / 'tb/ppo', objective__kl=1.0, **{text[:1000].encode(errors='replace').decode(): 2.0}
