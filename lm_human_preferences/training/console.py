@@ -257,6 +257,7 @@ def announce_policy(hparams: policy_options.HParams) -> None:
         commands['evaluate_it'] = f'./launch.py evaluate {path}'
     events = shlex.quote(storage.join(save_dir, 'tb'))
     commands['look_at_its_curves'] = f'tensorboard --logdir {events}'
+    commands['tell_its_story'] = f'./launch.py report {path}'
     announce_next(f'The policy is in {storage.join(save_dir, "policy")}', **commands)
 
 

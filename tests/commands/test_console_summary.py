@@ -69,11 +69,12 @@ def test_summary(tmp_path):
     assert result.stdout.count('(score ') == 4  # two samples of the first step and of the last
     assert max(map(len, lines)) <= 100 + len(str(tmp_path))
     assert not re.search('missing|k = |hparams:', result.stdout)
-    assert lines[-4:] == [
+    assert lines[-5:] == [
         f'The policy is in {tmp_path}/first/policy',
         f'  sample from it:     ./sample.py sample --save_dir {tmp_path}/first --nsamples 8',
         f'  evaluate it:        ./launch.py evaluate {tmp_path}/first',
         f'  look at its curves: tensorboard --logdir {tmp_path}/first/tb',
+        f'  tell its story:     ./launch.py report {tmp_path}/first',
     ]
 
 
