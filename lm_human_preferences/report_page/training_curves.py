@@ -28,6 +28,7 @@ class Plan(NamedTuple):
 
 OF_POLICY = (
     Plan('Score', 'mean score', {'objective/score': 'score'}),
+    Plan('Spread of the reward models', 'standard deviation', {'objective/score_std': 'spread'}),
     Plan('KL from the initial model', 'nats', {'objective/kl': 'KL'}),
     Plan('KL coefficient', 'coefficient', {'objective/kl_coef': 'KL coefficient'}),
     Plan(
