@@ -20,6 +20,8 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 12, 22, 42  # margins of the plot, where its labe
 MOST_POINTS = 400  # of a curve; a screen shows no more of them
 COLOURS = 6  # that the style sheet has: s0, s1, ...
 LONGEST_NAME, LONGEST_EVENT = 80, 300  # characters
+MOST_DIGITS = 4  # of a number on an axis, after the point
+STEP = 'step'  # of a training: there is none between two others
 LINE, POINTS, DASHED = 'line', 'points', 'dashed'
 _SHAPES = (
     'M0-5a5 5 0 1 0 .01 0z',  # a circle, a star, a diamond, triangles, a square
@@ -156,14 +158,26 @@ def _ends(low: float, high: float, *, padded: bool) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _ticks(scale: Scale, most: int) -> list[float]:
-    """Round numbers on an axis, at most about so many."""
-    rough = (scale.high - scale.low) / most
+def _ticks(scale: Scale, most: int, least: float = 0.0) -> list[tuple[float, str]]:
+    """(a round number, its text) for places on an axis, at most about so many.
+
+    least: the distance that they have at least.
+    """
+    rough = max((scale.high - scale.low) / most, least)
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= rough)
     first = math.ceil(scale.low / step - 1e-9)
     last = math.floor(scale.high / step + 1e-9)
-    return [round(place * step, 12) for place in range(first, last + 1)]
+    values = [round(place * step, 12) for place in range(first, last + 1)]
+    return [(value, _tick(value, step)) for value in values]
+
+
+def _tick(value: float, step: float) -> str:
+    """A number on an axis, with digits enough to differ from its neighbours."""
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    if digits > MOST_DIGITS or abs(value) >= 100_000:
+        return number(value)
+    return f'{value:.{digits}f}'.replace('-', '−')
 
 
 def _opening(
@@ -200,14 +214,14 @@ def _in_words(series: Series) -> str:
 
 
 def _axes(x: str, y: str, across: Scale, up: Scale) -> Iterator[Markup]:
-    for value in _ticks(up, 5):
+    for value, text in _ticks(up, 5):
         yield Markup(
             '<line class="grid" x1="{}" x2="{}" y1="{y:.1f}" y2="{y:.1f}"/>'
             '<text class="tick" x="{}" y="{:.1f}" text-anchor="end">{}</text>'
-        ).format(LEFT, WIDTH - RIGHT, LEFT - 8, up(value) + 4, number(value), y=up(value))
-    for value in _ticks(across, 7):
+        ).format(LEFT, WIDTH - RIGHT, LEFT - 8, up(value) + 4, text, y=up(value))
+    for value, text in _ticks(across, 7, least=1.0 if x == STEP else 0.0):
         yield Markup('<text class="tick" x="{:.1f}" y="{}" text-anchor="middle">{}</text>').format(
-            across(value), HEIGHT - BOTTOM + 18, number(value)
+            across(value), HEIGHT - BOTTOM + 18, text
         )
     yield Markup(
         '<line class="axis" x1="{}" x2="{}" y1="{y}" y2="{y}"/>'

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from lm_human_preferences.report_page import charts
 from lm_human_preferences.report_page.charts import Chart, Series
 from lm_human_preferences.run_story import commands, happenings, sentences
+from lm_human_preferences.run_story.curves import Curve
 from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.runs.run_files import POLICY
 
@@ -35,10 +36,10 @@ def comparison(
     drawn = [
         charts.draw(
             title,
-            'step',
+            charts.STEP,
             y,
             [
-                Series(name, facts.curves[tag].steps, facts.curves[tag].values, colour=place)
+                _series(name, place, facts.curves[tag])
                 for place, (name, facts) in enumerate(zip(names, runs, strict=True))
                 if tag in facts.curves
             ],
@@ -52,6 +53,12 @@ def comparison(
         [chart for chart in drawn if chart is not None],
         [row for row in _settings(runs) if has_names or not commands.is_of_names(row[0])],
     )
+
+
+def _series(name: str, place: int, curve: Curve) -> Series:
+    """The curve of the run at a place; runs of the same colour differ by their lines."""
+    kind = charts.DASHED if place // charts.COLOURS % 2 else charts.LINE
+    return Series(name, curve.steps, curve.values, kind, place)
 
 
 def _results(facts: RunFacts) -> list[str]:

@@ -27,6 +27,7 @@ from lm_human_preferences.report_page.safe_text import plain
 from lm_human_preferences.run_story import facts, sentences, summary
 from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.run_story.facts import RunFacts
+from lm_human_preferences.runs.run_files import POLICY
 
 LARGEST = 2_000_000  # bytes of the file
 _NAME = 80  # characters of a run's name
@@ -51,6 +52,7 @@ class Story:
 
     name: str
     identity: str
+    has_policy: bool
     what_happened: list[str]
     evaluation: frontier.Evaluation | None
     is_evaluation_damaged: bool
@@ -125,12 +127,15 @@ def _story(
     evaluated = None
     if found.evaluation is not None:
         evaluated = frontier.evaluation(found.evaluation, identity)
+    log = found.logs.get(POLICY.command)
+    has_policy = found.policy is not None or (log is not None and bool(log.curves))
     about_reward: list[str] = []
     if found.policy is not None:
         about_reward = sentences.reward(found)
     return Story(
         name=name,
         identity=identity,
+        has_policy=has_policy,
         what_happened=summary.what_happened(found),
         evaluation=evaluated,
         is_evaluation_damaged=found.evaluation is not None and evaluated is None,
@@ -143,7 +148,7 @@ def _story(
         ),
         about_reward=about_reward,
         provenance=provenance.provenance(found, experiments, has_names=asked.has_names),
-        not_known=sentences.not_known(found, has_policy=found.policy is not None),
+        not_known=sentences.not_known(found, has_policy=has_policy),
     )
 
 

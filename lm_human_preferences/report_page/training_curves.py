@@ -90,7 +90,7 @@ def _charts(
         if next(iter(plan.tags)) == 'objective/kl':
             series += _target(facts)
         chart = charts.draw(
-            plan.title, 'step', plan.y, series, events, identity=f'{identity}-{place}'
+            plan.title, charts.STEP, plan.y, series, events, identity=f'{identity}-{place}'
         )
         if chart is not None:
             yield chart

@@ -62,12 +62,16 @@ def test_the_page_is_in_the_folder_of_the_run_and_need_not_name_labellers(tmp_pa
     assert 'labeller 1' in page and '--run.serve.labellers=NAMES' in page
 
 
-def test_a_run_that_has_only_begun(tmp_path):
-    write_settings(tmp_path / 'run', 'train_reward', 'test', ranks=1)
+@pytest.mark.parametrize('command', ['train_policy', 'train_reward'])
+def test_a_run_that_has_only_begun(tmp_path, command):
+    """A run without a policy has nothing to say of one."""
+    write_settings(tmp_path / 'run', command, 'test', ranks=1)
     assert invoke(f'report {tmp_path}/run').exit_code == 0
     page = (tmp_path / 'run/report.html').read_text()
     assert problems(page) == []
-    assert 'Its log is not at hand.' in page and 'has kept no samples' in page
+    said = sections_of(page)
+    assert said['Curves'] == 'Curves Its log is not at hand.'
+    assert ('Samples' in said) == ('has not been evaluated' in page) == (command == 'train_policy')
 
 
 def test_a_remote_run(server, blobs, monkeypatch, tmp_path):

@@ -8,8 +8,10 @@ import torch
 from torch.nn import functional as F
 
 from lm_human_preferences.evaluation.calibration import calibrated
-from lm_human_preferences.report_page import charts, safe_text, sample_choice
+from lm_human_preferences.report_page import charts, compared_runs, safe_text, sample_choice
 from lm_human_preferences.report_page.charts import Event, Series
+from lm_human_preferences.run_story.curves import Curve, Log
+from lm_human_preferences.run_story.facts import RunFacts
 
 
 def test_points_are_where_the_axes_say():
@@ -29,6 +31,28 @@ def test_a_chart_says_what_it_shows_and_nothing_in_it_is_markup():
     assert '<title id="i-t">&lt;T&gt;</title>' in chart.svg
     assert 'y: &lt;b&gt; from 2 at 0 to −3 at 1; &#34;&gt;&lt;script&gt; at 1</desc>' in chart.svg
     assert '<script' not in chart.svg
+
+
+@pytest.mark.parametrize(
+    'x, ys, expected',
+    [
+        ('step', [3.291, 3.2935], '3.291 3.292 3.293 0 1 2'),
+        ('step', [-0.1, 0.1], '−0.10 −0.05 0.00 0.05 0.10 0 1 2'),
+        ('KL', [0, 4e6], '0 1.00e+06 2.00e+06 3.00e+06 4.00e+06 0.0 0.5 1.0 1.5 2.0'),
+        ('KL', [0, 1e-9], '0 5.00e−10 1.00e−09 0.0 0.5 1.0 1.5 2.0'),
+    ],
+)
+def test_numbers_on_an_axis_differ_and_steps_are_whole(x, ys, expected):
+    chart = charts.draw('T', x, 'y', [Series('a', [0, 2], ys)], identity='i')
+    assert re.findall('class="tick"[^>]*>([^<]*)<', chart.svg) == expected.split()
+
+
+def test_runs_of_the_same_colour_have_other_lines(tmp_path):
+    log = Log({'objective/score': Curve((0, 1), (1.0, 2.0))})
+    runs = [RunFacts(str(tmp_path), logs={'train_policy': log})] * 13
+    (chart,) = compared_runs.comparison([f'run {i}' for i in range(13)], runs).charts
+    looks = [(colour, kind) for _, colour, kind in chart.legend]
+    assert len(set(looks[:12])) == 12 and looks[12] == looks[0]
 
 
 def test_a_long_curve_keeps_its_ends_and_extremes():
