@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.run_story import label_facts
 from lm_human_preferences.run_story.commands import shortened
 from lm_human_preferences.run_story.facts import KNOWN, RunFacts
@@ -224,12 +225,25 @@ def held_out(facts: RunFacts) -> list[str]:
     if name == 'accuracy':
         return [
             f'The reward model likes best what the labeller liked best in {_percent(value)} of the'
-            f' labels that were held out of its training{part}.'
+            f' labels that were held out of its training{part}{_interval(facts, value)}.'
         ]
     return [
         f'The rewards correlate by {value:.3f} with the labels that were held out of the'
         f' training{part}.'
     ]
+
+
+def _interval(facts: RunFacts, accuracy: float) -> str:
+    """About the 95 % interval of the accuracy on labels held out; '' where it is not known.
+
+    How many these were is only about their share of all; and each counts as a question of its own.
+    """
+    labels = facts.labels
+    if labels is None or not labels.count or not labels.held_out:
+        return ''
+    count = labels.count * labels.held_out
+    low, high = wilson_interval(accuracy * count, count)
+    return f'; the 95 % interval is about {100 * low:.1f} to {100 * high:.1f} %'
 
 
 def not_known(facts: RunFacts | None, *, has_policy: bool) -> list[str]:

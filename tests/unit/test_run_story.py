@@ -117,6 +117,10 @@ def test_the_page_of_a_reward_model(tmp_path):
     assert '32 at a time, at a learning rate of 0.001' in text
     assert 'Evaluation' not in text and 'evaluate' not in text
     assert 'Add ' not in text.replace('Add 2.5', '') and 'dialogue' not in text
+    # Wilson's of 87.5 % of 204.8 labels.
+    tested = write_run(tmp_path / 'tested', rewards__train_new_model__labels__held_out=0.2)
+    told = '(a share of 0.2 of all); the 95 % interval is about 82.3 to 91.3 %.'
+    assert told in card_of(f'{tested}/reward_model', has_policy=False)[0]
     chat = write_run(tmp_path / 'chat', 'train_reward', task__chat=True)
     assert 'A dialogue is read as text, without' in card_of(chat, has_policy=False)[0]
 
