@@ -10,6 +10,7 @@ from lm_human_preferences import (
     lm_tasks,
     plans,
     ppo,
+    rewards,
     session,
     storage,
     tracked_samples,
@@ -33,27 +34,16 @@ from lm_human_preferences.plans import nupdates
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import Rollout
 from lm_human_preferences.reward_models.places import label_source
-from lm_human_preferences.rewards import (
-    ScoreFn,
-    ScoringModel,
-    function_of_training,
-    make_score_fn,
-    networks_of,
-    scoring_model,
-)
+from lm_human_preferences.rewards import ScoreFn, ScoringModel, make_score_fn
 from lm_human_preferences.runs import reward_function, run_dir, run_files, run_settings
-from lm_human_preferences.training import console, memory
+from lm_human_preferences.training import console, kl_control, memory
 from lm_human_preferences.training.hooks import policy_hooks
-from lm_human_preferences.training.kl_control import (
-    AdaptiveKLController,
-    FixedKLController,
-    make_kl_controller,
-)
+from lm_human_preferences.training.kl_control import AdaptiveKLController, FixedKLController
 from lm_human_preferences.training.loop import training_loop
 from lm_human_preferences.training.micro_batches import concatenate, micro_batches
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.training.time_left import TimeLeft, elapsed_stats
-from lm_human_preferences.utils.core import exact_div
+from lm_human_preferences.utils.core import as_numbers, exact_div
 from lm_human_preferences.utils.logging import Logger, announce
 
 __all__ = [
@@ -110,13 +100,14 @@ class PPOTrainer:
         self.step_seconds = 0.0  # that it took
         self.reward_version = 0  # how often this process has retrained the reward model
         self.start_time = self.last_time = time.time()
-        self.kl_ctl = make_kl_controller(hparams.rewards)
-        self.networks = dict(policy=policy, ref_policy=ref_policy, **networks_of(reward_model))
+        self.kl_ctl = kl_control.make_kl_controller(hparams.rewards)
+        self.networks = dict(
+            policy=policy, ref_policy=ref_policy, **rewards.networks_of(reward_model)
+        )
         learning = plans.policy_networks(hparams).learning_parameters(self.networks)
         self.optimizer = Adam(learning, comm=comm)
-        self.logger = Logger(
-            hparams.run.directory, 'ppo', log_interval=hparams.run.log_interval, comm=comm
-        )
+        run = hparams.run
+        self.logger = Logger(run.directory, 'ppo', log_interval=run.log_interval, comm=comm)
 
     def step(self) -> dict[str, float]:
         """Sample ppo.batch_size episodes and learn from them; returns the logged statistics."""
@@ -212,10 +203,7 @@ class PPOTrainer:
         non_score_reward: the KL penalty, (batch, response_length). train_stats: see `train`.
         """
         stats = ppo.step_stats(rollout, kl_coef, non_score_reward, train_stats)
-        names = sorted(stats)
-        on_device = torch.stack([stats[name] for name in names])
-        numbers = on_device.tolist()  # one wait for the device instead of one for each number
-        means = self.comm.all_reduce_mean(dict(zip(names, numbers, strict=True)))
+        means = self.comm.all_reduce_mean(as_numbers(stats))
         means['ppo/val/var_explained'] = 1 - means['ppo/val/error'] / means['ppo/returns/var']
         now = time.time()
         means |= elapsed_stats(
@@ -297,7 +285,7 @@ def build_trainer(
     ref_policy = Policy(initial_model, scope='ref_policy', **settings)
     policy = Policy(initial_model, scope='policy', **settings)
     policy.model.gradient_checkpointing = hparams.run.gradient_checkpointing
-    reward_model = scoring_model(hparams, initial_model, comm, function)
+    reward_model = rewards.scoring_model(hparams, initial_model, comm, function)
     query_sampler = lm_tasks.make_query_sampler(
         hparams=hparams.task,
         encoder=encoder,
@@ -330,7 +318,7 @@ def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = N
             return
         try:
             if hparams.run.evaluate:
-                _evaluate(hparams, has_trained)
+                evaluate.after_training(hparams, has_trained=has_trained)
         finally:  # the policy is there even if its evaluation cannot be written
             console.announce_policy(hparams)
 
@@ -355,17 +343,6 @@ def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None)
     if comm.rank == 0:
         announce(f'The policy in {hparams.run.save_dir} is finished: {steps} of {steps} steps.')
     return False
-
-
-def _evaluate(hparams: HParams, has_trained: bool) -> None:
-    """Evaluate a saved policy, unless it was finished and evaluated before this command."""
-    save_dir = hparams.run.save_dir
-    directory = hparams.run.directory
-    if save_dir is None or directory is None:
-        return
-    if not has_trained and evaluate.is_done(directory):
-        return
-    evaluate.evaluate(save_dir, directory=directory)
 
 
 def _train_both(
@@ -396,7 +373,7 @@ def start(
 ) -> PPOTrainer:
     """The trainer of a run before its next step; see session.start. experiment: see `train`."""
     console.dump(hparams)
-    function = function_of_training(hparams, comm)
+    function = rewards.function_of_training(hparams, comm)
     settings = run_settings.records(
         hparams, experiment=experiment, ranks=comm.size, commands=[run_files.POLICY.command]
     )

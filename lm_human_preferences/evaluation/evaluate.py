@@ -123,7 +123,7 @@ def _write(results: dict[str, Any], output_dir: str, names: tuple[str, str]) -> 
     fix = f'`{command} --output_dir ANOTHER` writes elsewhere'
     with outputs.translate_errors(output_dir, fix):
         picture.draw(results, os.path.join(output_dir, picture_name))
-        # The results come last: `is_done` looks for them.
+        # The results come last: `after_training` looks for them.
         contents = json.dumps(results, indent=2).encode()
         storage.write_bytes(os.path.join(output_dir, results_name), contents)
 
@@ -138,6 +138,15 @@ def check_queries(hparams: policy_options.HParams) -> None:
         measure.queries_of(hparams, encoding.get_encoder(), None)
 
 
-def is_done(directory: str) -> bool:
-    """Whether a run's directory holds an evaluation with default settings."""
-    return os.path.exists(os.path.join(directory, RESULTS))
+def after_training(hparams: policy_options.HParams, *, has_trained: bool) -> None:
+    """Evaluate a saved policy, unless it was finished and evaluated before this command.
+
+    hparams: train_policy's. has_trained: whether this command has taken a step.
+    """
+    save_dir = hparams.run.save_dir
+    directory = hparams.run.directory
+    if save_dir is None or directory is None:
+        return
+    if not has_trained and os.path.exists(os.path.join(directory, RESULTS)):
+        return
+    evaluate(save_dir, directory=directory)

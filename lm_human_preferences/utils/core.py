@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -230,6 +230,13 @@ def adam_epsilon(step: int, epsilon: float = 1e-5, beta2: float = 0.999) -> floa
 def default_device() -> torch.device:
     """The GPU where there is one, else the CPU."""
     return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+
+
+def as_numbers(scalars: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """The same as Python's numbers, sorted by name; a device is waited for once, not for each."""
+    names = sorted(scalars)
+    values = torch.stack([scalars[name] for name in names]).tolist()
+    return dict(zip(names, values, strict=True))
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
