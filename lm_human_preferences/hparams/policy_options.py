@@ -81,6 +81,7 @@ class RewardHParams(hyperparams.HParams):
         'reward models whose mean is the reward: that many are trained; None: one, or as many as'
         ' trained_model has',
         at_least=1,
+        at_most=reward_options.MOST_MEMBERS,
         ours=True,
     )
 

@@ -16,6 +16,7 @@ ON_ANOMALY = ('off', 'warn', 'stop')
 CONSOLES = ('summary', 'original', 'quiet')
 TOO_LONG = ('refuse', 'cut', 'cut_start', 'skip')
 PRECISIONS = ('fp32', 'tf32', 'bf16')
+MOST_MEMBERS = 100  # of an ensemble
 LONGEST_TIMEOUT = 10_000_000  # seconds, or 115 days
 
 
@@ -218,6 +219,7 @@ class HParams(hyperparams.HParams):
         1,
         'reward models to train on the same labels with other seeds; the reward is their mean',
         at_least=1,
+        at_most=MOST_MEMBERS,
         ours=True,
         of_command=True,
     )

@@ -19,9 +19,10 @@ from online_runs import WORDS as ONLINE
 from online_runs import online_result
 
 import sample
-from lm_human_preferences import storage, train_policy
+from lm_human_preferences import storage, train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs import run_dir, uploads
 
 STORE = 'az://private/runs'
@@ -582,17 +583,37 @@ def test_a_write_that_failed_is_not_made_up_for_later(server, store, fault):
     assert not server.log and not store
 
 
+def test_an_ensemble_is_resumed_elsewhere(store, cache, tmp_path, monkeypatch):
+    """In its second member: the first is there, and the rest is learned as in a local directory."""
+    words = 'train_reward test run --mpi 1 --labels.num_train 96 --normalize_samples 64'
+    words += ' --run.save_interval 1 --ensemble 2 --save_dir'
+    assert invoke(f'{words} {tmp_path}/local').exit_code == 0
+
+    def fail():
+        raise UserError('interrupted')
+
+    with monkeypatch.context() as patched:
+        after_steps(patched, {5: fail}, (train_reward.RewardModelTrainer, 'step'))
+        assert 'interrupted' in invoke(f'{words} {STORE}').stderr
+    on_another_machine(monkeypatch, tmp_path)
+    result = invoke(f'resume {RUN}')
+    assert result.exit_code == 0 and result.stdout.count('is finished') == 1, result.output
+    ours = downloaded(store, tmp_path / 'down')
+    assert_same(ours, anywhere(tmp_path / 'local/run', tmp_path / 'local'))
+
+
 # --- reading what was uploaded ---
 
 
 def test_runs_in_the_store_are_read(store, cache, tmp_path):
-    """By all that takes a run; what has changed there since it was fetched is fetched again."""
+    """By all that takes a run; what has changed there since it was fetched is fetched again, as
+    where there are two reward models for one."""
     words = (
         'train_reward test run --mpi 1 --labels.num_train 64 --normalize_samples 64 --save_dir'
         f' {STORE}/reward'
     )
     for seed in (1, 2):
-        assert invoke(f'{words} --run.seed {seed} --overwrite').exit_code == 0
+        assert invoke(f'{words} --run.seed {seed} --ensemble {seed} --overwrite').exit_code == 0
         result = invoke(
             f'{DIRECT} 64 --rewards.trained_model {STORE}/reward/run --overwrite --run.seed {seed}'
         )
@@ -605,6 +626,7 @@ def test_runs_in_the_store_are_read(store, cache, tmp_path):
                 store[f'run/policy/checkpoints/model.ckpt-1.{name}']
             )
         policy = Bundle(str(tmp_path / str(seed) / 'x'))
+        assert ('reward_model_1/model/wte' in policy) == (seed == 2)
         assert (scorer['reward_model/model/wte'] == policy['reward_model/model/wte']).all()
         result = invoke(f'sample --nsamples 2 --mpi 1 --save_dir {RUN}', sample.cli)
         assert result.exit_code == 0 and result.stdout.count('=' * 80) == 2, result.output
@@ -617,5 +639,6 @@ def test_runs_in_the_store_are_read(store, cache, tmp_path):
         (tmp_path / 'texts.jsonl').write_text('{"query": "abc", "response": "defg"}')
         scored = invoke(f'score {STORE}/reward/run {tmp_path}/texts.jsonl')
         assert json.loads(scored.stdout)['score'], scored.output
+        assert ('score_std' in json.loads(scored.stdout)) == (seed == 2)
     exported = [(tmp_path / f'exported{seed}/model.safetensors').read_bytes() for seed in (1, 2)]
     assert exported[0] != exported[1]

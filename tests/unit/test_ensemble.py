@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import online_runs
@@ -11,6 +12,7 @@ from command_line import NEW, error_of, invoke
 from events import events_of
 from experiments import resolved
 from interrupted import assert_same, result_of
+from label_folders import make_folder
 from ranks import give_each_thread_its_own_numpy_random, on_ranks
 from reward_models import save_reward_model
 
@@ -20,10 +22,13 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.evaluation import measure, reward_on_labels
 from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.labels.folder import LabelFolder
+from lm_human_preferences.labels.labeller import Labeller
 from lm_human_preferences.language import encodings
 from lm_human_preferences.reward_models.ensemble import EnsembleReward
-from lm_human_preferences.runs import run_dir
+from lm_human_preferences.runs import run_dir, run_settings
 
 TRAINING = (
     'train_reward test run --mpi 1 --labels.num_train 96 --normalize_samples 64'
@@ -313,6 +318,34 @@ def test_texts_are_scored_by_all_members(trained, tmp_path):
     assert one == {'score': pytest.approx(members[1].item(), abs=1e-6)}
 
 
+def test_an_evaluation_and_labels_take_the_mean(trained, policy, tmp_path):
+    """Rewards of all responses of one token, and of all samples of three questions."""
+    run, _ = policy
+    hparams = run_settings.load_run_hparams(str(run))
+    hparams.task.response_length = 1
+    learner, reference, models = measure.load_models(str(run), hparams, str(trained))
+    query = torch.tensor([[1, 2, 3]])
+    found = measure.enumerate_all(learner, reference, models, hparams.task, query)
+    every = torch.arange(learner.model.hparams.n_vocab)[:, None]
+    expected = member_scores(trained, query.expand(len(every), 3), every).mean(0)
+    for scores, _ in found.scores.values():
+        torch.testing.assert_close(scores[0].float(), expected)
+    assert set(found.scores) == {'reward model', 'judge'}
+
+    make_folder(tmp_path / 'labels')
+    folder = LabelFolder(str(tmp_path / 'labels'))
+    with Labeller(folder, 'anna') as labeller:
+        for question in folder.questions.values():
+            labeller.answer(question, 0, 1.0)
+    model, _, parts = reward_on_labels.parts_of(LabelFolder(folder.path), str(trained), ())
+    labels = parts['trained_on']
+    samples = [labels[name] for name in folder.label_type.samples]
+    means = [member_scores(trained, labels['query'], sample).mean(0) for sample in samples]
+    predicted = reward_on_labels.rewards_by(model)(labels['query'], torch.stack(samples, 1))
+    assert predicted.shape == (3, 4)
+    torch.testing.assert_close(predicted, torch.stack(means, 1))
+
+
 def test_each_member_is_exported(trained, policy, tmp_path):
     """As a model of its own, of which its page says that; that of the policy knows of them too."""
     result = invoke(f'export {trained} {tmp_path}/out')
@@ -419,9 +452,33 @@ def test_each_member_is_retrained(tmp_path, monkeypatch):
     [
         ('--rewards.trained_model {} --rewards.ensemble 4', 'there is no {}/reward_model_3'),
         ('--rewards.trained_model test --rewards.ensemble 2', 'test is none'),
+        ('--rewards.trained_model mock --rewards.ensemble 2', 'mock is none'),
+        ('--rewards.function {}.py:f --rewards.ensemble 2', '{}.py:f is none'),
+        (
+            '--rewards.trained_model {} --rewards.ensemble 0',
+            'must be from 1 to 100, got 0',
+        ),
+        ('--rewards.trained_model {} --rewards.ensemble 101', 'must be from 1 to 100, got 101'),
     ],
 )
 def test_members_that_are_not_there(trained, tmp_path, settings, text):
     words = f'{POLICY} --rewards.train_new_model off {settings.format(trained)}'
     result = invoke(f'{words} --dry_run --save_dir {tmp_path}')
     assert result.exit_code == 2 and text.format(trained) in result.stderr
+
+
+def test_a_run_whose_members_are_damaged(trained, tmp_path):
+    """One line that names what is wrong, and no score by those that are left."""
+    run, texts = tmp_path / 'run', tmp_path / 'texts.jsonl'
+    texts.write_text('{"query": "abc", "response": "defg"}')
+    shutil.copytree(trained, run)
+    data = run / 'reward_model_2/checkpoints/model.ckpt.data-00000-of-00001'
+    data.write_bytes(data.read_bytes()[:100])
+    assert error_of(invoke(f'score {run} {texts}')).startswith(f'{data} is truncated')
+    shutil.rmtree(run / 'reward_model_1')
+    missing = f'there is no {run}/reward_model_1'
+    assert error_of(invoke(f'score {run} {texts}')).endswith(missing)
+    record = run / 'train_reward_more_hparams.json'
+    record.write_text(record.read_text().replace('"ensemble": 3', '"ensemble": 1000000000'))
+    error = error_of(invoke(f'score {run} {texts}'))
+    assert error.startswith(str(record)) and '--ensemble must be from 1 to 100' in error

@@ -10,6 +10,7 @@ import torch
 from command_line import NEW, caught_jobs, hparams_of, invoke
 from experiments import resolved
 from golden_data import load_json
+from reward_models import save_reward_model
 from tiny_causal_lms import tiny
 from trainers import LARGE, loss_of, ppo_trainer, rollouts_of
 
@@ -216,14 +217,19 @@ def test_a_block_that_cannot_be_traced_leaves_no_hooks():
     assert gone() is None
 
 
-@pytest.mark.parametrize('kind', ['policy', 'reward model'])
-def test_what_lasts_is_what_a_trainer_holds(kind):
+@pytest.mark.parametrize('kind', ['policy', 'policy of an ensemble', 'reward model'])
+def test_what_lasts_is_what_a_trainer_holds(kind, tmp_path):
     """The estimates, of memory and of a checkpoint, against the parameters, gradients and moments
     of a trainer after an update."""
     start = TrainedModel('test')
-    if kind == 'policy':
+    if kind != 'reward model':
+        reward = {'rewards.trained_model': 'test'}
+        if kind == 'policy of an ensemble':
+            for name in ('reward_model', 'reward_model_1', 'reward_model_2'):
+                save_reward_model(tmp_path / name)
+            reward = {'rewards.trained_model': f'{tmp_path}/reward_model', 'rewards.ensemble': 3}
         hparams = train_policy.HParams()
-        hparams.override_from_dict({**TEST_TASK, 'rewards.trained_model': 'test'})
+        hparams.override_from_dict({**TEST_TASK, **reward})
         trainer = train_policy.build_trainer(hparams, start, comms.LocalComm())
         estimate = plans.policy_memory(hparams, start.hparams(), ranks=1)
         networks = plans.policy_networks(hparams)
