@@ -35,6 +35,7 @@ TRAINING = (
     ' --run.save_interval 1'
 )
 MEMBERS = ('reward_model', 'reward_model_1', 'reward_model_2')
+ONLINE = {'rewards__ensemble': 2, 'ppo__total_episodes': 256, 'rewards__online__retrainings': 1}
 POLICY = 'train_policy test policy --mpi 1 --ppo.total_episodes 128 --ppo.noptepochs 1'
 
 
@@ -394,17 +395,7 @@ def test_a_policy_trains_its_members_first(trained, tmp_path, monkeypatch):
     assert_same(without_settings(ours), without_settings(reference))
 
 
-def test_ranks_have_the_same_members(tmp_path, monkeypatch):
-    give_each_thread_its_own_numpy_random(monkeypatch)
-    seen = {}
-    step = train_policy.PPOTrainer.step
-
-    def noted(trainer):
-        members = [trainer.networks[scope] for scope in MEMBERS[:2]]
-        seen[trainer.comm.rank] = [member.get_params() for member in members]
-        return step(trainer)
-
-    monkeypatch.setattr(train_policy.PPOTrainer, 'step', noted)
+def train_new_members(comm, directory):
     hparams = resolved('train_policy', 'test')
     hparams.override_from_dict(
         {
@@ -412,17 +403,38 @@ def test_ranks_have_the_same_members(tmp_path, monkeypatch):
             'rewards.ensemble': 2,
             f'{NEW}.labels.num_train': 64,
             f'{NEW}.normalize_samples': 64,
-            'run.save_dir': str(tmp_path / 'run'),
+            'run.save_dir': str(directory),
         }
     )
-    on_ranks(2, lambda comm: train_policy.train(hparams, comm))
+    train_policy.train(hparams, comm)
+
+
+def train_online(comm, directory):
+    online_runs.train(directory, comm, **ONLINE)
+
+
+@pytest.mark.parametrize('train, steps', [(train_new_members, 1), (train_online, 4)])
+def test_ranks_have_the_same_members(train, steps, tmp_path, monkeypatch):
+    """Of the last step; they differ from each other."""
+    give_each_thread_its_own_numpy_random(monkeypatch)
+    seen = {}
+    step = train_policy.PPOTrainer.step
+
+    def noted(trainer):
+        members = [trainer.networks[scope] for scope in MEMBERS[:2]]
+        seen[trainer.comm.rank] = [
+            [parameter.detach().clone() for parameter in member.get_params()] for member in members
+        ]
+        return step(trainer)
+
+    monkeypatch.setattr(train_policy.PPOTrainer, 'step', noted)
+    on_ranks(2, lambda comm: train(comm, tmp_path / 'run'))
     for ours, theirs in zip(*seen.values(), strict=True):
         assert len(ours) > 10
         assert all(torch.equal(*both) for both in zip(ours, theirs, strict=True))
-    assert len(events_of(tmp_path / 'run/tb/ppo')['objective/score_std']) == 1
-
-
-ONLINE = {'rewards__ensemble': 2, 'ppo__total_episodes': 256, 'rewards__online__retrainings': 1}
+    first, second = seen[0]
+    assert not all(torch.equal(*both) for both in zip(first, second, strict=True))
+    assert len(events_of(tmp_path / 'run/tb/ppo')['objective/score_std']) == steps
 
 
 def test_each_member_is_retrained(tmp_path, monkeypatch):
