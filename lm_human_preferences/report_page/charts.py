@@ -20,6 +20,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 12, 22, 42  # margins of the plot, where its labe
 MOST_POINTS = 400  # of a curve; a screen shows no more of them
 COLOURS = 6  # that the style sheet has: s0, s1, ...
 LONGEST_NAME, LONGEST_EVENT = 80, 300  # characters
+MOST_EVENTS = 200  # that are drawn
 MOST_DIGITS = 4  # of a number on an axis, after the point
 STEP = 'step'  # of a training: there is none between two others
 LINE, POINTS, DASHED = 'line', 'points', 'dashed'
@@ -88,7 +89,9 @@ def draw(
 ) -> Chart | None:
     """A chart; None where no series has a point. identity: unique in the page."""
     title = plain(title, LONGEST_NAME)
-    events = [event._replace(text=plain(event.text, LONGEST_EVENT)) for event in events]
+    events = [
+        event._replace(text=plain(event.text, LONGEST_EVENT)) for event in events[:MOST_EVENTS]
+    ]
     shown = [_finite(each) for each in series]
     shown = [each for each in shown if each.xs]
     if not shown:

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from lm_human_preferences import storage
@@ -20,6 +21,20 @@ from lm_human_preferences.utils.hyperparams import group_class
 
 _DAMAGED = (UserError, OSError, ValueError, KeyError, TypeError, AttributeError)
 _UNKNOWN = 'not known'
+# What decides the last digits of a training, of what is recorded of a command.
+_SAME = (
+    'launcher',
+    'ranks',
+    'processor',
+    'threads',
+    'gpu',
+    'python',
+    'lm-human-preferences',
+    *command_record.PACKAGES,
+    'commit',
+    'commit_is_clean',
+)
+_RESUMES = {'--run.resume', '--run.resume=on', 'on'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +53,15 @@ class Provenance:
     """All that is known of it.
 
     settings: (option, its value, the experiment's value). again: the command that repeats the run;
-    None where that is not known. digests: (what, digest).
+    None where that is not known. is_exact: whether that gives the same curves. digests: (what,
+    digest).
     """
 
     commands: list[Command]
     settings: list[tuple[str, str, str]]
     experiment: str
     again: str | None
+    is_exact: bool
     digests: list[tuple[str, str]]
 
 
@@ -70,8 +87,34 @@ def provenance(facts: RunFacts, experiments: Experiments, *, has_names: bool) ->
         settings,
         name,
         again,
+        _is_uniform(recorded),
         _digests(facts.directory),
     )
+
+
+def _is_uniform(recorded: Sequence[dict[str, Any]]) -> bool:
+    """Whether all trainings of a run had the same settings, machine and versions."""
+    trainings = [each for each in recorded if _words(each)[1:2] != ['evaluate']]
+    if not trainings:
+        return True
+    first, *later = trainings
+    return all(
+        all(each.get(key) == first.get(key) for key in _SAME) and _goes_on(each, first)
+        for each in later
+    )
+
+
+def _goes_on(record: dict[str, Any], first: dict[str, Any]) -> bool:
+    """Whether a command goes on with what the first one began, and changes no setting."""
+    words = _words(record)
+    if words[1:2] == ['resume']:
+        return len(words) == 3
+    return {*words} - _RESUMES == {*_words(first)} - _RESUMES
+
+
+def _words(record: dict[str, Any]) -> list[str]:
+    """The words of a recorded command; none where they are not known."""
+    return commands.words_of(str(record.get('command') or '')) or []
 
 
 def _command(record: dict[str, Any]) -> Command:

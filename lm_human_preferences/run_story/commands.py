@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Experiments = Mapping[str, Mapping[str, Any]]  # {command/experiment: what it sets}
 _NEW = run_settings.NEW_MODEL
+_LONGEST = 20_000  # characters of a command line
 NAMES = 'NAMES'  # stands for the names of labellers, which are nobody's business
 _OF_NAMES = ('labels.without', 'serve.labellers')  # options whose values are such names end so
 # What a run itself decides: where it is kept, and the reward model that it trains.
@@ -85,11 +86,20 @@ def is_of_names(option: str) -> bool:
     return option.endswith(_OF_NAMES)
 
 
+def words_of(line: str) -> list[str] | None:
+    """The words of a command line; None where it is none, or so long that reading takes seconds."""
+    if len(line) > _LONGEST:
+        return None
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return None
+
+
 def without_names(line: str) -> str:
     """A command line without the names of labellers in it; all of it where it cannot be read."""
-    try:
-        words = shlex.split(line)
-    except ValueError:
+    words = words_of(line)
+    if words is None:
         return NAMES
     for place, word in enumerate(words):
         option, equals, _ = word.partition('=')

@@ -22,7 +22,9 @@ class Mark(NamedTuple):
 def marks(log: Log) -> Iterator[Mark]:
     """What a log says of its training, kind by kind."""
     for step, text in log.alarms:
-        yield Mark(step, ALARM, ' '.join(text.split()))
+        for line in text.splitlines():  # one for each alarm of a step
+            if line.strip():
+                yield Mark(step, ALARM, ' '.join(line.split()))
     for step in log.resumed:
         yield Mark(step, RESUMED, 'resumed')
     if _RETRAINED in log.curves:

@@ -5,11 +5,19 @@ import re
 
 import pytest
 import torch
+from run_folders import EXPERIMENTS, write_command, write_settings
 from torch.nn import functional as F
 
 from lm_human_preferences.evaluation.calibration import calibrated
-from lm_human_preferences.report_page import charts, compared_runs, safe_text, sample_choice
+from lm_human_preferences.report_page import (
+    charts,
+    compared_runs,
+    provenance,
+    safe_text,
+    sample_choice,
+)
 from lm_human_preferences.report_page.charts import Event, Series
+from lm_human_preferences.run_story import facts
 from lm_human_preferences.run_story.curves import Curve, Log
 from lm_human_preferences.run_story.facts import RunFacts
 
@@ -53,6 +61,39 @@ def test_runs_of_the_same_colour_have_other_lines(tmp_path):
     (chart,) = compared_runs.comparison([f'run {i}' for i in range(13)], runs).charts
     looks = [(colour, kind) for _, colour, kind in chart.legend]
     assert len(set(looks[:12])) == 12 and looks[12] == looks[0]
+
+
+@pytest.mark.parametrize(
+    'commands, expected',
+    [
+        (['./launch.py train_policy test x --ppo.lr 1', './launch.py resume x'], True),
+        (['./launch.py train_policy test x', './launch.py evaluate x --queries 3'], True),
+        (
+            [
+                './launch.py train_policy test x --ppo.lr 1',
+                './launch.py train_policy test x --ppo.lr 1 --run.resume on',
+            ],
+            True,
+        ),
+        (['./launch.py train_policy test x', './launch.py resume x --ppo.lr 1'], False),
+        (
+            [
+                './launch.py train_policy test x --ppo.lr 1',
+                './launch.py train_policy test x --ppo.lr 2 --run.resume on',
+            ],
+            False,
+        ),
+        ([None, None], True),
+    ],
+)
+def test_curves_are_the_same_where_nothing_changed_on_the_way(tmp_path, commands, expected):
+    write_settings(tmp_path, 'train_policy', 'test', ranks=1)
+    for day, command in enumerate(commands, 1):
+        write_command(tmp_path, command, f'2026-11-0{day}T08:00:00Z')
+    found = facts.of_run(str(tmp_path))
+    assert provenance.provenance(found, EXPERIMENTS, has_names=True).is_exact is expected
+    write_command(tmp_path, commands[0], '2026-11-09T08:00:00Z', torch='9.9')
+    assert not provenance.provenance(found, EXPERIMENTS, has_names=True).is_exact
 
 
 def test_a_long_curve_keeps_its_ends_and_extremes():
