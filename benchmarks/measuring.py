@@ -128,10 +128,11 @@ def arguments(doc, batch, variants=VARIANTS):
     parser.add_argument('--batch', type=int, default=batch)
     parser.add_argument('--repeats', type=int, default=3)
     parser.add_argument('--threads', type=int, default=2)
-    add_library(parser)
+    add_products(parser)
     parser.add_argument('--variant', choices=variants)
-    parser.set_defaults(variants=variants)
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.variants = chosen(variants, args)
+    return args
 
 
 def add_model(parser):
@@ -140,11 +141,21 @@ def add_model(parser):
     parser.add_argument('--size', choices=SIZES, default='124M')
 
 
-def add_library(parser):
-    """Add the option that measures what another kind of processor would choose."""
+def add_products(parser):
+    """Add the options that say how matrices are multiplied."""
     parser.add_argument(
         '--library', choices=products.LIBRARIES, help='for our fp32, instead of the faster one here'
     )
+    parser.add_argument(
+        '--no-bf16',
+        action='store_true',
+        help='leave bf16 out: without instructions for it, one update may take half an hour',
+    )
+
+
+def chosen(variants, args):
+    """The variants that are asked for."""
+    return {name: text for name, text in variants.items() if name != 'bf16' or not args.no_bf16}
 
 
 def in_own_process(variant, threads):

@@ -2,7 +2,7 @@
 """One PPO update (rollout, reference, reward, 4 epochs) beside plain PyTorch on the same work.
 
     pipenv run python benchmarks/ppo_update.py [--model gpt2] [--size 124M] [--batch 16]
-        [--repeats 3] [--threads 2] [--library default]
+        [--repeats 3] [--threads 2] [--library default] [--no-bf16]
 
 Both are measured in the same run. The plain version is what one would write first: transformers'
 model, sampling with its cache, logits at every position, and a second pass over the rollout for

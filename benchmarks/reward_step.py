@@ -2,7 +2,7 @@
 """One training step of a reward model on best-of-4 labels beside plain PyTorch on the same work.
 
     pipenv run python benchmarks/reward_step.py [--model gpt2] [--size 124M] [--batch 8]
-        [--repeats 3] [--threads 2] [--library default]
+        [--repeats 3] [--threads 2] [--library default] [--no-bf16]
 
 Both are measured in the same run. The plain version passes each query four times through
 transformers' model, once with each response. `GFLOP` is the least work that a step needs in any

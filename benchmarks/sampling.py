@@ -2,7 +2,7 @@
 """Tokens per second of `./sample.py sample` beside `generate` of transformers.
 
     pipenv run python benchmarks/sampling.py [--model gpt2] [--size 124M] [--batches 16,1]
-        [--repeats 5] [--threads 2] [--library default]
+        [--repeats 5] [--threads 2] [--library default] [--no-bf16]
 
 Both continue 64 tokens by 24 at temperature 0.7, in the same run; weights are random. Ours also
 gives log-probabilities and values. bf16 is what the rollouts of `--run.precision bf16` take;
@@ -53,7 +53,7 @@ def main():
     parser.add_argument('--batches', default='16,1')
     parser.add_argument('--repeats', type=int, default=5)
     parser.add_argument('--threads', type=int, default=2)
-    measuring.add_library(parser)
+    measuring.add_products(parser)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     policy = Policy(workload.random_model(args.size, args.model), temperature=TEMPERATURE)
@@ -62,10 +62,12 @@ def main():
         f'{measuring.machine(args.size, args.library)}, torch {torch.__version__}, {args.model}'
         f' {args.size}, {args.threads} threads, tokens per second'
     )
-    print(f'{"batch":>5} {"generate":>9} {"fp32":>7} {"faster":>7} {"bf16":>7} {"faster":>7}')
+    variants = measuring.chosen(measuring.VARIANTS, args)
+    heads = (f'{name:>7} {"faster":>7}' for name in variants if name != 'plain')
+    print(f'{"batch":>5} {"generate":>9}', *heads)
     for batch in map(int, args.batches.split(',')):
         contexts = torch.randint(VOCABULARY, (batch, QUERY_LENGTH)).to(network.device)
-        seconds = {variant: [] for variant in measuring.VARIANTS}
+        seconds = {variant: [] for variant in variants}
         for _ in range(args.repeats + 1):
             for variant, times in seconds.items():
                 measuring.set_up(variant, args.size, args.library)
@@ -75,14 +77,11 @@ def main():
                 else:
                     sampled(policy, contexts)
                 times.append(measuring.now() - started)
-        plain, fp32, bf16 = (
+        plain, *ours = (
             batch * RESPONSE_LENGTH / statistics.median(times[1:]) for times in seconds.values()
         )
-        print(
-            f'{batch:5} {plain:9.1f} {fp32:7.1f} {fp32 / plain:7.2f} {bf16:7.1f}'
-            f' {bf16 / plain:7.2f}',
-            flush=True,
-        )
+        columns = (f'{rate:7.1f} {rate / plain:7.2f}' for rate in ours)
+        print(f'{batch:5} {plain:9.1f}', *columns, flush=True)
 
 
 if __name__ == '__main__':

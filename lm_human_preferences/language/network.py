@@ -201,7 +201,11 @@ class Network(nn.Module, ABC):
             h = torch.cat([h, torch.full_like(h[..., :1], 1 / temperature)], dim=-1)
             weight = torch.cat([weight, bias.unsqueeze(1)], dim=1)
         return logprobs_and_entropies(
-            h, weight, labels, gradient_type=precision.autocast_dtype(h.dtype)
+            h,
+            weight,
+            labels,
+            gradient_type=precision.autocast_dtype(h.dtype),
+            product=precision.times_vocabulary,
         )
 
     def scaled(self, h: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,13 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 # Not as np.random, which is loaded when it is first used: a Ctrl-C in that moment is lost, and by
 # then the run has begun.
@@ -84,6 +85,7 @@ def logprobs_and_entropies(
     weight: torch.Tensor,
     labels: torch.Tensor,
     gradient_type: torch.dtype | None = None,
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = F.linear,
 ) -> tuple[torch.Tensor, ...]:
     """Log-probabilities and entropies of `labels (...)`: each (...).
 
@@ -91,9 +93,10 @@ def logprobs_and_entropies(
 
     The logits are held once, and read in pieces that fit a cache. Entropies have no gradient.
     gradient_type: what the gradients are multiplied in, if not the type of `h`.
+    product: makes the logits of `h (rows, n_embd)` and `weight`; called without gradient.
     """
     results = _LinearLogProb.apply(
-        h.flatten(0, -2), weight, labels.flatten(), gradient_type or h.dtype
+        h.flatten(0, -2), weight, labels.flatten(), gradient_type or h.dtype, product
     )
     return tuple(result.view(labels.shape) for result in results)
 
@@ -114,9 +117,10 @@ class _LinearLogProb(torch.autograd.Function):
         weight: torch.Tensor,
         labels: torch.Tensor,
         gradient_type: torch.dtype,
+        product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See logprobs_and_entropies: `h (rows, n_embd)`, `labels (rows,)` -> two of (rows,)."""
-        table = h @ weight.T
+        table = product(h, weight)
         logprobs, entropies = h.new_empty(len(h)), h.new_empty(len(h))
         rows = _LinearLogProb.ROWS
         if h.is_cuda:
@@ -137,7 +141,7 @@ class _LinearLogProb(torch.autograd.Function):
         ctx: Any,
         gradient: torch.Tensor,
         _: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
         """Of a row's logits: its gradient times (one at the label, minus the probabilities)."""
         h, weight, labels, table = ctx.saved_tensors
         low = ctx.gradient_type
@@ -154,7 +158,7 @@ class _LinearLogProb(torch.autograd.Function):
             d_logits = piece.mul_(-gradient).to(low)
             d_h += d_logits @ w.to(low)
             d_w.copy_(d_logits.T @ h_low)
-        return d_h, d_weight.index_add_(0, labels, gradient * h), None, None
+        return d_h, d_weight.index_add_(0, labels, gradient * h), None, None, None
 
 
 def sample_from_logits(logits: torch.Tensor) -> torch.Tensor:

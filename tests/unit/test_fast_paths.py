@@ -196,6 +196,24 @@ def test_products_that_lose_digits_are_not_taken(monkeypatch):
     assert kernels.library == 'default' and kernels.fuses_attention
 
 
+@pytest.mark.parametrize('rows', [(1,), (7,), (5, 3)], ids=str)
+def test_logits_by_pieces_of_the_vocabulary(rows, monkeypatch):
+    monkeypatch.setattr(precision, '_VOCABULARY_PIECE', 16)
+    h, table = torch.randn(*rows, 8), torch.randn(50, 8)  # 50 is no multiple of a piece
+    products = []
+    multiply = torch.mm
+    monkeypatch.setattr(
+        torch, 'mm', lambda *args, **kwargs: products.append(args) or multiply(*args, **kwargs)
+    )
+    for library, pieces in ('onednn', 0), ('default', 4):
+        precision.configure('fp32', CPU, library)
+        with torch.no_grad():
+            assert_close(precision.logits(h, table), h @ table.T)
+        assert len(products) == (0 if rows == (1,) else pieces)
+    table.requires_grad_()
+    assert precision.logits(h, table).requires_grad
+
+
 @pytest.mark.parametrize('shape', [(7,), (50, 3)], ids=str)
 def test_logprobs_and_entropies_from_one_table(shape):
     torch.manual_seed(0)
