@@ -76,8 +76,12 @@ def whiten(values: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
 
 
 def logprobs_from_logits(*, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities of `labels (...)` under `logits (..., n_vocab)`."""
-    return logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    """Log-probabilities of `labels (...)` under `logits (..., n_vocab)`.
+
+    By logsumexp, since log_softmax sums so many terms one after another and errs by 2e-5.
+    """
+    chosen = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return chosen - logits.logsumexp(-1)
 
 
 def logprobs_and_entropies(
@@ -127,10 +131,12 @@ class _LinearLogProb(torch.autograd.Function):
             rows *= 16  # launching more kernels would take longer than running them
         pieces = (values.split(rows) for values in (table, labels, logprobs, entropies))
         for piece, label, logprob, entropy in zip(*pieces, strict=True):
-            all_logprobs = piece.log_softmax(-1)
-            logprob.copy_(all_logprobs.gather(1, label[:, None])[:, 0])
-            torch.exp(all_logprobs, out=piece)
-            entropy.copy_(-all_logprobs.mul_(piece).sum(-1))
+            shifted = piece - piece.amax(-1, keepdim=True)
+            total = torch.exp(shifted, out=piece).sum(-1, keepdim=True)
+            piece.div_(total)
+            log_total = total.log()[:, 0]
+            logprob.copy_(shifted.gather(1, label[:, None])[:, 0] - log_total)
+            entropy.copy_(log_total - shifted.mul_(piece).sum(-1))
         ctx.save_for_backward(h, weight, labels, table)
         ctx.mark_non_differentiable(entropies)
         ctx.gradient_type = gradient_type

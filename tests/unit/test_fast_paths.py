@@ -196,6 +196,26 @@ def test_products_that_lose_digits_are_not_taken(monkeypatch):
     assert kernels.library == 'default' and kernels.fuses_attention
 
 
+def test_log_probabilities_of_a_large_vocabulary_are_exact():
+    """log_softmax is not: after a likely word, the small terms of its sum lose their digits."""
+    torch.manual_seed(0)
+    logits = torch.randn(64, 50257)
+    labels = torch.randint(50257, (64,))
+    logits[range(64), labels] += 14
+    exact = logits.double().log_softmax(-1)
+    expected = exact.gather(1, labels[:, None])[:, 0]
+    entropies = -(exact * exact.exp()).sum(-1)
+    assert_close(
+        core.logprobs_from_logits(logits=logits, labels=labels), expected, rtol=0, atol=4e-6
+    )
+    # The product gives the logits themselves.
+    found = core.logprobs_and_entropies(
+        torch.zeros(64, 1), torch.zeros(50257, 1), labels, product=lambda h, weight: logits.clone()
+    )
+    assert_close(found[0], expected, rtol=0, atol=4e-6)
+    assert_close(found[1], entropies, rtol=0, atol=4e-6)
+
+
 @pytest.mark.parametrize('rows', [(1,), (7,), (5, 3)], ids=str)
 def test_logits_by_pieces_of_the_vocabulary(rows, monkeypatch):
     monkeypatch.setattr(precision, '_VOCABULARY_PIECE', 16)
