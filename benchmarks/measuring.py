@@ -128,7 +128,8 @@ def arguments(doc, batch, variants=VARIANTS):
     parser.add_argument('--batch', type=int, default=batch)
     parser.add_argument('--repeats', type=int, default=3)
     parser.add_argument('--threads', type=int, default=2)
-    add_products(parser)
+    add_library(parser)
+    add_no_bf16(parser)
     parser.add_argument('--variant', choices=variants)
     args = parser.parse_args()
     args.variants = chosen(variants, args)
@@ -141,15 +142,19 @@ def add_model(parser):
     parser.add_argument('--size', choices=SIZES, default='124M')
 
 
-def add_products(parser):
-    """Add the options that say how matrices are multiplied."""
+def add_library(parser):
+    """Add the option that measures what another kind of processor would choose."""
     parser.add_argument(
         '--library', choices=products.LIBRARIES, help='for our fp32, instead of the faster one here'
     )
+
+
+def add_no_bf16(parser):
+    """Add the option that leaves bf16 out."""
     parser.add_argument(
         '--no-bf16',
         action='store_true',
-        help='leave bf16 out: without instructions for it, one update may take half an hour',
+        help='where there are no instructions for it, an update may take half an hour',
     )
 
 
