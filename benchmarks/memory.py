@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The peak memory of one training step, compared with the estimate made before it begins.
 
-    pipenv run python benchmarks/memory.py [--size 124M] [--threads 2]
+    pipenv run python benchmarks/memory.py [--model gpt2] [--size 124M] [--threads 2]
     pipenv run python benchmarks/memory.py ppo --batch 512 --micro-batch-size 16
         [--checkpointing] [--bf16]
 
@@ -57,11 +57,15 @@ def ppo(args, common):
     )
 
     def build():
-        run = ppo_update.Ours(args.size, hparams, workload.queries(args.batch), comm.init_comm())
+        model = functools.partial(workload.random_model, model=args.model)
+        queries = workload.queries(args.batch)
+        run = ppo_update.Ours(args.size, hparams, queries, comm.init_comm(), model)
         run.trainer.policy.model.gradient_checkpointing = args.checkpointing
         return run.trainer, run.update
 
-    return plans.policy_memory(hparams, workload.RandomModel(args.size).sizes, 1), build
+    return plans.policy_memory(
+        hparams, workload.random_model(args.size, args.model).sizes, 1
+    ), build
 
 
 def reward_hparams(args, common):
@@ -85,11 +89,11 @@ def reward_hparams(args, common):
 
 def reward_trainer(args, hparams):
     """A trainer of a reward model, and its step."""
-    reward_model = RewardModel(workload.RandomModel(args.size))
+    reward_model = RewardModel(workload.random_model(args.size, args.model))
     reward_model.model.gradient_checkpointing = args.checkpointing
     trainer = train_reward.RewardModelTrainer(
         reward_model=reward_model,
-        policy=Policy(workload.RandomModel(args.size)),
+        policy=Policy(workload.random_model(args.size, args.model)),
         query_sampler=reward_step.NOT_USED,
         labels=reward_step.labels(args.batch),
         hparams=hparams,
@@ -106,7 +110,9 @@ def reward(args, common):
     def build():
         return reward_trainer(args, hparams)
 
-    return plans.reward_memory(hparams, workload.RandomModel(args.size).sizes, 1), build
+    return plans.reward_memory(
+        hparams, workload.random_model(args.size, args.model).sizes, 1
+    ), build
 
 
 def retraining(args, common):
@@ -118,7 +124,7 @@ def retraining(args, common):
     hparams.rewards.train_new_model = reward_hparams(args, common)
 
     def build():
-        policy = Policy(workload.RandomModel(args.size))
+        policy = Policy(workload.random_model(args.size, args.model))
         optimizer = Adam(policy.parameters_by_name(), comm=comm.init_comm())
         optimizer.start_at(1)
         for parameter in policy.get_params():
@@ -126,7 +132,9 @@ def retraining(args, common):
         trainer, step = reward_trainer(args, hparams.rewards.train_new_model)
         return trainer, functools.partial(_step_beside, optimizer, step)
 
-    return plans.retraining_memory(hparams, workload.RandomModel(args.size).sizes, 1), build
+    return plans.retraining_memory(
+        hparams, workload.random_model(args.size, args.model).sizes, 1
+    ), build
 
 
 def _step_beside(optimizer, step):
@@ -176,6 +184,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('step', nargs='?', choices=('ppo', 'reward', 'retraining'))
+    parser.add_argument('--model', choices=workload.MODELS, default='gpt2')
     parser.add_argument('--size', choices=workload.SIZES, default='124M')
     parser.add_argument('--threads', type=int, default=2)
     parser.add_argument('--batch', type=int, default=16)
@@ -193,6 +202,8 @@ def main():
                 sys.executable,
                 __file__,
                 *step.split(),
+                '--model',
+                args.model,
                 '--size',
                 args.size,
                 '--threads',

@@ -82,16 +82,20 @@ class RandomCausalLM(RandomModel):
     """Random weights of a model of transformers."""
 
     def __init__(self, size: str, model: str) -> None:
+        # Takes seconds to import: only who needs it waits.
+        from lm_human_preferences.language.causal_lm.sizes import sizes_of
+
         super().__init__(size)
         self.model = model
+        with torch.device('meta'):
+            without_values = _without_dropout(size, model)
+        self.sizes: Any = sizes_of(without_values, VOCABULARY)
 
     def build(self, *, scope: str, scalar_heads: Iterable[str] = ()) -> Any:
         from lm_human_preferences.language.causal_lm.network import TransformersNetwork
-        from lm_human_preferences.language.causal_lm.sizes import sizes_of
 
         network = plain_model(self.size, self.model)
-        sizes = sizes_of(network, VOCABULARY)
-        return TransformersNetwork(network, sizes, scalar_heads).initialize()
+        return TransformersNetwork(network, self.sizes, scalar_heads).initialize()
 
 
 def random_model(size: str, model: str) -> RandomModel:
@@ -113,8 +117,11 @@ class SameQueries(QuerySampler):
 def plain_model(size: str, model: str = 'gpt2') -> Any:
     """A model as `transformers` makes it, of random weights and without dropout."""
     torch.manual_seed(0)
-    network: Any = _llama(size) if model == 'llama' else _gpt2(size)
-    return network.to(default_device())
+    return _without_dropout(size, model).to(default_device())
+
+
+def _without_dropout(size: str, model: str) -> Any:
+    return _llama(size) if model == 'llama' else _gpt2(size)
 
 
 def _gpt2(size: str) -> Any:
