@@ -299,8 +299,10 @@ def figures(settings: dict[str, Any]) -> None:
     hparams = policy_options.HParams()
     hparams.override_from_dict(binds)
     job = JobName.FIGURES
+    reward_models = {name: options.pop(name) for name in ('ensemble', 'epochs', 'initial')}
     if options.pop('online'):
         job = JobName.ONLINE_FIGURES
+        options.update(reward_models)
     if options.pop('labels'):
         job = JobName.LABEL_FIGURES
     launch.start_job(job, {'hparams': hparams, **options}, mpi=1, has_ranks=False)

@@ -15,6 +15,7 @@ import os
 from typing import Any
 
 import numpy as np
+import torch
 
 from lm_human_preferences import lm_tasks, storage, train_policy
 from lm_human_preferences.distributed.comm import LocalComm
@@ -34,19 +35,25 @@ TARGET = 4.0  # nats, where offline reward models are far from what they have le
 # Of the KL coefficient: short, as each new reward model moves the KL away from its target.
 HORIZON = 1000
 KL_COEF = 0.5  # near the one at which the KL divergence has its target
-BATCH_SIZE = 8  # of the reward model: it goes once through few labels
+BATCH_SIZE = 8  # of the reward model, if it goes once through its few labels
 SUMMARY = '{:>7} {:>11} {:>6} {:>7} {:>7} {:>15} {:>9} {:>15}'  # its columns
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale(plan.Seeds):
-    """How much is run; labels are those of each run, initial those before its first episode."""
+    """How much is run.
+
+    labels: of each run. initial: those before its first episode. ensemble, epochs: of its reward
+    models.
+    """
 
     labels: int
     initial: int
     episodes: int
     retrainings: tuple[int, ...]
     errors: tuple[float, ...]
+    ensemble: int = 1
+    epochs: int = 1
 
 
 FULL = Scale(
@@ -78,7 +85,8 @@ class Run:
                 'rewards.adaptive_kl.target': TARGET,
                 'rewards.adaptive_kl.horizon': HORIZON,
                 'rewards.train_new_model.run.seed': self.seed,
-                'rewards.train_new_model.batch_size': BATCH_SIZE,
+                'rewards.ensemble': scale.ensemble,
+                'rewards.train_new_model.epochs': scale.epochs,
                 'rewards.online': 'on',
                 'rewards.online.labels': scale.labels,
                 'rewards.online.initial': scale.initial if self.retrainings else scale.labels,
@@ -89,6 +97,9 @@ class Run:
                 'rewards.online.error': self.error,
             }
         )
+        if scale.epochs == 1:
+            assert variant.rewards.train_new_model is not None
+            variant.rewards.train_new_model.batch_size = BATCH_SIZE
         variant.run.save_interval = train_policy.nupdates(variant)  # measured at the end
         variant.validate()
         return variant
@@ -107,14 +118,20 @@ def figures(
     quick: bool = False,
     seeds: int | None = None,
     processes: int | None = None,
+    ensemble: int = 1,
+    epochs: int = 1,
+    initial: int | None = None,
 ) -> None:
     """Draw the picture into `output_dir`, from runs of `hparams`, which stay there.
 
     quick: the small set. seeds: runs of each kind, None for as many as the set has. processes: None
-    for one per CPU.
+    for one per CPU. ensemble, epochs, initial: see Scale; initial None is that of the set.
     """
     outputs.check_output_dir(output_dir, TABLE, PICTURE)
     scale = (QUICK if quick else FULL).with_seeds(seeds)
+    scale = dataclasses.replace(
+        scale, ensemble=ensemble, epochs=epochs, initial=initial or scale.initial
+    )
     rows = _run_all(hparams, scale, output_dir, processes)
     log_line(*summary(rows))
     with outputs.translate_errors(output_dir, fix='make room there, and the same command goes on'):
@@ -168,8 +185,7 @@ def own_accuracy(trainer: train_policy.PPOTrainer) -> float:
     They choose among four responses of the policy that are not all equal.
     """
     policy, task = trainer.policy, trainer.hparams.task
-    reward_model = trainer.networks['reward_model']
-    assert isinstance(reward_model, RewardModel)
+    members = [network for network in trainer.networks.values() if isinstance(network, RewardModel)]
     with random_stream('own questions'):
         sampler = lm_tasks.make_query_sampler(
             hparams=task, encoder=policy.encoder, batch_size=OWN_QUESTIONS, mode='test'
@@ -179,8 +195,11 @@ def own_accuracy(trainer: train_policy.PPOTrainer) -> float:
         responses = policy.respond(rows, length=task.response_length)['responses']
     known_reward = load_reward_model('mock', policy.trained_model.encoding)
     chosen, right = (
-        model.score(rows, responses).reshape(-1, 4).argmax(1)
-        for model in (reward_model, known_reward)
+        torch.stack([model.score(rows, responses) for model in models])
+        .mean(0)
+        .reshape(-1, 4)
+        .argmax(1)
+        for models in (members, [known_reward])
     )
     of_query = responses.reshape(len(queries), 4, -1)
     differ = (of_query != of_query[:, :1]).flatten(1).any(1)

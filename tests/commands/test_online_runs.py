@@ -609,3 +609,25 @@ def test_online_figures_differ_in_what_they_say():
         assert options.initial == (256 if run.retrainings else 1024)
         assert (hparams.run.seed, options.labels) == (run.seed, 1024)
         assert len(options.schedule(50).training_steps()) == run.retrainings + 1
+        new_model = hparams.rewards.train_new_model
+        assert (hparams.rewards.ensemble, new_model.epochs, new_model.batch_size) == (1, 1, 8)
+
+
+def test_online_figures_of_ensembles(monkeypatch, tmp_path):
+    asked = {}
+    monkeypatch.setattr(online_figures.jobs, 'finish', lambda processes, todo: asked.update(todo))
+    monkeypatch.setattr(online_figures.storage, 'read_json', lambda path: {})
+    monkeypatch.setattr(online_figures, 'summary', lambda rows: [])
+    monkeypatch.setattr(online_figures, 'write_table', lambda path, rows: None)
+    monkeypatch.setattr(online_figures.online_picture, 'draw', lambda path, rows, labels: None)
+    policy = resolved('train_policy', 'mock_sentiment')
+    settings = {'ensemble': 4, 'epochs': 3, 'initial': 128, 'seeds': 1, 'processes': 1}
+    online_figures.figures(policy, str(tmp_path), **settings)
+    assert len(asked) == 3 * 2
+    for _, hparams, _ in asked.values():
+        new_model = hparams.rewards.train_new_model
+        assert (hparams.rewards.ensemble, new_model.epochs, new_model.batch_size) == (4, 3, 32)
+        options = hparams.rewards.online
+        assert options.initial == (128 if options.retrainings else 1024)
+    words = f'figures --ensemble 4 --output_dir {tmp_path}'
+    assert '--ensemble, --epochs and --initial are options of --online' in error_of(invoke(words))
