@@ -31,7 +31,7 @@ import click
 
 from lm_human_preferences import storage
 from lm_human_preferences.cli import launch, user_settings
-from lm_human_preferences.cli.job_names import JobName
+from lm_human_preferences.cli.job_names import JobName, figure_job
 from lm_human_preferences.cli.labelling import label_commands
 from lm_human_preferences.cli.program import Command, Program
 from lm_human_preferences.errors import UserError
@@ -294,18 +294,12 @@ def report(settings: dict[str, Any], runs: tuple[str, ...] | str) -> None:
 
 def figures(settings: dict[str, Any]) -> None:
     """Draw figures from runs of mock_sentiment, the experiment whose reward is known."""
-    options = launch.validated(figure_options.HParams(**settings)).to_nested_dict()
+    options = launch.validated(figure_options.HParams(**settings))
     binds, _ = user_settings.read_trial(*policy_experiments['mock_sentiment'])
     hparams = policy_options.HParams()
     hparams.override_from_dict(binds)
-    job = JobName.FIGURES
-    reward_models = {name: options.pop(name) for name in ('ensemble', 'epochs', 'initial')}
-    if options.pop('online'):
-        job = JobName.ONLINE_FIGURES
-        options.update(reward_models)
-    if options.pop('labels'):
-        job = JobName.LABEL_FIGURES
-    launch.start_job(job, {'hparams': hparams, **options}, mpi=1, has_ranks=False)
+    job, arguments = figure_job(options)
+    launch.start_job(job, {'hparams': hparams, **arguments}, mpi=1, has_ranks=False)
 
 
 cli = Program(

@@ -5,6 +5,9 @@ be imported: a test tries all of them.
 """
 
 import enum
+from typing import Any
+
+from lm_human_preferences.hparams import figure_options
 
 
 class JobName(enum.StrEnum):
@@ -25,3 +28,13 @@ class JobName(enum.StrEnum):
     LABEL = 'lm_human_preferences.commands.answer_questions:label'
     LABELS = 'lm_human_preferences.commands.report_labels:report_labels'
     SCORE = 'lm_human_preferences.commands.texts.score:score'
+
+
+def figure_job(options: figure_options.HParams) -> tuple[JobName, dict[str, Any]]:
+    """The figures that `options` ask for, and what their job gets of the options."""
+    arguments = options.to_nested_dict()
+    of_reward_models = {name: arguments.pop(name) for name in ('ensemble', 'epochs', 'initial')}
+    online, labels = arguments.pop('online'), arguments.pop('labels')
+    if online:
+        return JobName.ONLINE_FIGURES, {**arguments, **of_reward_models}
+    return JobName.LABEL_FIGURES if labels else JobName.FIGURES, arguments
