@@ -557,7 +557,7 @@ def commands_of_the_page():
 def test_the_commands_of_the_page_with_small_numbers(tmp_path, monkeypatch):
     """The run without people, then a labeller in its folder, and the figures."""
     commands = commands_of_the_page()
-    assert set(commands) == {'sentiment', 'mock_sentiment', './figures'} | {
+    assert set(commands) == {'sentiment', 'mock_sentiment', './figures', './ensembles'} | {
         '/tmp/save/train_policy/mine/labels'
     }
     words = [*commands['mock_sentiment'], f'--save_dir={tmp_path}', '--ppo.total_episodes=512']
@@ -573,6 +573,10 @@ def test_the_commands_of_the_page_with_small_numbers(tmp_path, monkeypatch):
     assert invoke([*commands['sentiment'], f'--save_dir={tmp_path}']).exit_code == 0
     hparams = hparams_of(started)
     assert (hparams.rewards.online.labels, hparams.run.serve.labellers) == (5000, 'me')
+    started.clear()
+    assert invoke(commands['./ensembles']).exit_code == 0
+    ((_, arguments, _),) = started
+    assert (arguments['ensemble'], arguments['epochs'], arguments['initial']) == (4, 4, 128)
 
 
 @pytest.mark.slow

@@ -196,12 +196,16 @@ def test_products_that_lose_digits_are_not_taken(monkeypatch):
     assert kernels.library == 'default' and kernels.fuses_attention
 
 
-def test_log_probabilities_of_a_large_vocabulary_are_exact():
+@pytest.mark.parametrize('temperature', [1, 0.001])
+def test_log_probabilities_of_a_large_vocabulary_are_exact(temperature):
     """log_softmax is not: after a likely word, the small terms of its sum lose their digits."""
     torch.manual_seed(0)
     logits = torch.randn(64, 50257)
     labels = torch.randint(50257, (64,))
     logits[range(64), labels] += 14
+    logits[0, 7] = logits[0, labels[0]] - 0.001  # so that two words count at any temperature
+    logits -= 50  # as large as a language model's
+    logits /= temperature
     exact = logits.double().log_softmax(-1)
     expected = exact.gather(1, labels[:, None])[:, 0]
     entropies = -(exact * exact.exp()).sum(-1)
