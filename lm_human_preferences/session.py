@@ -115,10 +115,14 @@ def _precisions(hparams: Training) -> list[str]:
     return found
 
 
-def precision_notes(hparams: Training) -> list[str]:
-    """Lines for the user where this processor is slow in what a command computes in."""
-    notes = [products.note_on_bf16(name) for name in _precisions(hparams)]
-    return list(dict.fromkeys(note for note in notes if note))
+def precision_notes(hparams: Training, *, keep: bool = True) -> list[str]:
+    """Lines for the user where this processor is slow in what a command computes in.
+
+    keep: whether what is measured for them goes into the cache.
+    """
+    names = dict.fromkeys(_precisions(hparams))
+    notes = [products.note_on_bf16(name, keep=keep) for name in names]
+    return [note for note in notes if note]
 
 
 def show_precision_notes(hparams: Training, comm: Comm) -> None:

@@ -231,7 +231,7 @@ class DryRun:
             )
             warnings = [memory.warning(estimate, free) for estimate in estimates]
             lines += [warning for warning in warnings if warning]
-        lines += session.precision_notes(self.hparams)
+        lines += session.precision_notes(self.hparams, keep=False)
         if self.unchecked:
             unchecked = ', '.join(self.unchecked)
             lines.append(f'not checked, because it is not on this machine: {unchecked}')

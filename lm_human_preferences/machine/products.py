@@ -99,10 +99,11 @@ def _known_library(processor: Processor) -> Library | None:
     return None
 
 
-def rates() -> Rates:
+def rates(*, keep: bool = True) -> Rates:
     """What this process reaches: measured once, and kept in the cache.
 
-    Processes that ask at the same time share one measurement.
+    Processes that ask at the same time share one measurement. keep: a dry run, which writes
+    nothing, reads what the cache has, and else measures for itself.
     """
     import filelock
 
@@ -114,6 +115,8 @@ def rates() -> Rates:
     digest = hashlib.sha256(repr(machine).encode()).hexdigest()[:16]
     folder = os.path.join(storage.cache_root(), 'rates')
     path = os.path.join(folder, f'{digest}.json')
+    if not keep:
+        return _read(path) or measure()
     try:
         storage.make_cache_folder(folder)
         with filelock.FileLock(f'{path}.lock'):  # the kernel frees it when its holder dies
@@ -201,12 +204,15 @@ def name_of(library: Library) -> str:
     return 'MKL' if torch.backends.mkl.is_available() else "PyTorch's own products"
 
 
-def note_on_bf16(precision: str) -> str | None:
-    """A line for a user who has asked for bf16 where the processor has no instructions for it."""
+def note_on_bf16(precision: str, *, keep: bool = True) -> str | None:
+    """A line for a user who has asked for bf16 where the processor has no instructions for it.
+
+    keep: see `rates`.
+    """
     processor = processors.this_processor()
     if precision != 'bf16' or default_device().type != 'cpu' or processor.has_bf16:
         return None
-    found = rates()
+    found = rates(keep=keep)
     fp32 = found.of(faster_library(processor, lambda: found))
     if found.bf16 >= fp32:
         return None

@@ -242,11 +242,9 @@ def test_ways_to_train_learn_the_same(family, way, losses_of):
     assert abs(plain[-1] - plain[0]) > 0.1
     other = losses_of(family, *WAYS[way])
     assert other == pytest.approx(plain, abs=0.02 if way == 'bf16' else 2e-5)
-    # Ranks and micro-batches add in another order, which does not change digits on every processor.
-    if way == 'gradient checkpointing':
-        assert other == plain
-    if way == 'bf16':
-        assert other != plain
+    # Products of fewer rows have the same digits on some processors, and others elsewhere.
+    if way != 'micro-batches':
+        assert (other == plain) == (way == 'gradient checkpointing')
 
 
 def test_labels_come_in_while_a_policy_trains(tmp_path):

@@ -26,15 +26,14 @@ def nothing_is_fetched(monkeypatch, tmp_path):
     monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'cache'))
     monkeypatch.delenv('LMHP_GPT2_ENCODINGS', raising=False)
     yield
-    # Where bf16 is asked for on a processor without instructions for it, products are measured.
-    assert {path.name for path in tmp_path.glob('cache/*')} <= {'rates'}
+    assert not (tmp_path / 'cache').exists()
 
 
 def told(words, tmp_path):
     """What a dry run says of what would start."""
     result = invoke(f'{words} --dry_run --save_dir {tmp_path}')
     assert result.exit_code == 0, result.output
-    assert {path.name for path in tmp_path.iterdir()} <= {'cache'}
+    assert not list(tmp_path.iterdir())
     return result.stderr.splitlines()
 
 

@@ -157,6 +157,14 @@ def test_damaged_rates_are_measured_again(machine, tmp_path, text):
     assert json.loads(path.read_text())['onednn'] == 100 and len(measured) == 2
 
 
+def test_a_dry_run_reads_what_is_kept_and_keeps_nothing(machine, tmp_path):
+    measured = machine('Intel without bf16')
+    assert 'has no instructions for bf16' in products.note_on_bf16('bf16', keep=False)
+    assert len(measured) == 1 and not (tmp_path / 'cache').exists()
+    products.rates()
+    assert products.rates(keep=False) == products.rates() and len(measured) == 2
+
+
 def test_without_a_cache_it_is_measured_each_time(machine, tmp_path):
     measured = machine('another with AVX-512')
     (tmp_path / 'cache').write_text('no folder')
