@@ -49,6 +49,11 @@ STEPS = [
 ]
 
 
+def model_of(args):
+    """The model that is measured, of random weights."""
+    return workload.random_model(args.size, args.model)
+
+
 def ppo(args, common):
     """(MemoryEstimate, function that builds a trainer and returns it with its step)."""
     hparams = ppo_update.hparams_of(args.batch)
@@ -63,9 +68,7 @@ def ppo(args, common):
         run.trainer.policy.model.gradient_checkpointing = args.checkpointing
         return run.trainer, run.update
 
-    return plans.policy_memory(
-        hparams, workload.random_model(args.size, args.model).sizes, 1
-    ), build
+    return plans.policy_memory(hparams, model_of(args).sizes, 1), build
 
 
 def reward_hparams(args, common):
@@ -89,11 +92,11 @@ def reward_hparams(args, common):
 
 def reward_trainer(args, hparams):
     """A trainer of a reward model, and its step."""
-    reward_model = RewardModel(workload.random_model(args.size, args.model))
+    reward_model = RewardModel(model_of(args))
     reward_model.model.gradient_checkpointing = args.checkpointing
     trainer = train_reward.RewardModelTrainer(
         reward_model=reward_model,
-        policy=Policy(workload.random_model(args.size, args.model)),
+        policy=Policy(model_of(args)),
         query_sampler=reward_step.NOT_USED,
         labels=reward_step.labels(args.batch),
         hparams=hparams,
@@ -110,9 +113,7 @@ def reward(args, common):
     def build():
         return reward_trainer(args, hparams)
 
-    return plans.reward_memory(
-        hparams, workload.random_model(args.size, args.model).sizes, 1
-    ), build
+    return plans.reward_memory(hparams, model_of(args).sizes, 1), build
 
 
 def retraining(args, common):
@@ -124,7 +125,7 @@ def retraining(args, common):
     hparams.rewards.train_new_model = reward_hparams(args, common)
 
     def build():
-        policy = Policy(workload.random_model(args.size, args.model))
+        policy = Policy(model_of(args))
         optimizer = Adam(policy.parameters_by_name(), comm=comm.init_comm())
         optimizer.start_at(1)
         for parameter in policy.get_params():
@@ -132,9 +133,7 @@ def retraining(args, common):
         trainer, step = reward_trainer(args, hparams.rewards.train_new_model)
         return trainer, functools.partial(_step_beside, optimizer, step)
 
-    return plans.retraining_memory(
-        hparams, workload.random_model(args.size, args.model).sizes, 1
-    ), build
+    return plans.retraining_memory(hparams, model_of(args).sizes, 1), build
 
 
 def _step_beside(optimizer, step):
