@@ -57,7 +57,9 @@ def main():
     measuring.add_no_bf16(parser)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    policy = Policy(workload.random_model(args.size, args.model), temperature=TEMPERATURE)
+    policy = Policy(
+        workload.random_model(args.size, args.model), temperature=TEMPERATURE, only_samples=True
+    )
     network = workload.plain_model(args.size, args.model).eval()
     print(
         f'{measuring.machine(args.size, args.library)}, torch {torch.__version__}, {args.model}'

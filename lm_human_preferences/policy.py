@@ -18,7 +18,9 @@ class Policy:
 
     trained_model: where the weights come from. scope: what names in checkpoints begin with.
     embed_queries: turns queries (batch, query_length) into contexts (batch, context_length), see
-    lm_tasks.query_formatter. temperature: what logits are divided by everywhere.
+    lm_tasks.query_formatter. temperature: what logits are divided by everywhere. only_samples: the
+    weights stay as they are, so copies that multiply faster may be kept of them, see
+    training.precision.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class Policy:
         embed_queries: Callable[[torch.Tensor], torch.Tensor] = lambda queries: queries,
         temperature: float = 1.0,
         device: torch.device | None = None,
+        only_samples: bool = False,
     ) -> None:
         self.trained_model = trained_model
         self.encoder = trained_model.encoding.get_encoder()
@@ -37,6 +40,7 @@ class Policy:
         self.temperature = temperature
         self.device = device or default_device()
         self.model = trained_model.build(scope=scope, scalar_heads=['value']).to(self.device)
+        self.model.requires_grad_(not only_samples)
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
         """The parameters of the network by their own names."""

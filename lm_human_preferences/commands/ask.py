@@ -282,6 +282,7 @@ def _load_policy(name: str, task: TaskHParams) -> Policy:
         scope=scope,
         embed_queries=lm_tasks.query_formatter(task, model.encoding.get_encoder()),
         temperature=temperature,
+        only_samples=True,
     )
 
 

@@ -124,6 +124,8 @@ def _products() -> str:
         found += f', as {onednn} rounds'
     if not processor.has_bf16:
         found += '; there are no instructions for bf16'
+    elif rates.bf16 < rates.of(library):
+        found += '; bf16 is slower than fp32'
     return found
 
 

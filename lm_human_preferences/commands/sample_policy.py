@@ -143,7 +143,13 @@ def _policy(
     assert scope is not None
     if temperature is None:
         temperature = task.policy.temperature
-    return Policy(trained_model, scope=scope, embed_queries=formatter, temperature=temperature)
+    return Policy(
+        trained_model,
+        scope=scope,
+        embed_queries=formatter,
+        temperature=temperature,
+        only_samples=True,
+    )
 
 
 def _checked_scopes(trained_model: trained_models.TrainedModel) -> list[str]:

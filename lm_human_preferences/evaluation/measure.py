@@ -72,6 +72,7 @@ def load_models(
                 scope=scope,
                 embed_queries=lm_tasks.query_formatter(hparams.task, encoder),
                 temperature=hparams.task.policy.temperature,
+                only_samples=True,
             )
             policies.append(policy)
         models = _reward_models(save_dir, hparams, encoding)

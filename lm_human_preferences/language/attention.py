@@ -137,7 +137,7 @@ class Unpadding:
         """`unpadded (tokens, ...)` -> (batch, length, ...), with zeros at padding."""
         if self.indices is not None:
             zeros = unpadded.new_zeros(self.shape.numel(), *unpadded.shape[1:])
-            unpadded = zeros.index_copy(0, self.indices, unpadded)
+            unpadded = zeros.index_copy_(0, self.indices, unpadded)
         return unpadded.unflatten(0, self.shape)
 
 

@@ -92,11 +92,25 @@ def _known_library(processor: Processor) -> Library | None:
         return 'default'  # the setting that selects oneDNN lets it round to bfloat16 there
     if 'avx2' in features and 'avx512f' not in features:
         return 'default'  # PyTorch multiplies by oneDNN only where there is AVX-512
-    if processor.vendor == processors.AMD and 'avx512_bf16' in features:
+    if _is_amd_with_bf16(processor):
         return 'onednn'
     if processor.vendor == processors.INTEL and 'avx512_vnni' in features:
         return None if 'avx512_bf16' in features else 'default'
     return None
+
+
+def _is_known_as_fast_in_bf16(processor: Processor) -> bool:
+    features = processor.features
+    return 'amx_bf16' in features or _is_amd_with_bf16(processor)
+
+
+def _is_amd_with_bf16(processor: Processor) -> bool:
+    return processor.vendor == processors.AMD and 'avx512_bf16' in processor.features
+
+
+def prepacks_few_rows(processor: Processor) -> bool:
+    """Whether oneDNN multiplies few rows by prepacked weights faster than MKL by others."""
+    return processor.vendor == processors.INTEL and 'avx512f' in processor.features
 
 
 def rates(*, keep: bool = True) -> Rates:
@@ -205,19 +219,24 @@ def name_of(library: Library) -> str:
 
 
 def note_on_bf16(precision: str, *, keep: bool = True) -> str | None:
-    """A line for a user who has asked for bf16 where the processor has no instructions for it.
+    """A line for a user who has asked for bf16 where the processor is slower with it.
 
-    keep: see `rates`.
+    It has no instructions for it, or such as multiply no faster than those for fp32. keep: see
+    `rates`.
     """
     processor = processors.this_processor()
-    if precision != 'bf16' or default_device().type != 'cpu' or processor.has_bf16:
+    on_gpu = default_device().type != 'cpu'
+    if precision != 'bf16' or on_gpu or _is_known_as_fast_in_bf16(processor):
         return None
     found = rates(keep=keep)
     fp32 = found.of(faster_library(processor, lambda: found))
     if found.bf16 >= fp32:
         return None
+    fault = 'has no instructions for bf16'
+    if processor.has_bf16:
+        fault = 'has slow instructions for bf16'
     return (
-        f'note: {processor.model} has no instructions for bf16: a product takes'
+        f'note: {processor.model} {fault}: a product takes'
         f' {fp32 / found.bf16:.1f} times as long as in fp32 here ({found.bf16:.3g} GFLOP/s for'
         f' {fp32:.3g}): take the precision fp32'
     )

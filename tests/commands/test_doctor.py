@@ -76,6 +76,16 @@ def test_products_and_threads_are_told(quick, monkeypatch):
     assert ', of which this container may take 1.5, of which one rank' in found['devices'][1]
 
 
+@pytest.mark.parametrize('bf16, is_slow', [(117, True), (118, False)])
+def test_bf16_by_slow_instructions_is_told(quick, monkeypatch, bf16, is_slow):
+    rates = Rates(default=118, onednn=57.4, bf16=bf16, error=3e-7)
+    processor = Processor(processors.INTEL, 'Xeon', ('avx512f', 'avx512_vnni', 'avx512_bf16'))
+    monkeypatch.setattr(processors, 'this_processor', lambda: processor)
+    monkeypatch.setattr(products, 'rates', lambda: rates)
+    _, found = examined()
+    assert found['products'][1].endswith('; bf16 is slower than fp32') == is_slow
+
+
 def no_module(name):
     spec = types.SimpleNamespace(submodule_search_locations=[])
     return lambda wanted: None if wanted == name else spec

@@ -389,6 +389,49 @@ def test_weights_laid_out_give_the_same_digits(net, library):
     assert (fused - exact).norm() < (low - exact).norm() < 0.02 * exact.norm()
 
 
+FEW = precision._FEW_ROWS
+
+
+@needs_bf16
+@pytest.mark.parametrize(
+    'rows, learns, size, is_laid_out',
+    [
+        (2, False, 1, True),
+        (FEW, False, 1, True),
+        (1, False, 1, False),
+        (FEW + 1, False, 1, False),
+        (FEW, True, 1, False),
+        (FEW, False, 2**18, False),
+    ],
+    ids=['two rows', 'few rows', 'one row', 'many rows', 'weights that learn', 'small weights'],
+)
+@torch.no_grad()
+def test_few_rows_are_multiplied_by_weights_laid_out(
+    net, library, monkeypatch, rows, learns, size, is_laid_out
+):
+    monkeypatch.setattr(products, 'prepacks_few_rows', lambda processor: True)
+    monkeypatch.setattr(precision, '_LARGE_WEIGHT', size)
+    precision.configure('fp32', CPU, library)
+    net.requires_grad_(learns)
+    x, table = torch.randn(rows, 64), net.transformer.wte.weight
+    layer, other = (net.transformer.h[i].mlp.c_fc for i in (0, 1))
+    transposed = torch.nn.Parameter(other.weight.T.contiguous(), requires_grad=learns)
+    exact = x.double() @ layer.weight.double() + layer.bias
+    exact_gelu = torch.nn.functional.gelu(exact, approximate='tanh')
+    for found, expected in (
+        (precision.linear(x, **layer), exact),
+        (precision.linear(x, **layer, gelu=True), exact_gelu),
+        (net.logits(x), x.double() @ table.T.double()),
+        (
+            precision.linear_transposed(x, transposed, other.bias),
+            x.double() @ other.weight.double() + other.bias,
+        ),
+    ):
+        assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    for weight in (layer.weight, table, transposed):
+        assert hasattr(weight, 'prepacked') == (is_laid_out and library == 'default')
+
+
 def test_without_the_operators_products_are_ordinary_ones(net, library, monkeypatch):
     monkeypatch.setattr(torch.ops, 'mkldnn', object())
     precision.configure('bf16', CPU, library)

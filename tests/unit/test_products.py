@@ -25,8 +25,9 @@ X86 = (
 ARM = 'processor\t: 0\nFeatures\t: fp asimd {}\nCPU implementer\t: 0x41\nCPU part\t: {}\n'
 AVX512 = 'avx2 avx512f avx512bw avx512vl avx512dq avx512_vnni'
 # /proc/cpuinfo of kinds of machines, what their products reach, and which library that makes.
-# Measured are the EPYC and the Cascade Lake, and the EPYC with oneDNN restricted to AVX2, which
-# PyTorch then leaves out. Of the others the features are real, the rates such as make the point.
+# Measured are the EPYC, the Cascade Lake, the Sapphire Rapids whose AMX its host hides, and the
+# EPYC with oneDNN restricted to AVX2, which PyTorch then leaves out. Of the others the features are
+# real, the rates such as make the point.
 KINDS = {
     'AMD with bf16': (
         X86.format('AuthenticAMD', 'AMD EPYC', AVX512 + ' avx512_bf16'),
@@ -44,8 +45,8 @@ KINDS = {
         'default',
     ),
     'Intel with bf16, no AMX': (
-        X86.format('GenuineIntel', 'Cooper Lake', AVX512 + ' avx512_bf16'),
-        Rates(default=110, onednn=60, bf16=200, error=3.7e-7),
+        X86.format('GenuineIntel', 'Intel(R) Xeon(R) Processor', AVX512 + ' avx512_bf16'),
+        Rates(default=130, onednn=68, bf16=76, error=4.1e-7),
         'default',
     ),
     'AVX2 only': (
@@ -80,6 +81,15 @@ KINDS = {
 def test_the_library_of_kinds_of_processors(text, rates, library):
     processor = processors.parse_cpuinfo(text)
     assert products.faster_library(processor, lambda: rates) == library
+
+
+def test_few_rows_go_to_weights_laid_out_on_processors_of_intel():
+    kinds = [
+        name
+        for name, (text, _, _) in KINDS.items()
+        if products.prepacks_few_rows(processors.parse_cpuinfo(text))
+    ]
+    assert kinds == ['Intel without bf16', 'Intel with AMX', 'Intel with bf16, no AMX']
 
 
 @pytest.mark.parametrize('kind', ['AMD with bf16', 'Intel without bf16', 'AVX2 only'])
@@ -212,8 +222,20 @@ def test_bf16_without_instructions_is_told(machine):
         ' times as long as in fp32 here (30 GFLOP/s for 118): take the precision fp32'
     )
     assert products.note_on_bf16('fp32') is None
-    machine('AMD with bf16')
-    assert products.note_on_bf16('bf16') is None
+
+
+def test_bf16_by_slow_instructions_is_told(machine):
+    machine('Intel with bf16, no AMX')
+    assert products.note_on_bf16('bf16') == (
+        'note: Intel(R) Xeon(R) Processor has slow instructions for bf16: a product takes 1.7'
+        ' times as long as in fp32 here (76 GFLOP/s for 130): take the precision fp32'
+    )
+
+
+@pytest.mark.parametrize('kind', ['AMD with bf16', 'Intel with AMX'])
+def test_where_bf16_is_known_as_fast_nothing_is_measured(machine, kind):
+    measured = machine(kind)
+    assert products.note_on_bf16('bf16') is None and not measured
 
 
 POLICY = 'train_policy test bf16 --ppo.batch_size 8 --ppo.total_episodes 8'
