@@ -23,6 +23,7 @@ from lm_human_preferences.distributed import comm
 from lm_human_preferences.rewards import RewardModel
 
 NUM_RESPONSES = 4
+WARM_UP = 3  # steps: until then the process takes more memory, which some machines are slow to give
 NOT_USED: Any = None  # steps on labels that are there sample nothing
 
 
@@ -113,7 +114,7 @@ def measure(args):
     batch = labels(args.batch)
     step = (plain if args.variant == 'plain' else ours)(args, batch)
     return {
-        **measuring.repeat(step, measuring.Clock(), args.repeats),
+        **measuring.repeat(step, measuring.Clock(), args.repeats, warm_up=WARM_UP),
         'flops': flops(args.size, batch['query'], args.model),
     }
 

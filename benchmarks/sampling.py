@@ -57,16 +57,23 @@ def main():
     measuring.add_no_bf16(parser)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    policy = Policy(
-        workload.random_model(args.size, args.model), temperature=TEMPERATURE, only_samples=True
-    )
+    variants = measuring.chosen(measuring.VARIANTS, args)
+    # Each has its own, since a policy keeps copies of its weights for one precision.
+    policies = {
+        variant: Policy(
+            workload.random_model(args.size, args.model),
+            temperature=TEMPERATURE,
+            only_samples=True,
+        )
+        for variant in variants
+        if variant != 'plain'
+    }
     network = workload.plain_model(args.size, args.model).eval()
     print(
         f'{measuring.machine(args.size, args.library)}, torch {torch.__version__}, {args.model}'
         f' {args.size}, {args.threads} threads, tokens per second'
     )
-    variants = measuring.chosen(measuring.VARIANTS, args)
-    heads = (f'{name:>7} {"faster":>7}' for name in variants if name != 'plain')
+    heads = (f'{name:>7} {"faster":>7}' for name in policies)
     print(f'{"batch":>5} {"generate":>9}', *heads)
     for batch in map(int, args.batches.split(',')):
         contexts = torch.randint(VOCABULARY, (batch, QUERY_LENGTH)).to(network.device)
@@ -78,7 +85,7 @@ def main():
                 if variant == 'plain':
                     generated(network, contexts)
                 else:
-                    sampled(policy, contexts)
+                    sampled(policies[variant], contexts)
                 times.append(measuring.now() - started)
         plain, *ours = (
             batch * RESPONSE_LENGTH / statistics.median(times[1:]) for times in seconds.values()

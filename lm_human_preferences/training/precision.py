@@ -217,17 +217,17 @@ def _times_prepacked(
 ) -> torch.Tensor:
     """`x` times a copy of `weight` in oneDNN's own order, which is kept until the weight changes.
 
-    transposed: returns what is copied, (outputs, inputs). Ordinary products make such a copy each
-    time: the digits are the same, but 16 rows take twice as long and 1,000 a fifth longer. gelu is
-    computed before rounding.
+    transposed: returns what is copied, (outputs, inputs), in the type of `x`. In bf16 ordinary
+    products make such a copy each time: the digits are the same, but 16 rows take twice as long and
+    1,000 a fifth longer. gelu is computed before rounding.
     """
-    version = _version_of(weight)
+    source = _version_of(weight), x.dtype
     copied: Any = getattr(weight, 'prepacked', (None, None))
-    version_then, prepacked = copied
-    if version_then != version:
+    source_then, prepacked = copied
+    if source_then != source:
         assert _kernels.prepack is not None
         prepacked = _kernels.prepack(transposed())
-        weight.prepacked = version, prepacked  # pyright: ignore[reportAttributeAccessIssue]
+        weight.prepacked = source, prepacked  # pyright: ignore[reportAttributeAccessIssue]
     return _prepacked_product(x, prepacked, bias, gelu)
 
 
