@@ -1,5 +1,7 @@
 """Alarms: every fault rings, no healthy training does, and `stop` keeps the moment."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from command_line import error_of, invoke
@@ -11,6 +13,7 @@ from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
+from lm_human_preferences.train_reward import RewardModelTrainer
 from lm_human_preferences.training import health, optimizer
 
 HEALTHY = {
@@ -293,3 +296,12 @@ def test_rewards_that_are_no_numbers_are_told_in_one_line(lr):
 
 def test_limits_are_what_readme_says():
     assert (health.KL_TARGETS, health.KL_PER_TOKEN, health.MOST_PENALIZED) == (10, 2, 0.95)
+
+
+@pytest.mark.parametrize(
+    'labels, steps', [(64, 2), (68, 3), (16, 2), (20, 3), (8, 1), (3, 1)], ids=str
+)
+def test_steps_that_tell_how_a_training_of_rewards_went(labels, steps):
+    """In batches of 8: a quarter of the whole ones, or all of fewer than four, and what remains."""
+    trainer = SimpleNamespace(num_train=labels, hparams=SimpleNamespace(batch_size=8))
+    assert RewardModelTrainer.judged_steps.fget(trainer) == steps

@@ -10,7 +10,7 @@ from best_policy import optimal_logprobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm_human_preferences.evaluation import optimum
+from lm_human_preferences.evaluation import comparison, optimum
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
@@ -66,6 +66,8 @@ def test_a_reward_is_trusted_up_to_a_kl_by_hand():
     most = math.log(21)
     close(optimum.judged(ref_logprobs, rewards, judge, 0), [[most, most], [0, 0]], 1e-6)
     assert optimum.trusted_kl(ref_logprobs, rewards, judge, 0.3, 2.0) == pytest.approx(kl, rel=0.02)
+    curve = comparison.own_optimum(ref_logprobs, rewards, judge, exact=True)
+    assert curve['trusted_up_to'] == pytest.approx(kl, rel=0.02)
 
 
 def test_a_policy_that_never_gives_a_response_has_a_kl():
