@@ -76,10 +76,13 @@ if ! usable_venv; then
     "$python" -m venv --clear .venv
 fi
 
+# pip would compile 12,000 Python files, of which few are ever imported. Those are compiled below, or when they are.
+export PIP_COMPILE=0
+
 # pipenv lives beside the project's packages, not among them, and always means .venv, whatever else is active.
 if [ ! -x .venv/pipenv/bin/pipenv ]; then
-    .venv/bin/python -m venv .venv/pipenv
-    .venv/pipenv/bin/python -m pip install --quiet "pipenv==2026.10.3" || fail_to_install
+    .venv/bin/python -m venv --without-pip .venv/pipenv
+    .venv/bin/python -m pip --python .venv/pipenv/bin/python install --quiet "pipenv==2026.10.3" || fail_to_install
 fi
 cat > .venv/bin/pipenv <<'END'
 #!/bin/sh
@@ -95,13 +98,6 @@ torch=$(.venv/bin/python -c 'import json; print("torch" + json.load(open("Pipfil
 .venv/bin/python -m pip install "$torch" || fail_to_install
 # sync, not install: the lock's hash covers the machine's pip settings, so install would rewrite it elsewhere.
 .venv/bin/pipenv sync "$@" || fail_to_install
-
-# The tests want Horovod too, where it can be had: compiling it takes some minutes.
-if [ "$*" = --dev ] && ! .venv/bin/python -c 'import horovod.torch' 2>/dev/null; then
-    if command -v g++ >/dev/null && command -v make >/dev/null; then
-        sh tools/horovod.sh || echo 'Horovod did not compile: its tests will be skipped.' >&2
-    else
-        echo 'No g++ and make: Horovod is left out, and its tests will be skipped.' >&2
-    fi
-fi
+PYTHONDONTWRITEBYTECODE='' .venv/bin/python -c \
+    'import matplotlib.pyplot, transformers.modeling_utils, lm_human_preferences.train_policy'
 echo 'Ready. For instance: .venv/bin/pipenv run ./launch.py --help'

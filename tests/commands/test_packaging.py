@@ -200,7 +200,7 @@ class FakeProject:
         """Whether .venv stays, so that what comes next is pipenv's own environment."""
         status, output, error = self.run(**environment)
         assert (status, error) == (9, '')
-        return output == '.venv/bin/python -m venv .venv/pipenv'
+        return output == '.venv/bin/python -m venv --without-pip .venv/pipenv'
 
 
 def test_setup_takes_the_newest_supported_python(setup):
@@ -212,11 +212,12 @@ def test_setup_takes_the_newest_supported_python(setup):
 def test_setup_without_an_index_ends_with_what_to_do(setup):
     """After pip's own words."""
     setup.add_venv(13)
-    pip = setup.add(setup.root / '.venv/pipenv/bin/python', 13)
-    pip.write_text('#!/bin/sh\necho "ERROR: No matching distribution found" >&2; exit 1\n')
     python = setup.root / '.venv/bin/python'
     others = "'-m venv '*)"
-    python.write_text(python.read_text().replace(others, f"'-m venv .venv/pipenv') ;; {others}"))
+    makes_pipenv = "'-m venv --without-pip .venv/pipenv') ;;"
+    pip = "'-m pip --python '*) echo 'ERROR: No matching distribution found' >&2; exit 1 ;;"
+    script = python.read_text()
+    python.write_text(script.replace(others, f'{makes_pipenv}\n    {pip}\n    {others}'))
     status, _, error = setup.run()
     *before, last = error.splitlines()
     assert status == 2 and before == ['ERROR: No matching distribution found']
@@ -295,15 +296,22 @@ def test_a_kept_horovod_finds_the_libraries_of_any_venv(tmp_path, rpath):
         text=True,
         check=True,
     ).stdout.splitlines()
+    as_few_files = [
+        '-DCMAKE_CUDA_COMPILER=OFF',
+        '-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON',
+        '-DCMAKE_UNITY_BUILD=ON',
+        f'-DCMAKE_UNITY_BUILD_BATCH_SIZE={51 // os.sysconf("SC_NPROCESSORS_ONLN") + 1}',
+    ]
     without_debugging = '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O2 -DNDEBUG'
     linked = ['-DCMAKE_SKIP_RPATH=ON', f'-DCMAKE_SHARED_LINKER_FLAGS= -Wl,-rpath,{rpath}']
-    assert told == [str(tmp_path), '-DOTHER=1', without_debugging, *(linked if rpath else [])]
+    assert told[2:] == [*as_few_files, without_debugging, *(linked if rpath else [])]
+    assert told[:2] == [str(tmp_path), '-DOTHER=1']
 
 
 def test_ci_runs_the_readme_test_command():
     assert (ROOT / '.ci/run').stat().st_mode & 0o111
     (command,) = re.findall(
-        r'^sh tools/setup\.sh .*$', (ROOT / '.ci/run').read_text(), re.MULTILINE
+        r'^sh tools/setup\.sh --dev .*$', (ROOT / '.ci/run').read_text(), re.MULTILINE
     )
     assert command.endswith('pytest') and f'\n    {command}\n' in (ROOT / 'README.md').read_text()
 
@@ -316,10 +324,11 @@ def test_the_workflow_runs_the_readme_commands_on_every_python():
     commands = re.findall(r'^ +run: (.*)$', workflow, re.MULTILINE)
     readme = (ROOT / 'README.md').read_text(encoding='utf-8')
     in_readme = re.findall(r'^    (sh tools/setup\.sh .*)$', readme, re.MULTILINE)
-    assert len(commands) == 2 and commands == in_readme[:2]
+    first, second = in_readme[:2]
+    assert commands == [first, 'sh tools/horovod.sh', second]
     assert '{{ secrets' not in workflow
 
 
 @pytest.mark.skipif('CI' not in os.environ, reason='a user may do without Horovod')
 def test_ci_has_the_real_horovod():
-    assert importlib.util.find_spec('horovod'), 'tools/setup.sh --dev should have compiled it'
+    assert importlib.util.find_spec('horovod'), 'tools/horovod.sh should have compiled it'
