@@ -5,18 +5,24 @@ It plays the part of the sentiment classifier with which the paper simulates hum
 
 import functools
 import itertools
+import os
+import sys
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets import reviews
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, tokenisers
-from lm_human_preferences.synthetic.language_model import as_batch
+from lm_human_preferences.synthetic import language_model, made_once
 from lm_human_preferences.utils.core import default_device, one_thread
 
 N_REVIEWS = 16384  # labelled reviews that the classifier is fitted to
 L2_PENALTY = 0.1  # per review
+CHECKPOINT = 'model.ckpt'  # in the directory in the cache
 
 
 def can_judge(encoding: encodings.Encoding) -> bool:
@@ -51,7 +57,7 @@ class KnownReward:
         check_encoding(encoding)
         self.encoder = encoding.get_encoder()
         self.padding_token = self.encoder.padding_token
-        self.weights = _fit().to(device or default_device())
+        self.weights = _weights().to(device or default_device())
         words = _words_of(encoding)
         self._words = None if words is None else words.to(self.weights.device)
 
@@ -117,6 +123,24 @@ def _log_odds(
 
 
 @functools.cache
+def _weights() -> torch.Tensor:
+    """The weights of `_log_odds`: from the cache, unless that cannot be written.
+
+    PyTorch's LBFGS imports its compiler, so a fit takes seconds, and every process would need one.
+    """
+    depends_on = [sys.modules[__name__], reviews, language_model]
+    try:
+        path = made_once.directory('known_reward', _create, depends_on)
+    except UserError:
+        return _fit()
+    return torch.from_numpy(np.array(Bundle(os.path.join(path, CHECKPOINT))['weights']))
+
+
+def _create(path: str) -> None:
+    """Fit the weights, and write them into the directory `path`."""
+    checkpoints.save(path, CHECKPOINT, {'weights': _fit()})
+
+
 def _fit() -> torch.Tensor:
     """The weights of `_log_odds` that explain labelled reviews best, given the L2 penalty.
 
@@ -125,7 +149,7 @@ def _fit() -> torch.Tensor:
     encoder = encodings.Reviews.get_encoder()
     labelled = itertools.islice(reviews.labelled_reviews('train'), N_REVIEWS)
     texts, positive_shares = zip(*labelled, strict=True)
-    tokens = as_batch(encoder, texts)
+    tokens = language_model.as_batch(encoder, texts)
     targets = torch.tensor(positive_shares, dtype=torch.float64)
     n = encoder.padding_token + 1
     weights = torch.zeros(3, n, n, dtype=torch.float64, requires_grad=True)

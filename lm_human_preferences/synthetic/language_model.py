@@ -1,12 +1,10 @@
 """The language model `reviews`: a tiny GPT-2 that learns film reviews when it is first needed."""
 
-import hashlib
-import inspect
 import itertools
 import os
-import shutil
+import sys
 from collections.abc import Iterable
-from pathlib import Path
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +17,7 @@ from lm_human_preferences.language import attention, encodings, model
 from lm_human_preferences.language import network as network_module
 from lm_human_preferences.language.gpt2 import parameters, tf_names
 from lm_human_preferences.machine import products
+from lm_human_preferences.synthetic import made_once
 from lm_human_preferences.training import optimizer, precision
 from lm_human_preferences.utils import core
 from lm_human_preferences.utils.logging import progress
@@ -33,24 +32,14 @@ SEED = 0
 
 
 def directory() -> str:
-    """The model's directory in the cache; where it is missing, the model is trained first.
-
-    Of several processes one trains and the others wait.
-    """
-    import filelock
-
-    path = os.path.join(storage.cache_root(), f'reviews-{_digest()}')
-    if not os.path.exists(path):
-        storage.make_cache_folder(os.path.dirname(path))
-        with filelock.FileLock(f'{path}.lock'):  # the kernel frees it when its holder dies
-            if not os.path.exists(path):
-                _create(path)
-    return path
+    """The model's directory in the cache; where it is missing, the model is trained first."""
+    return made_once.directory(NAME, _create, _depends_on())
 
 
-def _digest() -> str:
-    """A digest of what the weights depend on: texts, training, network, and PyTorch's version."""
-    modules = (
+def _depends_on() -> list[ModuleType]:
+    """What decides the weights: texts, training and network."""
+    return [
+        sys.modules[__name__],
         reviews,
         model,
         network_module,
@@ -61,27 +50,17 @@ def _digest() -> str:
         precision,
         products,
         core,
-    )
-    sources = [Path(__file__), *(Path(inspect.getfile(module)) for module in modules)]
-    digest = hashlib.sha256()
-    for source in sources:
-        digest.update(source.read_bytes())
-    digest.update(torch.__version__.encode())
-    return digest.hexdigest()[:16]
+    ]
 
 
 def _create(path: str) -> None:
-    """Train the model and write it to the directory `path`, which appears when it is complete."""
-    part = f'{path}.part'
-    # One may be left from a killed process; nobody else writes there, as we hold the lock.
-    shutil.rmtree(part, ignore_errors=True)
+    """Train the model and write it to the directory `path`."""
     hparams = model.HParams(**SIZES)
-    storage.write_json(os.path.join(part, 'hparams.json'), hparams.to_nested_dict())
-    storage.write_json(os.path.join(part, 'encoding'), encodings.Reviews.name)
+    storage.write_json(os.path.join(path, 'hparams.json'), hparams.to_nested_dict())
+    storage.write_json(os.path.join(path, 'encoding'), encodings.Reviews.name)
     network = train(hparams)
     variables = network.variable_names.variables(dict(network.named_parameters()))
-    checkpoints.save(part, 'model.ckpt', variables)
-    os.rename(part, path)
+    checkpoints.save(path, 'model.ckpt', variables)
 
 
 def train(hparams: model.HParams, steps: int = STEPS) -> model.Model:

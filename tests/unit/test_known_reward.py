@@ -1,4 +1,4 @@
-"""synthetic/known_reward: which encodings it judges."""
+"""synthetic/known_reward: which encodings it judges, and that it is fitted once."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from tiny_tokenisers import write_byte_level, write_words
 from lm_human_preferences.datasets.reviews import WORDS
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings, tokenisers
+from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.synthetic.known_reward import KnownReward
 
 
@@ -37,3 +38,25 @@ def test_a_tokeniser_with_the_words_of_reviews_is_judged_alike(tmp_path):
 def test_other_tokenisers_are_not(tmp_path, write):
     with pytest.raises(UserError, match=r"judges film reviews only.*not 'tokenizer-"):
         KnownReward(tokenisers.read(write(tmp_path)))
+
+
+@pytest.mark.parametrize('is_writable', [True, False])
+def test_it_is_fitted_once_for_all_processes(tmp_path, monkeypatch, is_writable):
+    """To the bit what was fitted; where the cache cannot be written, each process fits it."""
+    cache = tmp_path / 'cache'
+    if not is_writable:
+        cache.touch()
+    monkeypatch.setenv('LMHP_CACHE', str(cache))
+    fits = []
+
+    def fit():
+        fits.append(torch.rand(3, 51, 51, dtype=torch.float64))
+        return fits[-1]
+
+    monkeypatch.setattr(known_reward, '_fit', fit)
+    # Without its functools.cache, as in other processes.
+    monkeypatch.setattr(known_reward, '_weights', known_reward._weights.__wrapped__)
+    found = [KnownReward(encodings.Reviews).weights for _ in range(2)]
+    assert len(fits) == (1 if is_writable else 2)
+    assert torch.equal(found[0], fits[0])
+    assert torch.equal(found[1], fits[-1])
