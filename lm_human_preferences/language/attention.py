@@ -88,6 +88,15 @@ def attend_by_two_products(
     return attended.transpose(1, 2).flatten(2)
 
 
+def take_queries(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """The values at `columns (batch, n)` of the queries: (batch, heads, n, d).
+
+    values: (batch, heads, queries, d).
+    """
+    index = columns[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[3])
+    return values.gather(2, index)
+
+
 class KVCache:
     """Keys and values of the tokens so far, in memory with room for more."""
 

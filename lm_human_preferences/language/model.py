@@ -10,7 +10,12 @@ from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.hparams.model_sizes import HParams
-from lm_human_preferences.language.attention import KVCache, Unpadding, attend
+from lm_human_preferences.language.attention import (
+    KVCache,
+    Unpadding,
+    attend,
+    take_queries,
+)
 from lm_human_preferences.language.gpt2.parameters import gpt2_parameters
 from lm_human_preferences.language.gpt2.tf_names import TensorFlowNames
 from lm_human_preferences.language.network import Network, head_deviations
@@ -117,20 +122,11 @@ class Model(Network):
         if cache is not None:
             k, v = cache.extend(i, k, v)
         if output_positions is not None:
-            q = _take_queries(q, output_positions)
-            bias = _take_queries(bias, output_positions)
+            q = take_queries(q, output_positions)
+            bias = take_queries(bias, output_positions)
             x = index_each(unpadding.pad(x), output_positions).flatten(0, 1)
             unpadding = Unpadding(torch.ones_like(output_positions, dtype=torch.bool))
         attended = unpadding.unpad(attend(q, k, v, bias))
         x = x + precision.linear(attended, **block.attn.c_proj)
         inner = precision.linear(block.ln_2(x), **block.mlp.c_fc, gelu=True)
         return x + precision.linear(inner, **block.mlp.c_proj), unpadding
-
-
-def _take_queries(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """The values at `columns (batch, n)` of the queries: (batch, heads, n, d).
-
-    values: (batch, heads, queries, d).
-    """
-    index = columns[:, None, :, None].expand(-1, values.shape[1], -1, values.shape[3])
-    return values.gather(2, index)

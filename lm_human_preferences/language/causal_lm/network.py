@@ -68,6 +68,8 @@ class TransformersNetwork(Network):
         self._layers = _checkpointed_layers(causal_lm)
         # Whether the model computes by rows: see there. None before it has its values.
         self.takes_rows: bool | None = None if rows.prepare(causal_lm) else False
+        # Whether its last layer can then go on with the tokens whose outputs are read.
+        self.leaves_out_unread = True
         self.add_heads(scalar_heads)
 
     def train(self, mode: bool = True) -> TransformersNetwork:
@@ -83,7 +85,7 @@ class TransformersNetwork(Network):
         output_positions: torch.Tensor | None,
         cache: Any = None,
     ) -> torch.Tensor:
-        """See Network.outputs. All columns are computed, and those that are wanted are returned."""
+        """See Network.outputs. By rows, the last layer computes little but what is wanted."""
         takes_rows = self._computes_by_rows()
         dtype = precision.autocast_dtype(torch.float32)
         # As small as can be, not -inf: some families add masks of their own.
@@ -96,9 +98,10 @@ class TransformersNetwork(Network):
             # parts, which might have dropout, are never in training.
             layer.training = recomputes
         model = self.causal_lm.base_model
+        read = output_positions if takes_rows and self.leaves_out_unread else None
         with precision.autocast(tokens.device):
             if takes_rows:
-                h = rows.outputs(model, tokens, positions, bias, real, cache)
+                h = rows.outputs(model, tokens, positions, bias, real, cache, read)
             else:
                 h = model(
                     input_ids=tokens,
@@ -111,7 +114,9 @@ class TransformersNetwork(Network):
             cache.length += tokens.shape[1]
         # In float32 like the logits and values that are made of it.
         h = h.float()
-        return h if output_positions is None else index_each(h, output_positions)
+        if output_positions is None or read is not None:
+            return h
+        return index_each(h, output_positions)
 
     def new_cache(self) -> KVCache | TransformersCache:
         """See Network.new_cache."""
@@ -134,7 +139,11 @@ class TransformersNetwork(Network):
 
     def _computes_by_rows(self) -> bool:
         if self.takes_rows is None:
-            self.takes_rows = rows_are_exact(self)
+            is_exact = rows_are_exact(self)
+            if not is_exact:
+                self.leaves_out_unread = False
+                is_exact = rows_are_exact(self)
+            self.takes_rows = is_exact
         return self.takes_rows
 
 
@@ -158,7 +167,7 @@ def _short_outputs(network: TransformersNetwork, takes_rows: bool) -> torch.Tens
     tokens = torch.arange(10, device=device).reshape(2, 5) % network.hparams.n_vocab
     mask = torch.ones(2, 5, dtype=torch.bool, device=device)
     mask[0, 2] = mask[1, 0] = False
-    columns = torch.arange(1, 4, device=device)  # from where both have a real token
+    columns = torch.arange(2, 4, device=device)  # where both have had a real token
     network.takes_rows = takes_rows
     cache = network.new_cache()
     first = network.hidden(tokens[:, :4], mask[:, :4], cache, columns)

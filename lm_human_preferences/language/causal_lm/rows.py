@@ -4,19 +4,25 @@ All layers but attention treat every token alike, so that a batch without its pa
 to them. Attention is an implementation of transformers' AttentionInterface, which is given what it
 needs to know of the batch; without that it is the one that the models have as their own.
 
+The last layer needs keys and values of all tokens, but the rest of it only where outputs are read.
+So it is passed twice: up to its attention with all tokens, and then as a whole with those that are
+read.
+
 Models that have no such interface, or compute something else by it, keep their own pass.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from lm_human_preferences.language.attention import KVCache, Unpadding, attend
+from lm_human_preferences.language.attention import KVCache, Unpadding, attend, take_queries
+from lm_human_preferences.language.causal_lm.kept import blocks_of
 from lm_human_preferences.training import precision
+from lm_human_preferences.utils.core import index_each
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,12 +31,28 @@ OWN_ATTENTION = 'sdpa'  # of models that can take ours: it knows neither soft ca
 OUR_ATTENTION = 'lm_human_preferences'
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rows:
-    """The rows (batch, length) that the tokens of one row are from. cache: of tokens before."""
+    """The rows (batch, length) that the tokens of one row are from.
+
+    cache: of tokens before. read: the columns (batch, n) where outputs are read, or None for all.
+    stops: whether attention is as far as the layer is passed. keys_values: those of all tokens,
+    where these are only the ones that are read.
+    """
 
     unpadding: Unpadding
-    cache: KVCache | None
+    cache: KVCache | None = None
+    read: torch.Tensor | None = None
+    stops: bool = False
+    keys_values: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+class _StoppedError(Exception):
+    """The layer has got to its attention, with these keys and values of all tokens."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()
+        self.keys_values = (keys, values)
 
 
 class Linear(nn.Linear):
@@ -55,6 +77,7 @@ def prepare(causal_lm: PreTrainedModel) -> bool:
     AttentionInterface.register(OUR_ATTENTION, _attention)
     AttentionMaskInterface.register(OUR_ATTENTION, AttentionMaskInterface()[OWN_ATTENTION])
     model.set_attn_implementation(OUR_ATTENTION)
+    blocks_of(model)[-1].register_forward_pre_hook(_go_on_where_it_is_read, with_kwargs=True)
     return True
 
 
@@ -65,11 +88,12 @@ def outputs(
     bias: torch.Tensor,
     real: torch.Tensor,
     cache: KVCache | None,
+    read: torch.Tensor | None,
 ) -> torch.Tensor:
     """The last hidden state (batch, length, n_embd) of a base model, anything where not `real`.
 
     tokens, positions, real: (batch, length). bias: see attention.attend. cache: is extended, but
-    for its length.
+    for its length. read: columns (batch, n), where only these are wanted: (batch, n, n_embd).
     """
     unpadding = Unpadding(real)
     h = model(
@@ -77,9 +101,51 @@ def outputs(
         attention_mask=bias,
         position_ids=unpadding.unpad(positions).unsqueeze(0),
         use_cache=False,
-        rows=Rows(unpadding, cache),
+        rows=Rows(unpadding, cache, read),
     ).last_hidden_state
+    if read is not None:
+        return h[0].unflatten(0, read.shape)
     return unpadding.pad(h[0])
+
+
+def _go_on_where_it_is_read(
+    layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """What to pass to the last layer in place of its arguments: those of the tokens that are read.
+
+    None where they stay.
+    """
+    rows = kwargs.get('rows')
+    if rows is None or rows.read is None:
+        return None
+    recomputes = layer.training
+    layer.training = False  # what is passed twice already is kept
+    try:
+        layer.forward(*args, **{**kwargs, 'rows': replace(rows, stops=True)})
+    except _StoppedError as stopped:
+        keys_values = stopped.keys_values
+    else:
+        raise NotImplementedError('a last layer without attention')
+    finally:
+        layer.training = recomputes
+    tokens = args[0].shape[1]
+
+    def read(value: Any) -> Any:
+        """The part at the tokens that are read of what has a row for each token."""
+        if isinstance(value, tuple):
+            return tuple(read(part) for part in value)
+        if not isinstance(value, torch.Tensor) or value.shape[:2] != (1, tokens):
+            return value
+        padded = rows.unpadding.pad(value[0])
+        return index_each(padded, rows.read).flatten(0, 1).unsqueeze(0)
+
+    without_padding = Unpadding(torch.ones_like(rows.read, dtype=torch.bool))
+    kwargs = {
+        **{name: read(value) for name, value in kwargs.items()},
+        'attention_mask': take_queries(kwargs['attention_mask'], rows.read),
+        'rows': Rows(without_padding, keys_values=keys_values),
+    }
+    return tuple(read(value) for value in args), kwargs
 
 
 def _attention(
@@ -111,5 +177,9 @@ def _attention(
     )
     if rows.cache is not None:
         k, v = rows.cache.extend(module.layer_idx, k, v)
+    if rows.stops:
+        raise _StoppedError(k, v)
+    if rows.keys_values is not None:
+        k, v = rows.keys_values
     attended = rows.unpadding.unpad(attend(q, k, v, attention_mask, scaling))
     return attended.unflatten(-1, (query.shape[1], -1)).unsqueeze(0), None
