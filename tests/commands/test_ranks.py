@@ -225,6 +225,16 @@ def test_a_rank_that_ended_without_a_word(supervised, capsys):
     ]
 
 
+def test_an_error_of_all_ranks_is_shown_once(supervised, capsys):
+    ranks, pipes = supervised(1)
+    for pipe in pipes:
+        pipe.report(error='ArithmeticError: nobody can count\n')
+        close(pipe)
+    shown, told = failure_of(ranks, capsys)
+    assert shown == 'ArithmeticError: nobody can count'
+    assert re.fullmatch('error: rank [01] failed, so all 2 ranks were stopped', told)
+
+
 # ---------------------------------------------------------------- being a rank
 
 

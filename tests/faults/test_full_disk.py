@@ -45,7 +45,7 @@ def test_full_in_training_and_emptied_again(tmp_path):
     script = f"""
 (until [ -e $DISK/run/policy/checkpoints/model.ckpt-2.index ]; do sleep 0.01; done
  head -c 40000000 /dev/zero > $DISK/ballast) 2> /dev/null &
-$LAUNCH {TRAIN} --save_dir $DISK --ppo.noptepochs 200
+$LAUNCH {TRAIN} --save_dir $DISK --ppo.noptepochs 60
 echo STATUS $?
 wait
 rm $DISK/ballast

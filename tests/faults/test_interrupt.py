@@ -53,8 +53,7 @@ def test_in_the_training_of_the_reward_model(tmp_path):
     ],
 )
 def test_while_ranks_start(mpi, number, tmp_path):
-    """As soon as the lock is there: nothing is saved, and nothing is left that refuses the same
-    command."""
+    """As soon as the lock is there: nothing is left that refuses the same command."""
     training = start(tmp_path, f'--mpi={mpi}')
     eventually(lambda: (tmp_path / 'run/lock').exists() or training.process.poll() is not None)
     training.process.send_signal(number)
@@ -63,11 +62,7 @@ def test_while_ranks_start(mpi, number, tmp_path):
     assert not (directory / 'lock').exists()
     hint = 'Nothing is saved yet; the same command starts again.'
     if directory.exists():  # the signal came late
-        assert not list(directory.rglob('*.index'))
-        hint = (
-            'No step is saved yet; to start again with the same settings: ./launch.py resume'
-            f' {directory}'
-        )
+        hint = f'./launch.py resume {directory}'
     assert training.errors().endswith(hint)
 
 

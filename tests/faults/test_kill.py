@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launched import EVERYWHERE, FAULTS, FOREVER, MPIEXEC, SMALL, Launch, eventually, job, start_job
+from launched import EVERYWHERE, FAULTS, FOREVER, MPIEXEC, SMALL, Launch, eventually, start_job
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -208,9 +208,3 @@ def test_rank_that_never_starts_under_the_users_own_mpiexec(tmp_path):
     assert lines[0] == 'Timeout (0:00:03)!'
     assert lines.count('Timeout (0:00:03)!') == 1
     assert any(line.endswith(' in load_mpi') for line in lines)
-
-
-def test_error_of_all_ranks_is_shown_once(tmp_path):
-    failed = job(tmp_path, 'fail_all')
-    assert failed.errors().count('nobody can count\n') == 1
-    assert failed.process.returncode == 1

@@ -50,11 +50,6 @@ def fail(comm):
     comm.barrier()
 
 
-def fail_all(comm):
-    """All ranks fail alike."""
-    raise ArithmeticError('nobody can count')
-
-
 def talk(comm):
     """All ranks print and warn, and have the same error of the user."""
     print(f'rank {comm.rank} of {comm.all_gather_object(comm.rank)} speaks')
@@ -75,7 +70,6 @@ JOBS = (
     wait_for_life,
     meet,
     fail,
-    fail_all,
     talk,
     draw,
 )

@@ -1,5 +1,5 @@
-"""Learning curves of three seeds against the original's ten (curves/): the means agree within their
-errors."""
+"""The first half of two seeds' learning curves: their means agree with those of the original's ten
+(curves/) within the errors."""
 
 import concurrent.futures
 import contextlib
@@ -12,7 +12,8 @@ import pytest
 from compare import assert_close
 from golden_data import load_json, load_npz, require
 
-SEEDS = range(1, 4)
+SEEDS = (1, 2)
+UPDATES = 75  # of 150
 STANDARD_ERRORS = 4
 SHARE = 0.97  # of the updates of each tag
 LEARNED = 2  # standard deviations over seeds by which the score must have risen
@@ -29,8 +30,12 @@ def hparams_of_curves():
     return hparams
 
 
+class EnoughUpdates(Exception):
+    pass
+
+
 def one_seed(seed):
-    """{statistic: [its value at every update]} of one run; in a process of its own."""
+    """{statistic: [its value at the first UPDATES]} of one run; in a process of its own."""
     import torch
 
     from lm_human_preferences import train_policy
@@ -41,26 +46,37 @@ def one_seed(seed):
 
     class Recording(train_policy.PPOTrainer):
         def step(self):
+            if len(steps) == UPDATES:
+                raise EnoughUpdates
             steps.append(super().step())
             return steps[-1]
 
     train_policy.PPOTrainer = Recording
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.suppress(EnoughUpdates),
+    ):
         train_policy.train(hparams)
     return {name: [stats[name] for stats in steps] for name in steps[0]}
 
 
 def trained_curves():
     """({tag: our (seeds, updates)}, {tag: the original's})."""
-    recorded = load_npz('curves', 'curves.npz')
+    recorded = {
+        name: values[:, :UPDATES] for name, values in load_npz('curves', 'curves.npz').items()
+    }
     context = multiprocessing.get_context('spawn')
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=context) as processes:
         runs = list(processes.map(one_seed, SEEDS))
     return {name: np.array([run[name] for run in runs], np.float64) for name in recorded}, recorded
 
 
-def standard_error(values):
-    return values.std(0, ddof=1) / np.sqrt(len(values))
+def standard_error(a, b):
+    """That of the difference of the means over seeds, which vary alike in both."""
+    squares = sum(((values - values.mean(0)) ** 2).sum(0) for values in (a, b))
+    variance = squares / (len(a) + len(b) - 2)
+    return np.sqrt(variance * (1 / len(a) + 1 / len(b)))
 
 
 @pytest.mark.slow
@@ -69,7 +85,7 @@ def test_curves():
     curves = trained_curves()
     assert_means_agree(curves)
     assert_the_task_is_learned(curves)
-    assert_the_final_score_is_the_originals(curves)
+    assert_the_score_is_the_originals(curves)
 
 
 def assert_means_agree(curves):
@@ -77,7 +93,7 @@ def assert_means_agree(curves):
     for name, theirs in curves[1].items():
         ours, theirs = curves[0][name], theirs.astype(np.float64)
         assert ours.shape[1:] == theirs.shape[1:], name
-        allowed = STANDARD_ERRORS * np.hypot(standard_error(ours), standard_error(theirs))
+        allowed = STANDARD_ERRORS * standard_error(ours, theirs)
         # What does not vary over seeds, such as the number of episodes, may differ by rounding to
         # float32.
         agree = np.abs(ours.mean(0) - theirs.mean(0)) <= allowed + 1e-6 * np.abs(theirs.mean(0))
@@ -95,6 +111,6 @@ def assert_the_task_is_learned(curves):
         assert len(np.unique(score[:, 0])) > 1
 
 
-def assert_the_final_score_is_the_originals(curves):
+def assert_the_score_is_the_originals(curves):
     last = [runs['objective/score'][:, -10:].mean() for runs in curves]
     assert_close(last[0], last[1], rtol=0.03)
