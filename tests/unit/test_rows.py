@@ -6,6 +6,7 @@ from compare import assert_close, assert_norm_close
 from tiny_causal_lms import N_VOCAB, tiny
 
 from lm_human_preferences.language.causal_lm import rows
+from lm_human_preferences.language.causal_lm.kept import blocks_of
 from lm_human_preferences.language.causal_lm.network import TransformersNetwork, rows_are_exact
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
 from lm_human_preferences.machine import products
@@ -92,6 +93,27 @@ def test_rows_are_the_models_own_pass(family, library):
             # A bias of keys changes nothing: its gradient is noise.
             atol = 1e-5 * max(1, gradient.norm().item())
             assert (by_rows[name] - gradient).norm() <= atol, name
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_the_last_layer_goes_on_where_outputs_are_read(family):
+    network = network_of(family)
+    tokens = {}
+    for i, block in enumerate(blocks_of(network.causal_lm)):
+        block.register_forward_hook(lambda _, args, out, i=i: tokens.update({i: args[0].shape[1]}))
+    padded = torch.tensor([[1, PADDING, 2, 3, 4, 5], [6, 7, 8, PADDING, PADDING, 9]])
+    inputs, mask = network.mask_padding(padded, PADDING)
+    network.hidden(inputs, mask, output_positions=torch.tensor([4]))
+    *others, last = tokens.values()
+    assert set(others) == {9} and last == 2
+    network.hidden(inputs, mask)
+    assert set(tokens.values()) == {12}
+
+
+def test_a_family_whose_last_layer_cannot_computes_all_by_rows():
+    network = network_of('gpt_bigcode')
+    analyzed(network)
+    assert network.takes_rows and not network.leaves_out_unread
 
 
 @needs_bf16
