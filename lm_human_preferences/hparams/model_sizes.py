@@ -49,6 +49,13 @@ class Sizes(hyperparams.HParams, ABC):
         """
 
     @abstractmethod
+    def kept_by_last_block(self, read: float) -> float:
+        """How much the last block keeps, as a share of what another does.
+
+        read: the share of tokens whose outputs are read.
+        """
+
+    @abstractmethod
     def parameters_of_blocks(self) -> int:
         """How many numbers all blocks of the network hold."""
 
@@ -87,6 +94,10 @@ class HParams(Sizes):
     def kept_by_block(self, reduced: bool) -> int:
         """See Sizes. Two values for each value of the input are always in float32."""
         return (2 * FLOAT + 14 * (HALF if reduced else FLOAT)) * self.n_embd
+
+    def kept_by_last_block(self, read: float) -> float:
+        """See Sizes: `kept_by_block` is what was measured of all blocks, the last among them."""
+        return 1
 
     def parameters_of_blocks(self) -> int:
         """How many numbers all blocks of the network hold."""

@@ -109,10 +109,11 @@ class MemoryEstimate:
         if self.gradient_checkpointing:
             inputs = FLOAT * rows * self.tokens * self.sizes.n_embd
             of_each_block = inputs + block / layers
+        blocks = layers - 1 + self.sizes.kept_by_last_block(self.predicted / self.tokens)
         logits = FLOAT * rows * self.predicted * self.sizes.n_vocab
         embeddings = FLOAT * self.sizes.n_vocab * self.sizes.n_embd
         gradients = 2 if self.predicted > 0 else 1
-        return layers * of_each_block + block + logits + gradients * embeddings
+        return blocks * of_each_block + block + logits + gradients * embeddings
 
     def sampling_bytes(self, rows: int) -> int:
         """What sampling takes.

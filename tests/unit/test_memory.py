@@ -193,6 +193,24 @@ def test_what_blocks_of_transformers_keep_is_what_pytorch_keeps(case, computed_i
     assert little < much / 5
 
 
+@pytest.mark.parametrize('family', ['llama', 'qwen3', 'gpt_neox'])
+def test_what_the_last_block_keeps_of_tokens_that_are_not_read(family):
+    """Where one of 48 is read; it is about the same in all families."""
+    sizes = {'hidden_size': 256, 'intermediate_size': 768, 'num_attention_heads': 4}
+    causal_lm = tiny(family, **sizes, num_hidden_layers=2)
+    network = TransformersNetwork(causal_lm, sizes_of(causal_lm, 60))
+    tokens = torch.randint(60, (8, 48))
+    block = network.hparams.kept_by_block(reduced=False) * tokens.numel()
+    last = torch.tensor([47])
+    network.hidden(tokens)  # the first pass tells whether it computes by rows
+    _, all_read = gradients_and_bytes(network, lambda: network.hidden(tokens).sum())
+    _, one_read = gradients_and_bytes(
+        network, lambda: network.hidden(tokens, output_positions=last).sum()
+    )
+    left_out = (all_read - one_read) / block
+    assert network.hparams.kept_by_last_block(1 / 48) == pytest.approx(1 - left_out, abs=0.15)
+
+
 def test_what_experts_keep_is_a_guess():
     """Which of them compute depends on values."""
     found = kept.kept_by(tiny('mixtral').config, reduced=False)

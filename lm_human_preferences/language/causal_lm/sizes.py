@@ -12,6 +12,7 @@ from lm_human_preferences.utils.hyperparams import option
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+KEPT_OF_ALL_TOKENS = 0.2  # of what a block keeps: keys, values and what they are made of
 UNKNOWN_LENGTH = 2048  # where a config does not say; such models have no positions to set
 
 
@@ -51,6 +52,10 @@ class TransformersSizes(Sizes):
     def kept_by_block(self, reduced: bool) -> int:
         """See Sizes."""
         return self.kept_in_bf16 if reduced else self.kept
+
+    def kept_by_last_block(self, read: float) -> float:
+        """See Sizes: after its attention it goes on with the tokens that are read, see `rows`."""
+        return KEPT_OF_ALL_TOKENS + (1 - KEPT_OF_ALL_TOKENS) * read
 
     def parameters_of_blocks(self) -> int:
         """See Sizes."""
