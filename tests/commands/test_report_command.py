@@ -34,6 +34,7 @@ def test_several_runs_are_on_one_page_without_torch(tmp_path):
     assert told == f'The report is in {output}' and loaded == '[]'
     page = output.read_text()
     assert problems(page) == []
+    assert '<title>3 runs – report</title>' in page
     compared = sections_of(page)['Side by side']
     for told in (
         'amber reviews 4096 20 1.46 1.97 90.7 ± 1.1 % 0',
@@ -58,6 +59,8 @@ def test_the_page_is_in_the_folder_of_the_run_and_need_not_name_labellers(tmp_pa
             assert invoke(f'report {words} --names {names} {output}').exit_code == 0
             path = runs[0] / 'report.html' if len(runs) == 1 else tmp_path / 'both.html'
             page = path.read_text()
+            title = runs[0].name if len(runs) == 1 else '2 runs'
+            assert f'<title>{title} – report</title>' in page
             assert [name in page for name in LABELLERS] == [names == 'on'] * 2
     assert 'labeller 1' in page and '--run.serve.labellers=NAMES' in page
 

@@ -25,6 +25,7 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import RunHParams
 from lm_human_preferences.runs import run_dir, run_lock
+from lm_human_preferences.utils import event_files
 from lm_human_preferences.utils.logging import Logger
 
 SMALL = (  # 5 steps, 2 checkpoints
@@ -124,6 +125,19 @@ def test_events_stay_in_order_whatever_the_clock_and_the_process(
     seconds = sorted(int(path.name.split('.')[3]) for path in (tmp_path / 'tb/ppo').iterdir())
     assert seconds == [10**9, 10**9 + 1]
     assert events_of(tmp_path / 'tb/ppo') == {'a': [(0, 0), (1, 1)]}
+
+
+def test_a_file_of_events_that_are_all_done_again_is_deleted(tmp_path):
+    """Where a run begins again from its first step; a later one keeps what came before it."""
+    folder = tmp_path / 'tb/ppo'
+    logger = Logger(str(tmp_path), 'ppo', log_interval=1, comm=LocalComm())
+    for step in range(3):
+        logger.log({'a': step}, step)
+    logger.close()
+    event_files.purge(str(folder), 2)
+    assert events_of(folder) == {'a': [(0, 0), (1, 1)]}
+    event_files.purge(str(folder), 0)
+    assert list(folder.iterdir()) == []
 
 
 def test_clock_goes_on(tmp_path):

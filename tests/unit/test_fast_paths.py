@@ -17,7 +17,9 @@ from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import PRECISIONS
 from lm_human_preferences.language import attention, model
+from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import products
+from lm_human_preferences.policy import Policy
 from lm_human_preferences.training import precision
 from lm_human_preferences.training.optimizer import Adam
 from lm_human_preferences.utils import core
@@ -558,3 +560,10 @@ def test_freed_memory_is_used_again():
     for _ in range(10):
         torch.ones(1 << 22)  # 4096 pages
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 4096
+
+
+@pytest.mark.parametrize('only_samples', [False, True])
+def test_weights_that_only_sample_do_not_learn(only_samples):
+    """So that an Intel processor may keep them laid out for few rows."""
+    policy = Policy(TrainedModel('test'), only_samples=only_samples)
+    assert {each.requires_grad for each in policy.get_params()} == {not only_samples}
