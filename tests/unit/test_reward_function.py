@@ -14,11 +14,13 @@ from ranks import on_ranks
 from lm_human_preferences import lm_tasks, rewards, train_policy
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
 from lm_human_preferences.external_rewards.function import FunctionScorer
 from lm_human_preferences.external_rewards.texts import TextReward, joined
 from lm_human_preferences.language import encodings
+from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.runs import reward_function, run_files
 from lm_human_preferences.synthetic.known_reward import KnownReward
 
@@ -328,3 +330,15 @@ def test_a_run_with_a_reward_model_does_not_go_on_with_a_function(tmp_path, writ
     again = [f'--rewards.function={write(MOCK)}', '--rewards.trained_model=None', '--run.resume=on']
     told = error_of(train(tmp_path, 'run', *again))
     assert told.startswith('--rewards.function cannot change: a run that has begun')
+
+
+@pytest.mark.parametrize('chat', [False, True])
+def test_a_function_reads_a_chat_without_its_marks(monkeypatch, chat):
+    """What the rewards of a training are told of the task."""
+    told = []
+    monkeypatch.setattr(rewards, 'TextReward', lambda *scorer, chat: told.append(chat))
+    hparams = resolved('train_policy', 'test')
+    hparams.task.chat = chat
+    source = reward_function.Source('x.py:score', 'def score(queries, responses): return [0]')
+    rewards.scoring_model(hparams, TrainedModel('test'), LocalComm(), source)
+    assert told == [chat]

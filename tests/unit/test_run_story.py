@@ -55,6 +55,13 @@ def test_the_command_gives_the_same_settings(line, monkeypatch):
     assert len(shlex.split(repeated)) <= len(shlex.split(line.replace('=', ' '))) + 3
 
 
+def test_settings_are_those_of_groups_that_are_on(monkeypatch):
+    off = settings_of('./launch.py train_policy test mine --rewards.adaptive_kl off', monkeypatch)
+    on = settings_of('./launch.py train_policy test mine', monkeypatch)
+    left_out = commands.settings(on).keys() - commands.settings(off).keys()
+    assert left_out == {'rewards.adaptive_kl.horizon', 'rewards.adaptive_kl.target'}
+
+
 def test_the_command_tells_no_folder_key_or_name_of_a_labeller(tmp_path):
     hparams = reward_options.HParams()
     hparams.override_from_dict(EXPERIMENTS['train_reward/test'])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 from tiny_tokenisers import write_byte_level, write_words
@@ -9,6 +10,7 @@ from tiny_tokenisers import write_byte_level, write_words
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import label_files
+from lm_human_preferences.labels.texts import token_ids
 from lm_human_preferences.language import datasets, encodings, tokenisers
 
 WORDS = ['the', 'film', 'was', 'good', 'bad', 'a', 'b']
@@ -76,6 +78,16 @@ def test_ids_of_gpt2_are_read_as_texts(tmp_path, own):
         f"Token ids of encoding 'main' were read as texts, in '{own.name}'",
         'Padded: 1 queries to 3 tokens, 2 responses to 2',
     ]
+
+
+def test_a_query_that_only_ends_a_text_is_empty():
+    """A response that does is not: the end is what was sampled."""
+    encoder = SimpleNamespace(
+        padding_token=9, eot_token=8, decode=lambda tokens: f'text of {tokens}'
+    )
+    label = {'query': [8, 9], 'sample': [8, 9]}
+    texts = [token_ids._text(label, field, encoder, 9, 'label 0') for field in label]
+    assert texts == ['', 'text of [8]']
 
 
 def test_ids_that_say_whose_they_are_are_taken_as_they_are(tmp_path, own):
