@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from run_folders import EXPERIMENTS, write_command, write_settings
+from three_runs import birch
 from torch.nn import functional as F
 
 from lm_human_preferences.evaluation.calibration import calibrated
@@ -17,7 +18,7 @@ from lm_human_preferences.report_page import (
     sample_choice,
 )
 from lm_human_preferences.report_page.charts import Event, Series
-from lm_human_preferences.run_story import facts
+from lm_human_preferences.run_story import facts, summary
 from lm_human_preferences.run_story.curves import Curve, Log
 from lm_human_preferences.run_story.facts import RunFacts
 
@@ -94,6 +95,20 @@ def test_curves_are_the_same_where_nothing_changed_on_the_way(tmp_path, commands
     assert provenance.provenance(found, EXPERIMENTS, has_names=True).is_exact is expected
     write_command(tmp_path, commands[0], '2026-11-09T08:00:00Z', torch='9.9')
     assert not provenance.provenance(found, EXPERIMENTS, has_names=True).is_exact
+
+
+@pytest.mark.parametrize(
+    'seconds, told',
+    [(7.44, '7.4 s'), (61, '1 min 1 s'), (3599.4, '59 min 59 s'), (7384, '2 h 3 min')],
+)
+def test_durations_are_said_as_people_do(seconds, told):
+    assert provenance.duration(seconds) == told
+
+
+def test_an_alarm_on_the_way_is_told(tmp_path):
+    run = birch(tmp_path / 'birch')
+    (told,) = (text for text in summary.on_the_way(facts.of_run(str(run))) if 'Alarm' in text)
+    assert told.startswith('Alarm at step 12 of the policy: ')
 
 
 def test_a_long_curve_keeps_its_ends_and_extremes():
