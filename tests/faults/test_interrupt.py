@@ -62,7 +62,14 @@ def test_while_ranks_start(mpi, number, tmp_path):
     assert not (directory / 'lock').exists()
     hint = 'Nothing is saved yet; the same command starts again.'
     if directory.exists():  # the signal came late
-        hint = f'./launch.py resume {directory}'
+        hint = (
+            'No step is saved yet; to start again with the same settings: ./launch.py resume'
+            f' {directory}'
+        )
+        if any(directory.rglob('*.index')):  # so late that a step was done
+            hint = (
+                f'of the reward model is saved; to go on from there: ./launch.py resume {directory}'
+            )
     assert training.errors().endswith(hint)
 
 
