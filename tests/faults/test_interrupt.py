@@ -60,17 +60,15 @@ def test_while_ranks_start(mpi, number, tmp_path):
     assert training.wait() in (130, 143), training.errors()
     directory = tmp_path / 'run'
     assert not (directory / 'lock').exists()
-    hint = 'Nothing is saved yet; the same command starts again.'
-    if directory.exists():  # the signal came late
-        hint = (
-            'No step is saved yet; to start again with the same settings: ./launch.py resume'
-            f' {directory}'
+    hints = ('Nothing is saved yet; the same command starts again.',)
+    if directory.exists():  # the signal came late, perhaps after a step
+        command = f'./launch.py resume {directory}'
+        hints = (
+            f'No step is saved yet; to start again with the same settings: {command}',
+            f'is saved; to go on from there: {command}',
+            f'The reward model is finished and saved; to go on with the policy: {command}',
         )
-        if any(directory.rglob('*.index')):  # so late that a step was done
-            hint = (
-                f'of the reward model is saved; to go on from there: ./launch.py resume {directory}'
-            )
-    assert training.errors().endswith(hint)
+    assert training.errors().endswith(hints)
 
 
 @pytest.mark.parametrize('place', ['file', '/proc/nothing', 'read-only'])
