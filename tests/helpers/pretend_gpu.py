@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 aten, CUDA = torch.ops.aten, torch.device('cuda:0')
 MEMORY = 40 << 30  # bytes that it has
@@ -72,10 +71,31 @@ class Tensor(torch.Tensor):
         return _compute(func, args, kwargs or {})
 
 
+def leaves(values):
+    """What is in nested tuples, lists and dictionaries, as those of an operator's arguments.
+
+    PyTorch's own function takes everything that may be nested, and ten times as long.
+    """
+    if type(values) in (tuple, list):
+        return [leaf for value in values for leaf in leaves(value)]
+    if type(values) is dict:
+        return leaves([*values.values()])
+    return [values]
+
+
+def mapped(function, values):
+    """`values`, nested as those of `leaves`, with function(leaf) in the place of each leaf."""
+    if type(values) in (tuple, list):
+        return type(values)([mapped(function, value) for value in values])
+    if type(values) is dict:
+        return {name: mapped(function, value) for name, value in values.items()}
+    return function(values)
+
+
 def _compute(func, args, kwargs):
     """The result of an operator: on the GPU if it is told to be, or if an argument is and nothing
     is told."""
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     there = {id(tensor.host): tensor for tensor in tensors if isinstance(tensor, Tensor)}
     if there:
         _refuse(func, args, tensors)
@@ -83,12 +103,12 @@ def _compute(func, args, kwargs):
     if kwargs.get('device') is not None:
         on_gpu = torch.device(kwargs['device']).type != 'cpu'
         kwargs = {**kwargs, 'device': 'cpu'}
-    args, kwargs = tree_map(
+    args, kwargs = mapped(
         lambda leaf: leaf.host if isinstance(leaf, Tensor) else leaf, (args, kwargs)
     )
     with GPU.current.drawing(func, kwargs) if on_gpu else contextlib.nullcontext():
         results = func(*args, **kwargs)
-    return tree_map(
+    return mapped(
         lambda leaf: (
             there[id(leaf)]
             if id(leaf) in there  # by an operation in place
@@ -113,7 +133,7 @@ def _refuse(func, args, tensors):
         aten.index_put_,
         aten._index_put_impl_,
     ) and isinstance(args[0], Tensor):
-        indices = tree_leaves(args[1])  # may be on the CPU
+        indices = leaves(args[1])  # may be on the CPU
         strangers = [
             tensor
             for tensor in strangers
@@ -138,6 +158,11 @@ def _refuse(func, args, tensors):
 
 
 class _Operators(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls):
+        """Nothing is compiled here, and to import PyTorch's compiler takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return _compute(func, args, kwargs or {})
 
@@ -147,7 +172,7 @@ class _Functions(TorchFunctionMode):
     and tensor() do."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        args, kwargs = tree_map(
+        args, kwargs = mapped(
             lambda leaf: (
                 CUDA if isinstance(leaf, (str, torch.device)) and str(leaf) == 'cuda' else leaf
             ),
@@ -159,7 +184,7 @@ class _Functions(TorchFunctionMode):
             return func(*args, **kwargs).to(CUDA)
         if torch.is_autocast_enabled('cuda') and func in HALVED | WHOLE:
             dtype = torch.get_autocast_dtype('cuda') if func in HALVED else torch.float32
-            args, kwargs = tree_map(
+            args, kwargs = mapped(
                 lambda leaf: (
                     leaf.to(dtype)
                     if isinstance(leaf, Tensor)
