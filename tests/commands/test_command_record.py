@@ -7,7 +7,6 @@ import sys
 import pytest
 from command_line import invoke
 from events import CLOCK, events_of
-from launched import Launch, needs_mpi
 
 import launch
 import lm_human_preferences
@@ -120,16 +119,6 @@ def test_the_commit_and_whether_files_were_changed(tmp_path, monkeypatch):
     (tmp_path / 'file').write_text('2')
     assert found() == (commit, False)
     command_record._commit.cache_clear()
-
-
-@needs_mpi
-@pytest.mark.slow
-def test_of_ranks_of_our_launcher_what_was_typed_is_kept(tmp_path):
-    training = Launch(tmp_path, '--mpi=2', *TRAIN.split()[5:])
-    assert training.wait() == 0, training.errors()
-    [found] = command_record.read(str(training.run))
-    assert found['command'].startswith('./launch.py train_policy ')
-    assert found['ranks'] == 2 and found['launcher'] == 'OwnLauncher'
 
 
 def test_a_run_is_repeated_to_the_bit(train, tmp_path):

@@ -1,6 +1,8 @@
-"""Starting ranks: how mpiexec is found and called, and what a user sees of two ranks.
+"""Starting ranks: how mpiexec is found and called, and what a user sees of two ranks, by our
+launcher and by torchrun.
 
-Ranks and launchers that are killed: tests/faults/test_kill.py.
+Errors of ranks that torchrun starts: test_torchrun.py. Ranks and launchers that are killed:
+tests/faults/test_kill.py.
 """
 
 import contextlib
@@ -9,6 +11,7 @@ import gc
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import sys
@@ -26,6 +29,7 @@ from launched import (
     job,
     needs_mpi,
     start_job,
+    torchrun,
 )
 
 import sample
@@ -33,8 +37,20 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.cli import launch
 from lm_human_preferences.distributed import channel, launch_methods, launcher, waiting, worker
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.runs import command_record
 
-SHORT = (*SMALL, '--ppo.total_episodes=256', '--run.log_interval=1')
+SHORT = (
+    *SMALL,
+    '--ppo.total_episodes=256',
+    '--run.log_interval=1',
+    '--run.allreduce=torch',  # as torchrun's ranks do
+)
+WITHOUT_MPI = """
+import sys
+
+for name in ('mpi4py', 'mpi4py.MPI', 'horovod'):
+    sys.modules[name] = None
+"""
 
 
 # ---------------------------------------------------------------- calling mpiexec
@@ -341,8 +357,19 @@ def one(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def two(tmp_path_factory):
-    """The same with two ranks, twice at the same time."""
-    launches = [Launch(tmp_path_factory.mktemp('two'), '--mpi=2', *SHORT) for _ in range(2)]
+    """The same with two ranks, twice at the same time: our launcher's, and those of torchrun, which
+    find neither mpi4py nor Horovod."""
+    blocker = tmp_path_factory.mktemp('blocker')
+    (blocker / 'sitecustomize.py').write_text(WITHOUT_MPI)
+    launches = [
+        Launch(tmp_path_factory.mktemp('ours'), '--mpi=2', *SHORT),
+        Launch(
+            tmp_path_factory.mktemp('torchrun'),
+            *SHORT,
+            started_by=torchrun(2),
+            PYTHONPATH=str(blocker),
+        ),
+    ]
     for launched in launches:
         assert launched.wait() == 0, launched.errors()
     return launches
@@ -372,18 +399,60 @@ def test_two_ranks_leave_the_same_files(one, two):
 
 
 @needs_mpi
+def test_what_was_typed_is_kept(two):
+    """Though mpiexec gives the ranks other words."""
+    [found] = command_record.read(str(two[0].run))
+    assert found['command'].startswith('./launch.py train_policy ')
+    assert found['ranks'] == 2 and found['launcher'] == 'OwnLauncher'
+
+
+@needs_mpi
 def test_two_launches_at_once_do_not_meet(two):
     """Both end with the same parameters, to the bit, and both clean up."""
-    first, second = (
+    ours, by_torchrun = (
         Bundle(str(launched.run / 'policy/checkpoints/model.ckpt-4')) for launched in two
     )
-    names = [name for name in first if name.startswith('policy/')]
-    assert names
+    names = [name for name in ours if name.startswith('policy/')]
+    assert 'policy/model/wte' in names
     for name in names:
-        assert first[name].tobytes() == second[name].tobytes(), name
+        assert ours[name].tobytes() == by_torchrun[name].tobytes(), name
     for launched in two:
         launched.assert_nothing_left(10)
         assert str(launched.run) in launched.output()
+
+
+@needs_mpi
+def test_torchrun_shows_what_our_launcher_does(two):
+    ours, by_torchrun = two
+    expected = without_times(ours)
+    assert expected.startswith('2 ranks, averaging by torch (gloo)\n')
+    assert without_times(by_torchrun) == expected
+    assert re.sub('.*torch/distributed/run.py.*', '', by_torchrun.errors()).strip() == ''
+
+
+def without_times(launched):
+    """What it printed, without what differs between runs that are the same."""
+    text = launched.output().replace(str(launched.run), 'RUN')
+    return re.sub(r'(eps/s|step_time)=\S+|.*(fps|elapsed).*', '', text)
+
+
+@pytest.mark.slow
+@needs_mpi
+def test_one_of_torchruns_ranks_evaluates(two, tmp_path):
+    """The other ends, as this command cannot share its work."""
+    run = tmp_path / 'run'
+    shutil.copytree(two[1].run, run)
+    launched = Launch(
+        tmp_path,
+        'evaluate',
+        run,
+        '--queries=2',
+        command=('launch.py',),
+        started_by=torchrun(2),
+    )
+    assert launched.wait() == 0, launched.errors()
+    assert launched.errors().count('note: one of 2 ranks does all of this command') == 1
+    assert (run / 'evaluation-queries_2.json').exists()
 
 
 def queries_in(text):

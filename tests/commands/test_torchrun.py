@@ -1,98 +1,20 @@
-"""Ranks that torchrun starts, or an srun without MPI: what a user sees of them, and what they do.
+"""Ranks that torchrun starts, or an srun without MPI: the errors that a user sees.
 
-Ranks that are killed or stopped: tests/faults/test_torchrun_kill.py.
+A training that works: test_ranks.py. Ranks that are killed or stopped:
+tests/faults/test_torchrun_kill.py.
 """
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 
 import pytest
-from launched import PYTHONPATH, REPOSITORY, SMALL, TORCHRUN, Launch, job, needs_mpi, start_by_slurm
-
-from lm_human_preferences.checkpointing.tf_bundle import Bundle
+from launched import PYTHONPATH, REPOSITORY, TORCHRUN, Launch, job, start_by_slurm
 
 pytestmark = pytest.mark.slow
-SHORT = (*SMALL, '--ppo.total_episodes=256', '--run.log_interval=1')
-BLOCKER = """
-import sys
-
-for name in ('mpi4py', 'mpi4py.MPI', 'horovod'):
-    sys.modules[name] = None
-"""
-
-
-@pytest.fixture(scope='module')
-def without_mpi(tmp_path_factory):
-    """A folder for PYTHONPATH in which neither mpi4py nor Horovod can be imported."""
-    folder = tmp_path_factory.mktemp('blocker')
-    (folder / 'sitecustomize.py').write_text(BLOCKER)
-    return str(folder)
-
-
-@pytest.fixture(scope='module')
-def trained(tmp_path_factory, without_mpi):
-    """A training by torchrun, and one by our launcher at the same time, with the same engine."""
-    by_torchrun = Launch(
-        tmp_path_factory.mktemp('torchrun'),
-        '--run.allreduce=torch',
-        *SHORT,
-        started_by=TORCHRUN,
-        PYTHONPATH=without_mpi,
-    )
-    ours = Launch(tmp_path_factory.mktemp('ours'), '--mpi=2', '--run.allreduce=torch', *SHORT)
-    for launched in by_torchrun, ours:
-        assert launched.wait() == 0, launched.errors()
-    return by_torchrun, ours
-
-
-def parameters_of(launched):
-    bundle = Bundle(str(launched.run / 'policy/checkpoints/model.ckpt-4'))
-    return {name: bundle[name].tobytes() for name in bundle if name.startswith('policy/')}
-
-
-@needs_mpi
-def test_same_parameters_as_by_our_launcher(trained):
-    """To the bit; and runs at once do not meet."""
-    by_torchrun, ours = map(parameters_of, trained)
-    assert 'policy/model/wte' in ours
-    assert by_torchrun == ours
-
-
-@needs_mpi
-def test_same_console_as_by_our_launcher(trained):
-    by_torchrun, ours = trained
-    expected = without_times(ours)
-    assert expected.startswith('2 ranks, averaging by torch (gloo)\n')
-    assert without_times(by_torchrun) == expected
-    assert re.sub('.*torch/distributed/run.py.*', '', by_torchrun.errors()).strip() == ''
-    by_torchrun.assert_nothing_left(10)
-
-
-def without_times(launched):
-    """What it printed, without what differs between runs that are the same."""
-    text = launched.output().replace(str(launched.run), 'RUN')
-    return re.sub(r'(eps/s|step_time)=\S+|.*(fps|elapsed).*', '', text)
-
-
-def launch(directory, program, *words):
-    """A command by torchrun that has ended well."""
-    launched = Launch(directory, *words, command=(program,), started_by=TORCHRUN)
-    assert launched.wait() == 0, launched.errors()
-    return launched
-
-
-def test_evaluation(trained, tmp_path):
-    """One rank does it; the other ends, as this command cannot share its work."""
-    run = tmp_path / 'run'
-    shutil.copytree(trained[0].run, run)
-    launched = launch(tmp_path, 'launch.py', 'evaluate', run, '--queries=2')
-    assert launched.errors().count('note: one of 2 ranks does all of this command') == 1
-    assert (run / 'evaluation-queries_2.json').exists()
 
 
 def test_an_error_of_one_rank_ends_all(tmp_path):
