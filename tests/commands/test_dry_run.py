@@ -82,6 +82,13 @@ def test_what_is_remote_is_not_checked_and_named(tmp_path):
     )
 
 
+def test_remote_labels_are_not_fetched_to_be_checked(tmp_path):
+    """Though their tokens could be: the encoding is at hand."""
+    url = 'az://account/container/labels.json'
+    *_, last = told(f'train_reward test first --labels.source {url}', tmp_path)
+    assert last == f'not checked, because it is not on this machine: --labels.source {url}'
+
+
 def test_sizes_of_released_models_are_known(tmp_path, monkeypatch):
     """Without their files; where memory is short, the way out is named."""
     monkeypatch.setattr(memory, 'on_host', lambda: 20 << 30)

@@ -154,6 +154,16 @@ def test_samples_follow_the_distribution():
     assert (frequencies[probs == 0] == 0).all()
 
 
+def test_a_sample_is_drawn_by_one_number_of_double_precision():
+    """float32 has too few numbers for the tail of a large vocabulary."""
+    size = 100_000
+    torch.manual_seed(0)
+    draws = core.sample_from_logits(torch.zeros(4, size))
+    torch.manual_seed(0)
+    expected = torch.rand(4, dtype=torch.float64) * size
+    assert (draws - expected).abs().max() <= 1
+
+
 def test_top_p_by_hand():
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(2, 3, 4)
     kept = core.take_top_p_logits(logits, 0.7) > REMOVED

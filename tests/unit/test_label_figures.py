@@ -97,10 +97,20 @@ def test_tables_and_picture_of_what_is_there(tmp_path, monkeypatch, capsys):
     assert (tmp_path / 'labels.png').read_bytes().startswith(b'\x89PNG')
 
 
-def test_an_interval_of_ten_seeds():
-    values = [0.7, 0.9] * 5
-    half = 2.262 * math.sqrt(0.1 * 0.1 * 10 / 9) / math.sqrt(10)
+# Student's t, for an interval of 95 %
+@pytest.mark.parametrize(
+    'seeds, student',
+    [(2, 12.706), (4, 3.182), (6, 2.571), (8, 2.365), (10, 2.262), (12, 2.262)],
+)
+def test_an_interval_of_several_seeds(seeds, student):
+    values = [0.7, 0.9] * (seeds // 2)
+    half = student * math.sqrt(0.1 * 0.1 * seeds / (seeds - 1)) / math.sqrt(seeds)
     assert label_figures.interval(values) == f'0.80 ± {half:.2f}'
+
+
+def test_an_interval_of_three_seeds():
+    half = 4.303 * 0.1 / math.sqrt(3)
+    assert label_figures.interval([0.7, 0.8, 0.9]) == f'0.80 ± {half:.2f}'
 
 
 def test_one_set_of_figures_at_a_time():

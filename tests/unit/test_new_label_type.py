@@ -143,12 +143,13 @@ def rankings(path):
 def test_people_answer_by_keys_and_a_reward_model_learns_from_it(tmp_path):
     path = tmp_path / 'f'
     run(f'ask test {path} --count 8 --labels.type ranking_of_4')
-    # A key that was pressed already, or that stands for nothing, does not count; u takes back the
-    # last one, and after an answer the whole answer.
-    keys = '22459u134' + '1234' + 'u' + '4321' + '3412' * 6
+    # A key that was pressed already, or that stands for nothing, does not count; h is for help; u
+    # takes back the last one, and after an answer the whole answer.
+    keys = '224h59u134' + '1234' + 'u' + '4321' + '3412' * 6
     printed = run(f'label {path} --labeller anna', keys)
     assert '1-4  press all, the best first, and go on' in printed
     assert 'so far: 2 4 ' in printed and 'so far: 2 4 5' not in printed
+    assert printed.count('so far: 2 4 (') == 2  # pressed, and shown again after the help
     assert rankings(path) == [[2, 1, 3, 4], [4, 3, 2, 1], *[[3, 4, 1, 2]] * 6]
     hparams = hparams_of('test', labels__source=str(path), batch_size=8, labels__num_train=8)
     labels, _ = load_labels(hparams, encodings.Test)

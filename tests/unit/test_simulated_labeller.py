@@ -1,6 +1,7 @@
 """The simulated labeller: how often it errs, what it prefers, when it leaves."""
 
 import random
+import statistics
 
 import pytest
 from label_folders import make_folder
@@ -60,6 +61,15 @@ def frequencies(error, position_bias, count=20_000):
 )
 def test_errors_and_position_bias_are_as_frequent_as_told(error, position_bias, expected):
     assert frequencies(error, position_bias) == pytest.approx(expected, abs=0.012)
+
+
+@pytest.mark.parametrize('reward, deviation', [(0.5, 1), (-3, 3)])
+def test_a_wrong_rating_is_as_large_as_a_right_one(reward, deviation):
+    """Whatever the sign: by chance it is about 0, and never so small that it says nothing."""
+    rating, rng = label_types.get('scalar_rating'), random.Random(0)
+    given = [simulated_answer(rating, [reward], (0,), rng, error=1.0) for _ in range(5000)]
+    assert statistics.mean(given) == pytest.approx(0, abs=0.06 * deviation)
+    assert statistics.stdev(given) == pytest.approx(deviation, rel=0.05)
 
 
 def test_it_leaves_and_goes_on_as_if_it_had_stayed(tmp_path):
