@@ -177,6 +177,15 @@ def test_instructions_are_kept(tmp_path):
     )
 
 
+@pytest.mark.parametrize('options, part', [('', 'train'), ('--against /run', 'valid')])
+def test_offline_the_part_that_is_asked_about_is_looked_for(tmp_path, monkeypatch, options, part):
+    """Before anything else: questions about two policies are of the test part."""
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    monkeypatch.setenv('LMHP_CACHE', str(tmp_path / 'cache'))
+    told = error_of(invoke(f'ask tldr {tmp_path}/f {options}'))
+    assert told.endswith(f'/tldr/{part}-subset.json')
+
+
 def test_mistakes_of_ask_are_one_line(tmp_path):
     def error(line):
         return error_of(invoke(f'ask {line}'))

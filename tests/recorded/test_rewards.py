@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_close, tokens
+from experiments import resolved
 from golden_data import found, json_if_there, load_json, load_npz, npz_keys, require, under
 from trainers import trained_model
 
+from lm_human_preferences import lm_tasks
+from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
-from lm_human_preferences.rewards import RewardModel, TrainedRewardModel
+from lm_human_preferences.rewards import RewardModel, TrainedRewardModel, scoring_model
+from lm_human_preferences.synthetic.known_reward import KnownReward
 
 ATOL = 2e-5
 SCORED = sorted({key.split('/')[0] for key in npz_keys('reward_training', 'scores.npz')})
@@ -121,3 +125,20 @@ def test_where_the_reward_model_of_an_online_run_is(tmp_path):
     (policy / 'hparams.json').write_text('{}')
     with pytest.raises(UserError, match=f'--rewards.online, its reward model is in {policy}$'):
         TrainedRewardModel(str(tmp_path), encodings.Test)
+
+
+@pytest.mark.parametrize('rank', [0, 1])
+def test_every_rank_reads_a_saved_reward_model_and_rank_0_one_of_this_run(rank, tmp_path):
+    """Other hosts may not see the directory of a run, and get the values from rank 0."""
+    comm = LocalComm()
+    comm.rank = rank
+    hparams = resolved('train_policy', 'mock_sentiment')
+    initial_model = lm_tasks.initial_model('reviews')
+    hparams.rewards.trained_model = f'{tmp_path}/reward_model'
+    if rank == 0:
+        with pytest.raises(UserError, match=f'--rewards.trained_model {tmp_path}'):
+            scoring_model(hparams, initial_model, comm)
+    else:
+        assert scoring_model(hparams, initial_model, comm).model.hparams.n_vocab == 50
+    hparams.rewards.train_new_model, hparams.rewards.trained_model = None, 'mock'
+    assert isinstance(scoring_model(hparams, initial_model, comm), KnownReward)
