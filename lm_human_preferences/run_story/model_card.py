@@ -6,7 +6,7 @@ It says what the run's files say, and what they do not. No labeller's name is in
 from __future__ import annotations
 
 import os
-import sys
+import platform
 from collections.abc import Iterator, Sequence
 
 from lm_human_preferences import __version__, storage
@@ -241,10 +241,9 @@ def _versions() -> str:
     import torch
     import transformers
 
-    python = '.'.join(map(str, sys.version_info[:3]))
     return (
         f'lm-human-preferences {__version__}, PyTorch {torch.__version__}, transformers'
-        f' {transformers.__version__} and Python {python}'
+        f' {transformers.__version__} and Python {platform.python_version()}'
     )
 
 

@@ -52,6 +52,11 @@ def test_the_same_queries_are_answered_before_on_the_way_and_after(run):
         assert math.isfinite(sample['score']) and math.isfinite(sample['kl'])
 
 
+def test_ten_times_in_a_run_unless_told_otherwise(tmp_path):
+    samples = samples_of(train(tmp_path, '--run.sample_queries 1 --ppo.total_episodes 1280'))
+    assert [sample['step'] for sample in samples] == [*range(0, 20, 2), 20]
+
+
 def test_training_is_the_same_without(run, tmp_path):
     other = train(tmp_path, '--run.sample_queries 0')
     assert not (other / 'samples.jsonl').exists()

@@ -1,6 +1,7 @@
 """run_story: what is known about a run, its command, and the page of an exported model."""
 
 import json
+import platform
 import shlex
 import shutil
 
@@ -108,6 +109,7 @@ def test_the_page_of_a_policy(tmp_path):
         'Share of the gain: how much',
         './launch.py train_policy test my_run --mpi 2 --task.policy.initial_model 355M\n',
         'transformers 5',
+        f' and Python {platform.python_version()}.',
         'versions of the libraries it was trained: there is no record',
     ):
         assert told in text, told
