@@ -117,6 +117,16 @@ def test_local_paths(tmp_path):
     assert storage.read_text(path) == 'é\n'
 
 
+def test_files_are_for_those_whom_the_umask_lets(tmp_path):
+    """And none can be executed."""
+    before = os.umask(0o020)
+    try:
+        storage.write_bytes(str(tmp_path / 'file'), b'')
+    finally:
+        os.umask(before)
+    assert (tmp_path / 'file').stat().st_mode & 0o777 == 0o646
+
+
 def test_join_of_urls():
     assert storage.is_remote('gs://gpt-2')
     assert storage.join('gs://gpt-2', 'a', 'b') == 'gs://gpt-2/a/b'
