@@ -208,6 +208,16 @@ def test_an_answer_that_has_changed_is_brought_in_and_counts(tmp_path):
         assert [answer.value for answer in counted] == answers[-1:], (answers, added)
 
 
+@pytest.mark.parametrize('answers', [[0, 1], [0, 1, 1]])
+def test_all_answers_to_a_question_are_brought_in_and_the_last_one_counts(tmp_path, answers):
+    given = {'query': 'the film was', 'sample0': 'good', 'sample1': 'bad'}
+    file = write_lines(tmp_path / 'labels.jsonl', [{**given, 'best': best} for best in answers])
+    printed = run(f'import_labels mock_sentiment {file} {tmp_path}/f --labels.type best_of_2')
+    assert f'{len(answers)} answers of imported added' in printed.stdout
+    (log,) = LabelFolder(str(tmp_path / 'f')).logs.values()
+    assert [answer.value for answer in log.uuids.values()] == answers
+
+
 def test_imported_labels_keep_their_order(tmp_path):
     """Of which training takes the first ones. Each has a time of its own, in the order of the file,
     also where labellers take turns."""

@@ -15,6 +15,7 @@ from lm_human_preferences.language import architectures
 from lm_human_preferences.language.causal_lm import probe
 from lm_human_preferences.language.causal_lm.network import CAUSAL_LM, TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
+from lm_human_preferences.language.network import Network
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import RewardModel
@@ -185,6 +186,7 @@ def test_a_bias_of_the_output_layer_counts():
     h = network.hidden(tokens)
     theirs = network.causal_lm(input_ids=tokens).logits[..., :N_VOCAB]
     torch.testing.assert_close(network.logits(h), theirs)
+    torch.testing.assert_close(Network.logits(network, h), theirs)  # of networks like GPT-2
     expected = (theirs / 0.7).log_softmax(-1)
     logprobs, entropies = network.logprobs_and_entropies(h, tokens, 0.7)
     torch.testing.assert_close(logprobs, expected.gather(-1, tokens[..., None])[..., 0])
