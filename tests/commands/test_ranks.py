@@ -206,6 +206,15 @@ def test_the_first_rank_that_ended(supervised, capsys, first):
     ]
 
 
+def test_mpiexec_is_asked_to_end_before_it_is_killed(tmp_path):
+    command = ['sleep', '1000']
+    ranks = launcher.RankSupervisor(
+        str(tmp_path), 1, command, dict(os.environ), waiting.DEFAULT_TIMEOUTS
+    )
+    ranks.end()
+    assert ranks.mpiexec.returncode == -signal.SIGTERM
+
+
 CRASH = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):'
 # MPICH's status is the bitwise OR of those of all ranks, and it kills all but the first.
 MIXED = signal.SIGKILL | signal.SIGABRT
