@@ -39,12 +39,8 @@ from lm_human_preferences.distributed import channel, launch_methods, launcher, 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.runs import command_record
 
-SHORT = (
-    *SMALL,
-    '--ppo.total_episodes=256',
-    '--run.log_interval=1',
-    '--run.allreduce=torch',  # as torchrun's ranks do
-)
+SHORT = (*SMALL, '--ppo.total_episodes=256', '--run.log_interval=1')
+BY_TORCH = '--run.allreduce=torch'
 WITHOUT_MPI = """
 import sys
 
@@ -154,6 +150,13 @@ def test_no_mpiexec(own_folder, path_folder):
 # ---------------------------------------------------------------- which rank failed
 
 
+def supervisor(directory, size, command):
+    """That of `size` ranks, whose mpiexec is `command`."""
+    return launcher.RankSupervisor(
+        str(directory), size, command, dict(os.environ), waiting.DEFAULT_TIMEOUTS
+    )
+
+
 @pytest.fixture
 def supervised(tmp_path, monkeypatch):
     """A function (status of mpiexec) -> (the supervisor of two ranks, their pipes).
@@ -164,10 +167,7 @@ def supervised(tmp_path, monkeypatch):
     supervisors = []
 
     def supervise(status):
-        command = ['sh', '-c', f'exit {status}']
-        ranks = launcher.RankSupervisor(
-            str(tmp_path), 2, command, dict(os.environ), waiting.DEFAULT_TIMEOUTS
-        )
+        ranks = supervisor(tmp_path, 2, ['sh', '-c', f'exit {status}'])
         supervisors.append(ranks)
         pipes = [channel.StatusPipe(str(tmp_path), rank) for rank in range(2)]
         while not all(status.process for status in ranks.statuses):
@@ -207,10 +207,7 @@ def test_the_first_rank_that_ended(supervised, capsys, first):
 
 
 def test_mpiexec_is_asked_to_end_before_it_is_killed(tmp_path):
-    command = ['sleep', '1000']
-    ranks = launcher.RankSupervisor(
-        str(tmp_path), 1, command, dict(os.environ), waiting.DEFAULT_TIMEOUTS
-    )
+    ranks = supervisor(tmp_path, 1, ['sleep', '1000'])
     ranks.end()
     assert ranks.mpiexec.returncode == -signal.SIGTERM
 
@@ -365,15 +362,17 @@ def one(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def two(tmp_path_factory):
-    """The same with two ranks, twice at the same time: our launcher's, and those of torchrun, which
-    find neither mpi4py nor Horovod."""
+def launched_at_once(tmp_path_factory):
+    """The same with two ranks, three times at the same time: twice by our launcher, once by
+    torchrun, whose ranks find neither mpi4py nor Horovod."""
     blocker = tmp_path_factory.mktemp('blocker')
     (blocker / 'sitecustomize.py').write_text(WITHOUT_MPI)
     launches = [
         Launch(tmp_path_factory.mktemp('ours'), '--mpi=2', *SHORT),
+        Launch(tmp_path_factory.mktemp('by_torch'), '--mpi=2', BY_TORCH, *SHORT),
         Launch(
             tmp_path_factory.mktemp('torchrun'),
+            BY_TORCH,
             *SHORT,
             started_by=torchrun(2),
             PYTHONPATH=str(blocker),
@@ -384,14 +383,20 @@ def two(tmp_path_factory):
     return launches
 
 
+@pytest.fixture
+def two(launched_at_once):
+    """Two ranks of our launcher, with the engine that it takes by itself."""
+    return launched_at_once[0]
+
+
 @needs_mpi
 def test_two_ranks_look_like_one(one, two):
     """One line per fact, not one per rank."""
     expected = shape_of(one[0].replace(str(one[1]), 'RUN'))
-    assert shape_of(two[0].output().replace(str(two[0].run), 'RUN')) == expected
+    assert shape_of(two.output().replace(str(two.run), 'RUN')) == expected
     assert expected.count('hparams:') == 2
-    assert two[0].errors() == ''
-    assert two[0].output().startswith('2 ranks, averaging by ')
+    assert two.errors() == ''
+    assert two.output().startswith('2 ranks, averaging by ')
 
 
 def files_of(run):
@@ -402,7 +407,7 @@ def files_of(run):
 
 @needs_mpi
 def test_two_ranks_leave_the_same_files(one, two):
-    files = files_of(two[0].run)
+    files = files_of(two.run)
     assert files == files_of(one[1])
     assert 'policy/checkpoints/model.ckpt-4.index' in files
 
@@ -410,29 +415,31 @@ def test_two_ranks_leave_the_same_files(one, two):
 @needs_mpi
 def test_what_was_typed_is_kept(two):
     """Though mpiexec gives the ranks other words."""
-    [found] = command_record.read(str(two[0].run))
+    [found] = command_record.read(str(two.run))
     assert found['command'].startswith('./launch.py train_policy ')
     assert found['ranks'] == 2 and found['launcher'] == 'OwnLauncher'
 
 
 @needs_mpi
-def test_two_launches_at_once_do_not_meet(two):
-    """Both end with the same parameters, to the bit, and both clean up."""
-    ours, by_torchrun = (
-        Bundle(str(launched.run / 'policy/checkpoints/model.ckpt-4')) for launched in two
+def test_launches_at_once_do_not_meet(launched_at_once):
+    """All end with the same parameters, to the bit, and all clean up."""
+    first, *others = (
+        Bundle(str(launched.run / 'policy/checkpoints/model.ckpt-4'))
+        for launched in launched_at_once
     )
-    names = [name for name in ours if name.startswith('policy/')]
+    names = [name for name in first if name.startswith('policy/')]
     assert 'policy/model/wte' in names
-    for name in names:
-        assert ours[name].tobytes() == by_torchrun[name].tobytes(), name
-    for launched in two:
+    for other in others:
+        for name in names:
+            assert first[name].tobytes() == other[name].tobytes(), name
+    for launched in launched_at_once:
         launched.assert_nothing_left(10)
         assert str(launched.run) in launched.output()
 
 
 @needs_mpi
-def test_torchrun_shows_what_our_launcher_does(two):
-    ours, by_torchrun = two
+def test_torchrun_shows_what_our_launcher_does(launched_at_once):
+    _, ours, by_torchrun = launched_at_once
     expected = without_times(ours)
     assert expected.startswith('2 ranks, averaging by torch (gloo)\n')
     assert without_times(by_torchrun) == expected
@@ -447,10 +454,10 @@ def without_times(launched):
 
 @pytest.mark.slow
 @needs_mpi
-def test_one_of_torchruns_ranks_evaluates(two, tmp_path):
+def test_one_of_torchruns_ranks_evaluates(launched_at_once, tmp_path):
     """The other ends, as this command cannot share its work."""
     run = tmp_path / 'run'
-    shutil.copytree(two[1].run, run)
+    shutil.copytree(launched_at_once[-1].run, run)
     launched = Launch(
         tmp_path,
         'evaluate',
