@@ -258,12 +258,8 @@ def commands(folder, batch, skipped):
     return {
         name: command
         for name, command in {**to_the_end, **to_the_first_step}.items()
-        if not is_skipped(name, skipped)
+        if not any(word in name for word in skipped)
     }
-
-
-def is_skipped(name, skipped):
-    return any(word in name for word in skipped)
 
 
 def main():
@@ -301,8 +297,6 @@ def main():
             )
             print(f'{what:36} {seconds:7.2f}  {used:7.2f}', flush=True)
         for command in TRAININGS:
-            if is_skipped(command, skipped):
-                continue
             words = training(command, folder, args.batch, name=f'{command}-phases')
             output = subprocess.run(
                 [sys.executable, __file__, '--phases', *words],

@@ -87,7 +87,7 @@ def ordinary_products():
             'startup --size test --repeats 1 --threads 1'
             ' --skip torch,transformers,model,policy,help,value',
             r'an unknown option .*\ntrain_reward, first step .*\n(.*\n)*'
-            r'train_reward: .*networks \d',
+            r'train_policy: .*networks \d',
         ),
         (
             'online_step --size test --batch 1 --steps 1 --threads 1',
