@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import hmac
 import json
 import os
 import unicodedata
@@ -63,7 +62,9 @@ def asking_rank(labeller: str, question: str, key: bytes | None = None) -> bytes
 def _digest(text: str, key: bytes | None) -> bytes:
     if key is None:
         return hashlib.sha256(text.encode()).digest()
-    return hmac.digest(key, text.encode(), 'sha256')
+    # As good a code as an HMAC, in a third of its time: a server makes one for each labeller and
+    # question when it starts.
+    return hashlib.blake2b(text.encode(), key=key, digest_size=32).digest()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -195,20 +195,20 @@ class LabelFolder:
         answers = self.answers_to(question)
         if any(answer.labeller == labeller for answer in answers):
             return False
-        return self.needs_answers(question)
+        return self.needs_answers(question, answers)
 
-    def needs_answers(self, question: Question) -> bool:
-        """Whether to ask a question of one more labeller."""
-        return self.decision_on(question) is None and question.needs(self.answers_to(question))
+    def needs_answers(self, question: Question, answers: Sequence[Answer]) -> bool:
+        """Whether to ask a question of one more labeller. answers: see answers_to."""
+        return question.needs(answers) and self.decision_on(question) is None
 
     def decision_on(self, question: Question, without: Collection[str] = ()) -> Answer | None:
         """The last decision on what labellers disagree about; None where there is none."""
-        decisions = [
-            decision
-            for name, log in self.logs.items()
-            if name not in without and (decision := log.decision_on(question.id)) is not None
-        ]
-        return max(decisions, key=_age, default=None)
+        decisions = []
+        for name, log in self.logs.items():
+            # Most labellers decide nothing, and this is asked of every question.
+            if log.decisions and name not in without:
+                decisions.append(log.decision_on(question.id))
+        return max(filter(None, decisions), key=_age, default=None)
 
     def is_disputed(self, question: Question) -> bool:
         """Whether labellers disagree on a question, and nobody knows or has decided."""

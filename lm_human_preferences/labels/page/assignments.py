@@ -66,7 +66,7 @@ class Assignments:
     def _update_one(self, id: str) -> None:
         question = None if id in self._damaged else self.folder.questions.get(id)
         answers = [] if question is None else self.folder.answers_to(question)
-        is_open = question is not None and self.folder.needs_answers(question)
+        is_open = question is not None and self.folder.needs_answers(question, answers)
         done_by = {answer.labeller for answer in answers} if is_open else set()
         if is_open:
             self._open.add(id)
@@ -87,7 +87,9 @@ class Assignments:
 
         done: how many the labeller has answered or skipped.
         """
-        closed = len(self.folder.questions.keys() - self._damaged) - len(self._open)
+        # Only the damaged ones are looked at: this is called for each reply.
+        damaged = self._damaged & self.folder.questions.keys()
+        closed = len(self.folder.questions) - len(damaged) - len(self._open)
         own = done - len(self._done_by[labeller])
         return max(0, closed - own)  # own ones may be damaged
 

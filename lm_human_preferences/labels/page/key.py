@@ -1,7 +1,7 @@
 """The secret of a folder: its links, cookies, and the order on the screen follow from it.
 
 It is kept in the folder, in a file that only its owner can read, so that they outlive the program.
-Nothing else is kept: they are HMACs. Without the file, links and cookies are void.
+Nothing else is kept: they are keyed hashes. Without the file, links and cookies are void.
 """
 
 from __future__ import annotations
