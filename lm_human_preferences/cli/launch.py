@@ -144,8 +144,8 @@ def _world_size(mpi: int | None) -> int:
 
 
 def _visible_gpus() -> int:
-    import torch  # takes seconds: only a job that starts pays for it
-
+    # It takes seconds to import: only a job that starts pays for it.
+    torch = worker.import_for_good('torch')
     return torch.cuda.device_count()
 
 
@@ -347,8 +347,8 @@ def _launch_class(command: str) -> type[hyperparams.HParams]:
 
 def _dry_run(job: Job, launch: Any) -> None:
     """Print the settings of `job`, check what can be checked without work, say what would start."""
-    from lm_human_preferences.commands.dry_run import dry_run  # loads torch
-
+    # It loads torch.
+    dry_run = worker.import_for_good('lm_human_preferences.commands.dry_run').dry_run
     click.echo(f'{job.name}: {job.binds}')
     hyperparams.dump(job.hparams)
     hyperparams.dump_additions(job.hparams)

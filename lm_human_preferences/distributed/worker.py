@@ -83,10 +83,10 @@ def run_job(
 def import_job(job: str) -> Callable[..., Any]:
     """The function that 'module:function' names."""
     module, name = job.split(':')
-    return getattr(_import_for_good(module), name)
+    return getattr(import_for_good(module), name)
 
 
-def _import_for_good(module: str) -> Any:
+def import_for_good(module: str) -> Any:
     """The module of that name; Python will never look for garbage in what is imported with it.
 
     Torch brings 170,000 objects. Looking through them is a tenth of the time that importing takes,
@@ -129,7 +129,7 @@ def _call(job: str, arguments: dict[str, Any]) -> None:
     mpi_library.load_library()
     function = import_job(job)
     # Imports torch, which takes seconds: commands that start no rank do without.
-    comm = _import_for_good('lm_human_preferences.distributed.comm')
+    comm = import_for_good('lm_human_preferences.distributed.comm')
 
     hparams = arguments.get('hparams')
     if isinstance(hparams, dict):
