@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -90,13 +90,17 @@ def _known_library(processor: Processor) -> Library | None:
     features = processor.features
     if 'amx_bf16' in features:
         return 'default'  # the setting that selects oneDNN lets it round to bfloat16 there
-    if 'avx2' in features and 'avx512f' not in features:
+    if _ends_at_avx2(features):
         return 'default'  # PyTorch multiplies by oneDNN only where there is AVX-512
     if _is_amd_with_bf16(processor):
         return 'onednn'
     if processor.vendor == processors.INTEL and 'avx512_vnni' in features:
         return None if 'avx512_bf16' in features else 'default'
     return None
+
+
+def _ends_at_avx2(features: Collection[str]) -> bool:
+    return 'avx2' in features and 'avx512f' not in features
 
 
 def _is_known_as_fast_in_bf16(processor: Processor) -> bool:
@@ -110,6 +114,8 @@ def _is_amd_with_bf16(processor: Processor) -> bool:
 
 def prepacks_few_rows(processor: Processor) -> bool:
     """Whether oneDNN multiplies few rows by prepacked weights faster than MKL by others."""
+    if processor.vendor == processors.AMD:
+        return _ends_at_avx2(processor.features)
     return processor.vendor == processors.INTEL and 'avx512f' in processor.features
 
 

@@ -17,9 +17,9 @@ from lm_human_preferences.utils.core import default_device
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 # Words of the vocabulary whose logits MKL computes at once: all 50,257 take 1.4 times as long.
 _VOCABULARY_PIECE = 1024
-# Up to so many rows, an Intel processor multiplies by prepacked weights faster than MKL does by
-# others: 8 rows 1.4 times, 32 rows 1.1 times. Smaller weights gain nothing, nor do those that
-# learn: laying them out for each batch takes as long as they save in 24 tokens.
+# Up to so many rows, some processors multiply by prepacked weights faster than MKL does by others:
+# 8 rows 1.4 times, 32 rows 1.1 times. Smaller weights gain nothing, nor do those that learn: laying
+# them out for each batch takes as long as they save in 24 tokens.
 _FEW_ROWS = 32
 _LARGE_WEIGHT = 2**18
 
@@ -77,7 +77,7 @@ def configure(precision: str, device: torch.device, library: Library) -> Kernels
     _kernels = Kernels(
         library=library,
         reduced=reduced,
-        prepack=_prepack_operator() if reduced or few_rows else None,
+        prepack=_prepack_operator(reduced or torch.float32) if reduced or few_rows else None,
         prepacked_rows=None if reduced else _FEW_ROWS,
         fuses_attention=library == 'default' and reduced is None,
         vocabulary_piece=_VOCABULARY_PIECE if library == 'default' else None,
@@ -251,14 +251,15 @@ def _version_of(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
-def _prepack_operator() -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The operator by which PyTorch's compiler prepacks weights; None if it has none for bf16."""
+def _prepack_operator(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The operator by which PyTorch's compiler prepacks weights of a type; None if it has none."""
     operators: Any = torch.ops.mkldnn
     try:
         needed = operators._reorder_linear_weight, operators._linear_pointwise
-        return needed[0] if operators._is_mkldnn_bf16_supported() else None
+        is_supported = dtype == torch.float32 or operators._is_mkldnn_bf16_supported()
     except AttributeError:  # they may go
         return None
+    return needed[0] if is_supported else None
 
 
 def _prepacked_product(

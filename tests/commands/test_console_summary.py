@@ -179,6 +179,22 @@ def test_time_left():
     assert clock.per_second(0.5, 1000) == pytest.approx(25)
 
 
+def test_a_line_of_the_policy_has_its_speed(capsys):
+    """After an interruption: 128 episodes in 8 seconds, and 256 are left."""
+    logging.configure_console('summary')
+    now = [100.0]
+    clock = TimeLeft({'policy': 4}, clock=lambda: now[0])
+    clock.begin('policy', share=0.25)
+    hparams = resolved('train_policy', 'test')
+    hparams.ppo.batch_size, hparams.run.log_interval = 128, 2
+    table = hooks.PolicyTable(hparams, LocalComm(), clock, steps=4)
+    now[0] += 8
+    names = 'objective/score', 'objective/kl', 'objective/kl_coef', 'ppo/loss/total'
+    table.after_step(2, dict.fromkeys(names, 0.5))
+    row = capsys.readouterr().out.splitlines()[-1].split()
+    assert row[:2] == ['2/4', '256'] and row[-2:] == ['16', '0:16']
+
+
 def test_pauses_are_no_part_of_the_time_left():
     now = [100.0]
     clock = TimeLeft({'policy': 60}, clock=lambda: now[0])

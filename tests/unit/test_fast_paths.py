@@ -27,7 +27,7 @@ from lm_human_preferences.utils import core
 CPU = torch.device('cpu')
 PADDING, QUERY, LENGTH, VOCABULARY = 99, 6, 5, 50
 needs_bf16 = pytest.mark.skipif(
-    precision._prepack_operator() is None, reason='no bf16 on this processor'
+    precision._prepack_operator(torch.bfloat16) is None, reason='no bf16 on this processor'
 )
 
 
@@ -476,13 +476,13 @@ def test_pytorch_still_prepacks_on_processors_with_avx512():
     flags = torch.cpu.get_capabilities()
     if not all(flags.get(name) for name in ('avx512_bw', 'avx512_vl', 'avx512_dq')):
         pytest.skip('this processor has no AVX-512')
-    assert precision._prepack_operator() is not None
+    assert precision._prepack_operator(torch.bfloat16) is not None
 
 
 @needs_bf16
 def test_pytorch_still_takes_what_it_has_prepacked():
     x, weight, bias = (torch.randn(shape).bfloat16() for shape in ((3, 32), (16, 32), (16,)))
-    prepacked = precision._prepack_operator()(weight)
+    prepacked = precision._prepack_operator(torch.bfloat16)(weight)
     for with_bias in (bias, None):
         product = torch.nn.functional.linear(x, weight, with_bias)
         assert torch.equal(precision._prepacked_product(x, prepacked, with_bias, False), product)

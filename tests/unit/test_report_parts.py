@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from run_folders import EXPERIMENTS, write_command, write_settings
 from three_runs import birch
 from torch.nn import functional as F
 
-from lm_human_preferences.evaluation.calibration import calibrated
+from lm_human_preferences.evaluation import reward_on_labels
+from lm_human_preferences.evaluation.calibration import calibrated, calibration
+from lm_human_preferences.label_types import PickBest
 from lm_human_preferences.report_page import (
     charts,
     compared_runs,
@@ -177,3 +180,22 @@ def test_calibration_of_choices_that_are_made_as_predicted():
     assert scale == pytest.approx(3, rel=0.05)
     assert len(predicted) == 10 and predicted == sorted(predicted)
     assert observed == pytest.approx(predicted, abs=0.03)
+
+
+@pytest.mark.parametrize('held_out', [3, 0])
+def test_labels_that_were_held_out_tell_calibration_where_there_are_any(monkeypatch, held_out):
+    label_type = PickBest(2)
+
+    def labels(count):
+        texts = {'query': (count, 4), 'sample0': (count, 2), 'sample1': (count, 2)}
+        tokens = {field: torch.zeros(shape, dtype=torch.int64) for field, shape in texts.items()}
+        return {**tokens, 'best': torch.zeros(count, dtype=torch.int64)}
+
+    parts = {'held_out': labels(held_out), 'trained_on': labels(5)}
+    monkeypatch.setattr(reward_on_labels, 'parts_of', lambda *_: (None, None, parts))
+    monkeypatch.setattr(
+        reward_on_labels, 'rewards_by', lambda _: lambda queries, samples: samples.sum(-1)
+    )
+    found = calibration(SimpleNamespace(label_type=label_type), 'run', ())
+    assert found is not None
+    assert (found.labels, found.held_out) == ((3, True) if held_out else (5, False))

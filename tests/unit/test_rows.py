@@ -17,7 +17,7 @@ FAMILIES = 'llama', 'qwen3', 'gpt_neox', 'opt'
 WITHOUT_DROPOUT = {'opt': {'dropout': 0.0}}
 PADDING = 99
 needs_bf16 = pytest.mark.skipif(
-    precision._prepack_operator() is None, reason='no bf16 on this processor'
+    precision._prepack_operator(torch.bfloat16) is None, reason='no bf16 on this processor'
 )
 
 
