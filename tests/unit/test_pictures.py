@@ -235,12 +235,12 @@ def axes():
 
 
 def test_the_frontier_has_a_band_and_goes_on_at_its_last_reward(axes):
-    plots.draw_frontier(axes, [0, 2, 4], [0, 2, 3], [0, 0.5, 1], label='best', up_to=8)
+    plots.draw_frontier(axes, [0, 2, 4], [1, 2, 3], [0.25, 0.5, 1], label='best', up_to=8)
     assert lines_of(axes) == [
-        ('best', plots.INK, '-', [0, 2, 4], [0, 2, 3]),
+        ('best', plots.INK, '-', [0, 2, 4], [1, 2, 3]),
         ('best, at least', plots.INK, ':', [4, 8], [3, 3]),
     ]
-    assert bands_of(axes) == [(plots.INK, 0, 4)]
+    assert bands_of(axes) == [(plots.INK, 0.75, 4)]
 
 
 @pytest.mark.parametrize('up_to, kls, rewards', [(3, [0, 2, 3], [0, 2, 2.5]), (2, [0, 2], [0, 2])])

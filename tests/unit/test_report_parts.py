@@ -124,7 +124,7 @@ def test_a_long_curve_keeps_its_ends_and_extremes():
 
 @pytest.mark.parametrize(
     'value, expected',
-    [(0, '0'), (-0.25, '−0.25'), (1234.4, '1234'), (3e-7, '3.00e−07'), (2.0, '2')],
+    [(0, '0'), (-0.25, '−0.25'), (1000, '1000'), (1234.4, '1234'), (3e-7, '3.00e−07'), (2.0, '2')],
 )
 def test_numbers_are_short(value, expected):
     assert charts.number(value) == expected
