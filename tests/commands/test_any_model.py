@@ -287,6 +287,7 @@ def test_what_cannot_be_driven_is_refused_before_a_run_is_there(case, dry, tmp_p
     result = invoke(both_steps(model, tmp_path, dry))
     assert result.exit_code == 2
     assert told in result.stderr.splitlines()[-1]
+    assert '1 rank on a CPU' not in result.output
     assert not (tmp_path / 'run').exists()
 
 
