@@ -233,6 +233,16 @@ def test_settings_are_uploaded_before_checkpoints_and_their_list_last(store, tmp
     assert [name for name in uploaded if name in names] == names
 
 
+@pytest.mark.parametrize('age, is_renewed', [(0.4, False), (0.6, True)])
+def test_a_lease_is_renewed_once_it_is_half_an_interval_old(store, tmp_path, monkeypatch, age, is_renewed):
+    """age: of the lease, in intervals between uploads."""
+    uploader = uploads.DirectoryUploader(RUN, str(tmp_path), re.compile('no file'), 'me')
+    lease = uploader.lease_id, 'me', age * uploads.SYNC_SECONDS
+    monkeypatch.setattr(uploads, 'last_writer', lambda url: lease)
+    uploader.sync()
+    assert ('run/' + uploads.LEASE in store) == is_renewed
+
+
 @pytest.mark.parametrize('moment', range(3))
 def test_what_is_saved_or_deleted_during_an_upload(server, store, tmp_path, monkeypatch, moment):
     """It is not named before it is whole, and uploaded, or deleted, next time."""

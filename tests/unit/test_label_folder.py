@@ -657,6 +657,10 @@ def test_what_is_no_folder(tmp_path):
         (tmp_path / 'task.json').write_text(text)
         with pytest.raises(UserError, match=r'task.json'):
             LabelFolder(str(tmp_path))
+    for name in ('best_of_1', 'worst_of_4'):
+        (tmp_path / 'task.json').write_text(json.dumps({'format': 1, **TASK, 'label_type': name}))
+        with pytest.raises(UserError, match=f"there is no label type '{name}'"):
+            LabelFolder(str(tmp_path))
     damaged = {'format': 1, **TASK, 'task': {'query_length': '3', 'response_length': 4}}
     (tmp_path / 'task.json').write_text(json.dumps(damaged))
     with pytest.raises(UserError, match=r'--task.query_length must be a whole number'):
