@@ -234,7 +234,9 @@ def test_settings_are_uploaded_before_checkpoints_and_their_list_last(store, tmp
 
 
 @pytest.mark.parametrize('age, is_renewed', [(0.4, False), (0.6, True)])
-def test_a_lease_is_renewed_once_it_is_half_an_interval_old(store, tmp_path, monkeypatch, age, is_renewed):
+def test_a_lease_is_renewed_once_it_is_half_an_interval_old(
+    store, tmp_path, monkeypatch, age, is_renewed
+):
     """age: of the lease, in intervals between uploads."""
     uploader = uploads.DirectoryUploader(RUN, str(tmp_path), re.compile('no file'), 'me')
     lease = uploader.lease_id, 'me', age * uploads.SYNC_SECONDS
