@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from compare import assert_close
+from experiments import resolved
 from ranks import need, on_ranks
 
 from lm_human_preferences.distributed import comm as comms
@@ -365,3 +366,11 @@ def test_no_route():
             'open the network between them, or take --run.allreduce mpi$',
         ):
             network.route(['127.0.0.1'], port)
+
+
+def test_how_long_ranks_wait_are_options():
+    hparams = resolved('train_reward', 'test')
+    hparams.override_from_dict(
+        {'run.rank_timeout': 11, 'run.allreduce_timeout': 12, 'run.stop_timeout': 13}
+    )
+    assert hparams.run.timeouts == Timeouts(rank=11, allreduce=12, stop=13)
