@@ -494,3 +494,8 @@ def test_a_run_whose_members_are_damaged(trained, tmp_path):
     record.write_text(record.read_text().replace('"ensemble": 3', '"ensemble": 1000000000'))
     error = error_of(invoke(f'score {run} {texts}'))
     assert error.startswith(str(record)) and '--ensemble must be from 1 to 100' in error
+
+
+def test_seeds_of_members_are_far_apart():
+    seeds = [train_reward.member_seed(7, member) for member in range(3)]
+    assert seeds == [7, 1_000_010, 2_000_013]

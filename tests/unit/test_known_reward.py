@@ -60,3 +60,8 @@ def test_it_is_fitted_once_for_all_processes(tmp_path, monkeypatch, is_writable)
     assert len(fits) == (1 if is_writable else 2)
     assert torch.equal(found[0], fits[0])
     assert torch.equal(found[1], fits[-1])
+
+
+def test_it_is_where_it_is_asked_to_be():
+    assert KnownReward(encodings.Reviews, device='meta').weights.device.type == 'meta'
+    assert KnownReward(encodings.Reviews).weights.device.type != 'meta'

@@ -379,3 +379,10 @@ def test_a_training_computes_as_suits_its_network(machine, monkeypatch):
     with pytest.raises(Begun):
         session.start(begin, hparams, kept(), LocalComm(), records={}, model_dir='reward_model')
     assert calls == [(768, 'bf16', 'onednn')]
+
+
+def test_seconds_are_those_of_each_product(monkeypatch):
+    seconds = iter([10.0, 10.5, 20.0, 20.25])
+    monkeypatch.setattr(products.time, 'perf_counter', lambda: next(seconds))
+    found = products._seconds_of_products([(1, 2, 3), (4, 5, 6)], torch.float32)
+    assert found == [0.5, 0.25]
