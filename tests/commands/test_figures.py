@@ -2,6 +2,7 @@
 them."""
 
 import collections
+import contextlib
 import copy
 import csv
 import dataclasses
@@ -138,6 +139,20 @@ def test_jobs_are_done_once(tmp_path):
     assert len(done) == 3
     assert [Path(path).read_text() for path in jobs] == ['of an earlier run', '1', '2']
     assert sorted(name[0] for name in os.listdir(marks)) == ['1', '1', '2']
+
+
+def test_as_many_processes_as_asked_for(monkeypatch):
+    asked = []
+
+    def executor(count, **_):
+        asked.append(count)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(worker_pool.concurrent.futures, 'ProcessPoolExecutor', executor)
+    for processes in (3, None):
+        with worker_pool.pool(processes):
+            pass
+    assert asked == [3, len(os.sched_getaffinity(0))]
 
 
 @pytest.fixture

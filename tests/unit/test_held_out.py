@@ -17,6 +17,7 @@ from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.labels import simulated
 from lm_human_preferences.labels.held_out import is_held_out, predict, split
 from lm_human_preferences.labels.report.agreement import clustered_interval
+from lm_human_preferences.reproduction import learning_curve
 
 PAIRS = label_types.get('best_of_2')
 TRAINING = (
@@ -217,3 +218,12 @@ def test_a_policy_can_hold_labels_out_too(tmp_path):
     )
     assert result.exit_code == 0
     assert '  rewards.train_new_model.labels.held_out: 0.1\n' in result.stdout
+
+
+@pytest.mark.parametrize('of_run, share', [(0.25, 0.25), (0, 0.1)])
+def test_a_learning_curve_holds_out_as_much_as_the_run_or_a_tenth(monkeypatch, of_run, share):
+    hparams = resolved('train_reward', 'test')
+    hparams.labels.held_out = of_run
+    monkeypatch.setattr(learning_curve, 'record_of', lambda run: hparams)
+    settings = learning_curve._settings('folder', 'run', None)
+    assert (settings.labels.source, settings.labels.held_out) == ('folder', share)

@@ -255,3 +255,9 @@ def test_somebody_who_cannot_tell_small_differences_apart(tmp_path):
         pytest.raises(UserError, match='indifference 0.25: .* has no ties'),
     ):
         simulate(labeller, judge, indifference=0.25)
+
+
+def test_only_a_choice_can_have_ties():
+    assert label_types.get('best_of_4').allow_ties().ties
+    rating = label_types.get('scalar_rating').allow_ties()
+    assert (rating.ties, rating.control.tie) == (False, '')
