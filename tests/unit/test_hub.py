@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import types
 
 import pytest
@@ -287,6 +288,26 @@ def test_without_a_network_the_cache_is_used(in_cache, monkeypatch, capsys, netw
         assert failure(storage.pinned, 'hf://org/other') == f'hf://org/other: {reason}'
         at_commit = 'hf://org/model@' + 40 * 'a'
         assert failure(storage.pinned, at_commit) == f'{at_commit}: {reason}'
+
+
+def test_a_silent_hub_is_asked_once(hub_server, monkeypatch):
+    """About another model, it is known already; a while later it is asked again."""
+    asked = []
+
+    def no_answer(ask, whom):
+        asked.append(whom)
+        raise storage.paths.HubPath('hf://org/a').error('no answer', hub_client.Unreachable)
+
+    monkeypatch.setattr(blobs, 'first_answer', no_answer)
+    for name in 'ab':
+        with pytest.raises(hub_client.Unreachable, match=f'hf://org/{name}: no answer'):
+            hub_client.require(storage.paths.HubPath(f'hf://org/{name}'))
+    assert len(asked) == 1
+    later = time.monotonic() + blobs.UNREACHABLE_SECONDS + 1
+    monkeypatch.setattr(time, 'monotonic', lambda: later)
+    with pytest.raises(hub_client.Unreachable):
+        hub_client.require(storage.paths.HubPath('hf://org/b'))
+    assert len(asked) == 2
 
 
 def test_all_that_is_missing_is_named_at_once(monkeypatch):

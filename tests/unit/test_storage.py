@@ -271,7 +271,9 @@ def test_an_upload_that_failed_is_not_made_later(server, blobs, cache, monkeypat
     server.faults.clear()
     gc.collect()
     assert fault.hits and not blobs['private/runs']
-    storage.write('az://private/runs/new', io.BytesIO(b'new'), 3)
+    monkeypatch.setattr(storage.blobs, 'BLOCK_SIZE', 2)
+    growing = io.BytesIO(b'new, and what was added meanwhile')
+    storage.write('az://private/runs/new', growing, 3)
     assert blobs['private/runs'] == {'new': b'new'}
 
 
