@@ -5,13 +5,15 @@ import json
 import pytest
 import torch
 from compare import assert_close, assert_equal, tokens
+from experiments import resolved
 from golden_data import json_if_there, load_npz, require_bpe, under
 from tiny_tokenisers import write_words
 
-from lm_human_preferences import lm_tasks
+from lm_human_preferences import lm_tasks, session
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import datasets, encodings, tokenisers
+from lm_human_preferences.storage import StorageError
 from lm_human_preferences.train_policy import make_score_fn
 from lm_human_preferences.utils import core
 
@@ -170,6 +172,50 @@ def test_letters_follow_the_seed_of_the_run():
     (defect 19)."""
     assert torch.equal(drawn_queries(1, 4), drawn_queries(1, 4))
     assert not torch.equal(drawn_queries(1, 4), drawn_queries(2, 4))
+
+
+@pytest.mark.parametrize(
+    'source, stand_in',
+    [(None, None), ('test', None), ('folder', None), ('labels.json', 'labels.json')],
+)
+def test_queries_of_labels_stand_in_where_they_are_a_file(tmp_path, monkeypatch, source, stand_in):
+    (tmp_path / 'folder').mkdir()
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    get_dataset = datasets.get_dataset
+
+    def note_labels(name, labels=None):
+        asked.append(labels)
+        return get_dataset(name)
+
+    monkeypatch.setattr(datasets, 'get_dataset', note_labels)
+    task = lm_tasks.TaskHParams(query_length=4, query_dataset='test', start_text=None)
+    encoder = encodings.Test.get_encoder()
+    lm_tasks.make_query_sampler(hparams=task, encoder=encoder, batch_size=1, labels=source)
+    assert asked == [stand_in]
+
+
+def test_without_a_network_all_that_is_missing_is_named(tmp_path, monkeypatch):
+    """Files of the model, of the data set and the labels."""
+    monkeypatch.setenv('LMHP_CACHE', str(tmp_path))
+    task = lm_tasks.TaskHParams(query_length=4, query_dataset='tldr')
+    task.policy.initial_model = '124M'
+    lm_tasks.check_offline(task, ['az://account/labels.json'])
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    with pytest.raises(StorageError, match=r'the cache lacks \d files; put ') as error:
+        lm_tasks.check_offline(task, ['az://account/box/labels.json'])
+    for name in ('/124M/', '/tldr/', 'account/box/labels.json'):
+        assert name in str(error.value)
+
+
+def test_without_a_network_the_reward_model_of_a_run_is_needed(tmp_path, monkeypatch):
+    monkeypatch.setenv('LMHP_CACHE', str(tmp_path))
+    monkeypatch.setenv('LMHP_OFFLINE', '1')
+    hparams = resolved('train_policy', 'test')
+    hparams.rewards.train_new_model = None
+    hparams.rewards.trained_model = 'az://account/box/run/reward_model/'
+    with pytest.raises(StorageError, match='box/run/reward_model/hparams.json at '):
+        session.check(hparams, comms.LocalComm(), lambda sizes: [])
 
 
 def test_ranks_take_turns_in_one_stream_of_letters():
