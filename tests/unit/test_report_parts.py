@@ -1,5 +1,6 @@
 """Parts of the page that tells what runs were: charts, samples, texts, calibration."""
 
+import hashlib
 import json
 import re
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from lm_human_preferences.report_page.charts import Event, Series
 from lm_human_preferences.run_story import facts, summary
 from lm_human_preferences.run_story.curves import Curve, Log
 from lm_human_preferences.run_story.facts import RunFacts
+from lm_human_preferences.runs import run_files
 
 
 def test_points_are_where_the_axes_say():
@@ -199,3 +201,15 @@ def test_labels_that_were_held_out_tell_calibration_where_there_are_any(monkeypa
     found = calibration(SimpleNamespace(label_type=label_type), 'run', ())
     assert found is not None
     assert (found.labels, found.held_out) == ((3, True) if held_out else (5, False))
+
+
+def test_a_page_has_the_checksums_of_what_a_run_learned_from_and_made(tmp_path):
+    (tmp_path / 'reward_model').mkdir()
+    (tmp_path / run_files.LEARNED).write_text(json.dumps({'digest': 'a' * 64}))
+    (tmp_path / run_files.FUNCTION_RECORD).write_text(json.dumps({'digest': 'b' * 64, 'x': 'c'}))
+    checkpoints = tmp_path / run_files.POLICY.finished
+    checkpoints.mkdir(parents=True)
+    (checkpoints / 'model.ckpt-3.index').write_bytes(b'index')
+    what, digests = zip(*provenance._digests(str(tmp_path)), strict=True)
+    assert digests == ('a' * 64, 'b' * 64, hashlib.sha256(b'index').hexdigest())
+    assert what[:2] == ('the labels', "the reward's file") and what[2].startswith('policy, ')
