@@ -18,7 +18,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.datasets.reviews import WORDS
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import evaluate
-from lm_human_preferences.external_rewards.classifier import Classifier
+from lm_human_preferences.external_rewards.classifier import Classifier, check
 from lm_human_preferences.external_rewards.texts import joined
 
 TEXTS = [
@@ -86,8 +86,12 @@ def test_a_class_gives_its_log_odds(tmp_path):
     ],
 )
 def test_classes_that_are_not_there(tmp_path, names, name, told):
-    with pytest.raises(UserError, match=told):
-        Classifier(write_classifier(tmp_path, names=names), name)
+    """A dry run finds them without the weights."""
+    directory = write_classifier(tmp_path, names=names)
+    for read in (Classifier, check):
+        with pytest.raises(UserError, match=told):
+            read(directory, name)
+    check(directory, None if len(names) == 1 else names[0])
 
 
 @pytest.mark.parametrize('family', ['gpt2', 'roberta'])

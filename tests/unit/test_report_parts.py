@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from run_folders import EXPERIMENTS, write_command, write_settings
-from three_runs import birch
+from three_runs import birch, cedar
 from torch.nn import functional as F
 
 from lm_human_preferences.evaluation import reward_on_labels
@@ -17,6 +17,7 @@ from lm_human_preferences.label_types import PickBest
 from lm_human_preferences.report_page import (
     charts,
     compared_runs,
+    frontier,
     provenance,
     safe_text,
     sample_choice,
@@ -114,6 +115,14 @@ def test_an_alarm_on_the_way_is_told(tmp_path):
     run = birch(tmp_path / 'birch')
     (told,) = (text for text in summary.on_the_way(facts.of_run(str(run))) if 'Alarm' in text)
     assert told.startswith('Alarm at step 12 of the policy: ')
+
+
+def test_the_chart_of_another_reward_has_the_optimum_for_the_one_trained_on(tmp_path):
+    found = facts.of_run(str(cedar(tmp_path / 'cedar')))
+    (_, own), (_, other) = frontier.evaluation(found.evaluation, 'i').rewards
+    dashed = [('the optimum for the reward model', 5, charts.DASHED)]
+    assert [entry for entry in own.legend if entry[2] == charts.DASHED] == []
+    assert [entry for entry in other.legend if entry[2] == charts.DASHED] == dashed
 
 
 def test_a_long_curve_keeps_its_ends_and_extremes():
