@@ -227,3 +227,11 @@ def test_a_learning_curve_holds_out_as_much_as_the_run_or_a_tenth(monkeypatch, o
     monkeypatch.setattr(learning_curve, 'record_of', lambda run: hparams)
     settings = learning_curve._settings('folder', 'run', None)
     assert (settings.labels.source, settings.labels.held_out) == ('folder', share)
+
+
+def test_agreement_of_a_comparison_is_that_of_signs():
+    """Right about two of three."""
+    rewards = torch.tensor([[0.0, 1.0], [2.0, 1.0], [1.0, 2.0]])
+    labels = {'difference': torch.tensor([3.0, -1.0, -2.0])}
+    agreement = label_types.get('scalar_compare').agreement(rewards, labels)
+    assert agreement.item() == pytest.approx((1 + 1 - 1) / 3)

@@ -126,6 +126,8 @@ def test_the_page_of_a_reward_model(tmp_path):
     assert '32 at a time, at a learning rate of 0.001' in text
     assert 'Evaluation' not in text and 'evaluate' not in text
     assert 'Add ' not in text.replace('Add 2.5', '') and 'dialogue' not in text
+    exact, _ = card_of(f'{run}/reward_model', has_policy=False)
+    assert 'Add ' not in exact and 'its scale is part of the weights' in exact
     # Wilson's of 87.5 % of 204.8 labels.
     tested = write_run(tmp_path / 'tested', rewards__train_new_model__labels__held_out=0.2)
     told = '(a share of 0.2 of all); the 95 % interval is about 82.3 to 91.3 %.'
