@@ -347,8 +347,7 @@ def _launch_class(command: str) -> type[hyperparams.HParams]:
 
 def _dry_run(job: Job, launch: Any) -> None:
     """Print the settings of `job`, check what can be checked without work, say what would start."""
-    # It loads torch.
-    dry_run = worker.import_for_good('lm_human_preferences.commands.dry_run').dry_run
+    dry_run = worker.import_job('lm_human_preferences.commands.dry_run:dry_run')  # loads torch
     click.echo(f'{job.name}: {job.binds}')
     hyperparams.dump(job.hparams)
     hyperparams.dump_additions(job.hparams)

@@ -271,9 +271,15 @@ def test_an_upload_that_failed_is_not_made_later(server, blobs, cache, monkeypat
     server.faults.clear()
     gc.collect()
     assert fault.hits and not blobs['private/runs']
+    storage.write('az://private/runs/new', io.BytesIO(b'new'), 3)
+    assert blobs['private/runs'] == {'new': b'new'}
+
+
+def test_a_file_that_grows_is_sent_as_far_as_it_was(server, blobs, monkeypatch):
+    """In several blocks, of which the last is not a whole one."""
+    monkeypatch.setenv('AZURE_STORAGE_KEY', KEY)
     monkeypatch.setattr(storage.blobs, 'BLOCK_SIZE', 2)
-    growing = io.BytesIO(b'new, and what was added meanwhile')
-    storage.write('az://private/runs/new', growing, 3)
+    storage.write('az://private/runs/new', io.BytesIO(b'new, and what was added'), 3)
     assert blobs['private/runs'] == {'new': b'new'}
 
 
