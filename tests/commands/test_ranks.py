@@ -24,6 +24,7 @@ from launched import (
     MPIEXEC,
     REPOSITORY,
     SMALL,
+    WITHOUT_TORCH,
     Launch,
     forget_launcher,
     job,
@@ -488,19 +489,22 @@ def test_sampling_by_two_ranks(one, tmp_path):
 
 
 by_mpiexec = pytest.mark.parametrize(
-    'started_by', [(), (MPIEXEC, '-n', '2')], ids=['our launcher', 'own mpiexec']
+    'settings',
+    # Ranks of the user's own mpiexec watch each other through a store of torch.
+    [{'PYTHONPATH': WITHOUT_TORCH}, {'started_by': (MPIEXEC, '-n', '2')}],
+    ids=['our launcher', 'own mpiexec'],
 )
 
 
 @needs_mpi
 @by_mpiexec
-def test_an_error_of_one_rank_ends_all(tmp_path, started_by):
-    failed = job(tmp_path, 'fail', started_by=started_by)
+def test_an_error_of_one_rank_ends_all(tmp_path, settings):
+    failed = job(tmp_path, 'fail', **settings)
     lines = failed.errors().splitlines()
     assert lines.count('ArithmeticError: rank 1 cannot count') == 1
     assert lines.count('Traceback (most recent call last):') == 1
     assert failed.process.returncode == 1
-    if not started_by:
+    if 'started_by' not in settings:
         assert lines[-1] == 'error: rank 1 failed, so all 2 ranks were stopped'
 
 
@@ -513,7 +517,7 @@ def test_ranks_of_another_mpi_are_recognised(tmp_path):
         'PMI_RANK=1 "$@" &\nPMI_RANK=0 "$@"\nstatus=$?\nwait\nexit $status'
     )
     other.chmod(0o755)
-    failed = job(tmp_path, 'talk', started_by=(other, '-n', '2'))
+    failed = job(tmp_path, 'talk', started_by=(other, '-n', '2'), PYTHONPATH=WITHOUT_TORCH)
     assert failed.process.returncode == 2
     assert (
         'error: 2 ranks were started, but each sees a world of 1: they were started by the mpiexec'
@@ -523,15 +527,15 @@ def test_ranks_of_another_mpi_are_recognised(tmp_path):
 
 @needs_mpi
 @by_mpiexec
-def test_only_one_rank_speaks_and_tells_the_error_of_all(tmp_path, started_by):
-    talk = job(tmp_path, 'talk', started_by=started_by)
+def test_only_one_rank_speaks_and_tells_the_error_of_all(tmp_path, settings):
+    talk = job(tmp_path, 'talk', **settings)
     assert talk.output().splitlines() == ['rank 0 of [0, 1] speaks']
     # Once in the warning, once in the line of code that it shows.
     assert talk.errors().count('everybody warns') == 2
     assert 'error: /labels.json is no label file' in talk.errors().splitlines()
     assert talk.errors().count('label file') == 1
     assert talk.process.returncode == 2
-    if not started_by:
+    if 'started_by' not in settings:
         assert talk.errors().splitlines()[-1] == 'error: /labels.json is no label file'
 
 
@@ -542,7 +546,13 @@ def test_on_a_terminal(tmp_path):
     rows, columns = 24, 60
     size = struct.pack('4H', rows, columns, 0, 0)
     fcntl.ioctl(terminal_of_job, termios.TIOCSWINSZ, size)
-    draw = start_job(tmp_path, 'draw', stdout=terminal_of_job, stderr=terminal_of_job)
+    draw = start_job(
+        tmp_path,
+        'draw',
+        stdout=terminal_of_job,
+        stderr=terminal_of_job,
+        PYTHONPATH=WITHOUT_TORCH,
+    )
     os.close(terminal_of_job)
     text = read_until_closed(terminal)
     assert draw.wait() == 0

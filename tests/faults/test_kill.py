@@ -14,7 +14,17 @@ import time
 from pathlib import Path
 
 import pytest
-from launched import EVERYWHERE, FAULTS, FOREVER, MPIEXEC, SMALL, Launch, eventually, start_job
+from launched import (
+    EVERYWHERE,
+    FAULTS,
+    FOREVER,
+    MPIEXEC,
+    SMALL,
+    WITHOUT_TORCH,
+    Launch,
+    eventually,
+    start_job,
+)
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
@@ -85,7 +95,7 @@ def test_sigterm_to_the_launcher(tmp_path, chance, attempt):
 @pytest.fixture
 def waiting(tmp_path):
     """Two ranks, one of which waits for the other for ever."""
-    launch = start_job(tmp_path, 'wait')
+    launch = start_job(tmp_path, 'wait', PYTHONPATH=WITHOUT_TORCH)
     eventually(lambda: 'for ever' in launch.output() or launch.process.poll() is not None)
     assert launch.process.poll() is None, launch.errors()
     launch.assert_shared_memory_is_nameless()

@@ -33,6 +33,8 @@ SMALL = (
     '--rewards.train_new_model.normalize_samples=16',
 )
 PYTHONPATH = f'{REPOSITORY}:{REPOSITORY}/tests/helpers'  # of the programs in tests/helpers
+# Of ranks that do nothing but talk by MPI, for which importing torch is most of their time.
+WITHOUT_TORCH = f'{REPOSITORY}/tests/helpers/stand_ins:{PYTHONPATH}'
 EVERYWHERE = ('auto', 'torch', 'mpi')  # for --run.allreduce on every machine with MPI
 MPIEXEC = Path(sys.executable).with_name('mpiexec')
 
@@ -219,8 +221,7 @@ def start_job(directory, name, **settings):
     return Launch(
         directory,
         command=('tests/helpers/rank_jobs.py', name),
-        PYTHONPATH=PYTHONPATH,
-        **settings,
+        **{'PYTHONPATH': PYTHONPATH, **settings},
     )
 
 
