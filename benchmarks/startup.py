@@ -297,6 +297,8 @@ def main():
             )
             print(f'{what:36} {seconds:7.2f}  {used:7.2f}', flush=True)
         for command in TRAININGS:
+            if any(word in command for word in skipped):
+                continue
             words = training(command, folder, args.batch, name=f'{command}-phases')
             output = subprocess.run(
                 [sys.executable, __file__, '--phases', *words],

@@ -85,9 +85,8 @@ def ordinary_products():
         ),
         (
             'startup --size test --repeats 1 --threads 1'
-            ' --skip torch,transformers,model,policy,help,value',
-            r'an unknown option .*\ntrain_reward, first step .*\n(.*\n)*'
-            r'train_policy: .*networks \d',
+            ' --skip torch,transformers,model,reward,help,value',
+            r'an unknown option .*\ntrain_policy, first step .*\ntrain_policy: .*networks \d',
         ),
         (
             'online_step --size test --batch 1 --steps 1 --threads 1',
@@ -112,21 +111,32 @@ def ordinary_products():
 def test_benchmark(command, printed, monkeypatch, capsys, ordinary_products):
     """In this process, without seconds of start-up, and so are its variants.
 
-    Only scaling and startup have processes of their own, which they measure.
+    Only startup has processes of its own, which it measures, and scaling its ranks.
     """
     name, *options = command.split()
+    on_ranks = importlib.import_module('on_ranks')
+    measure_on_ranks = on_ranks.measure
 
     def run(*words):
         monkeypatch.setattr(sys, 'argv', [f'{name}.py', *options, *words])
         runpy.run_path(str(BENCHMARKS / f'{name}.py'), run_name='__main__')
 
-    def run_variant(variant, threads):
+    def result_of(*words):
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
-            run('--threads', str(threads), '--variant', variant)
+            run(*words)
         return json.loads(output.getvalue().splitlines()[-1])
 
+    def run_variant(variant, threads):
+        return result_of('--threads', str(threads), '--variant', variant)
+
+    def measure(size, program, *words):
+        if size == 1:
+            return result_of(*map(str, words))
+        return measure_on_ranks(size, program, *words)
+
     monkeypatch.setattr(importlib.import_module('measuring'), 'in_own_process', run_variant)
+    monkeypatch.setattr(on_ranks, 'measure', measure)
     run()
     found = capsys.readouterr().out
     assert re.search(printed, found), found

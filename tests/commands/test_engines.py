@@ -1,10 +1,11 @@
-"""Real ranks, started by mpiexec on each engine and by torchrun: the tests that use ranks.on_ranks.
+"""Real ranks, started by mpiexec on each engine and without MPI: the tests that use ranks.on_ranks.
 
 Each engine does what depends on the engine: communication, and a training whose gradients it
 averages. The rest, recordings included, is the same for all of them, and is done by one.
 faults/test_two_hosts.py has three ranks.
 """
 
+import contextlib
 import os
 import re
 import subprocess
@@ -19,7 +20,7 @@ from engines import (
     on_mpi_words,
     skip_reason,
 )
-from launched import TORCHRUN
+from launched import torch_variables
 
 from lm_human_preferences.distributed import launcher
 
@@ -85,7 +86,24 @@ def assert_passed(lines, size, tests):
 
 
 @pytest.mark.slow
-def test_torchrun():
-    """Ranks without MPI have their own way to send each other objects."""
-    output = run([*TORCHRUN, *on_mpi_command(COMMUNICATION, 'torch')], os.environ)
+def test_ranks_without_mpi():
+    """They have their own way to send each other objects."""
+    # Below those that connections take, so that none of another test has it meanwhile.
+    port = 20_000 + os.getpid() % 9_000
+    command = on_mpi_command(COMMUNICATION, 'torch')
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for variables in torch_variables(2, '127.0.0.1', port):
+            environment = {**os.environ, **variables, 'OMP_NUM_THREADS': '1'}
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment,
+            )
+            processes.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        output, of_rank_1 = (process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes)
+    assert [process.returncode for process in processes] == [0, 0], output + of_rank_1
     assert_passed(lines_by_engine(2, output)['torch'], 2, COMMUNICATION)

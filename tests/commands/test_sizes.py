@@ -1,5 +1,5 @@
-"""GPT-2 of every released size, at a small width: loaded, trained by both trainings, sampled
-from."""
+"""GPT-2 of the smallest and the largest released size, at a small width: loaded, trained by both
+trainings, sampled from."""
 
 import math
 
@@ -14,7 +14,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.language import model
 
-BLOCKS_AND_HEADS = {'124M': (12, 12), '355M': (24, 16), '774M': (36, 20), '1558M': (48, 25)}
+BLOCKS_AND_HEADS = {'124M': (12, 12), '1558M': (48, 25)}
 STEP = {
     'train_reward': (
         '--labels.num_train 8 --batch_size 8 --rollout_batch_size 8 --normalize_samples 8'

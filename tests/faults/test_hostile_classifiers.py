@@ -22,7 +22,7 @@ from lm_human_preferences.external_rewards.texts import joined
 WEIGHTS = 'model.safetensors'
 CONFIG = 'config.json'
 CODE = "from pathlib import Path\nPath('{}/executed').touch()\n"
-VARIANTS = 200  # that are drawn
+VARIANTS = 100  # that are drawn
 
 
 class Harmful:

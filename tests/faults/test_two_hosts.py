@@ -23,7 +23,7 @@ from engines import (
     on_mpi_words,
     skip_reason,
 )
-from launched import CONSOLE, FOREVER, eventually
+from launched import CONSOLE, FOREVER, eventually, torch_variables
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.distributed import launcher
@@ -129,21 +129,21 @@ def test_engines(run_on_hosts):
         pytest.skip(skip_reason())
 
 
-def test_torchrun(hosts, tmp_path):
-    """One on each host, which have no names here."""
-    command = [sys.executable, '-m', 'torch.distributed.run', '--nnodes=2', '--nproc-per-node=1']
-    command += [f'--master-addr={ADDRESSES[0]}', '--master-port=29400']
+def test_ranks_without_a_launcher(hosts, tmp_path):
+    """One on each host, which have no names here. By torchrun: test_pods."""
     training = ['train_policy', 'test', 'run', f'--save_dir={tmp_path}']
     quick = '--rewards.train_new_model=off', '--rewards.trained_model=test'
-    training = [TESTS.parent / 'launch.py', *training, *quick, '--ppo.total_episodes=128']
+    command = [sys.executable, TESTS.parent / 'launch.py', *training, *quick]
+    command += ['--ppo.total_episodes=128']
     processes = [
         subprocess.Popen(
-            ['ip', 'netns', 'exec', host, *command, f'--node-rank={index}', *training],
+            ['ip', 'netns', 'exec', host, *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env={**os.environ, **variables},
         )
-        for index, host in enumerate(hosts)
+        for host, variables in zip(hosts, torch_variables(2, ADDRESSES[0], 29400))
     ]
     outputs = [process.communicate(timeout=200)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], '\n'.join(outputs)

@@ -46,6 +46,15 @@ def torchrun(ranks):
 
 
 TORCHRUN = torchrun(2)
+
+
+def torch_variables(size, address, port):
+    """For each of `size` ranks the variables that say so, as Kubernetes and clouds set them, which
+    start ranks without torchrun."""
+    common = {'WORLD_SIZE': str(size), 'MASTER_ADDR': address, 'MASTER_PORT': str(port)}
+    return [{**common, 'RANK': str(rank)} for rank in range(size)]
+
+
 # By which launchers tell a process which rank it is.
 RANK_VARIABLES = ('PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'RANK', 'SLURM_PROCID')
 # All that launchers tell it, by name or by how the names begin.
