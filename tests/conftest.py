@@ -8,8 +8,6 @@ import sys
 import tempfile
 import traceback
 
-gc.disable()  # until all tests are collected, see there
-
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 # Ranks that wait for each other sleep meanwhile: there are more of them than processors.
 os.environ.setdefault('MPIR_CVAR_CH4_PROGRESS_THROTTLE', '1')
@@ -37,6 +35,7 @@ pytest_plugins = [
     'slurm_cluster',
 ]
 
+gc.disable()  # until all tests are collected, see there
 torch.set_num_threads(1)
 hypothesis.settings.load_profile(
     'ci'

@@ -104,6 +104,6 @@ def test_ranks_without_mpi():
             )
             processes.append(stack.enter_context(process))
             stack.callback(process.kill)
-        output, of_rank_1 = (process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes)
-    assert [process.returncode for process in processes] == [0, 0], output + of_rank_1
-    assert_passed(lines_by_engine(2, output)['torch'], 2, COMMUNICATION)
+        outputs = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], '\n'.join(outputs)
+    assert_passed(lines_by_engine(2, outputs[0])['torch'], 2, COMMUNICATION)

@@ -1,5 +1,5 @@
-"""Ctrl-C: what was saved and the command that goes on are said, no lock stays behind; caches that
-cannot be written."""
+"""Ctrl-C while a training starts: what comes next is said, no lock stays behind; caches that cannot
+be written. Ctrl-C in the midst of training: test_resume_kill.py."""
 
 import os
 import signal
@@ -14,35 +14,6 @@ FOREVER = ('--ppo.total_episodes=64_000_000', '--run.log_interval=1')
 
 def start(directory, *words):
     return Launch(directory, *SMALL, *FOREVER, *words)
-
-
-def test_what_is_saved_is_said(tmp_path):
-    """The command that is named goes on from the step that is named. Two ranks:
-    test_resume_kill.py."""
-    training = start(tmp_path, '--mpi=1')
-    training.reach(1)
-    training.process.send_signal(signal.SIGINT)
-    assert training.wait() == 130, training.errors()
-    line = training.errors().splitlines()[-1]
-    directory = tmp_path / 'run'
-    step = line.removeprefix('Step ').partition(' ')[0]
-    assert (
-        line == f'Step {step} of the policy is saved; to go on from there: ./launch.py resume'
-        f' {directory}'
-    )
-    assert (directory / f'policy/checkpoints/model.ckpt-{step}.resume.json').exists()
-    assert not (directory / 'lock').exists()
-
-
-def test_in_the_training_of_the_reward_model(tmp_path):
-    training = Launch(tmp_path, '--mpi=1', '--rewards.train_new_model.labels.num_train=320_000')
-    eventually(lambda: 'k =  loss' in training.output() or training.process.poll() is not None)
-    training.process.send_signal(signal.SIGINT)
-    assert training.wait() == 130, training.errors()
-    assert (
-        'of the reward model is saved; to go on from there: ./launch.py resume '
-        in training.errors()
-    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import re
+import shlex
 import signal
 import time
 
@@ -80,7 +81,7 @@ def test_killed_at_random_moments(tmp_path, chance):
 )
 def test_asked_to_end(tmp_path, moment, count, number):
     """The step is finished and saved, whatever the interval, and the run goes on from there as one
-    left alone."""
+    left alone, by the command that is named."""
 
     def argv(name):
         (tmp_path / name).mkdir(exist_ok=True)
@@ -103,10 +104,13 @@ def test_asked_to_end(tmp_path, moment, count, number):
     (saved,) = (tmp_path / 'asked').rglob('*.resume.json')
     done = output.read_text().count('[ppo_step')
     assert saved.name.startswith(f'model.ckpt-{done}.' if done else 'model.ckpt-')
-    assert (
-        run(asked, output) == 0
-        and f'Going on from {saved.parent}/model.ckpt-' in output.read_text()
-    )
+    step = saved.name.removeprefix('model.ckpt-').partition('.')[0]
+    trained = 'policy' if done else 'reward model'
+    said, _, command = output.read_text().rstrip().splitlines()[-1].partition('./launch.py ')
+    assert said == f'Step {step} of the {trained} is saved; to go on from there: '
+    assert not (tmp_path / 'asked/run/lock').exists()
+    assert run(shlex.split(command), output) == 0
+    assert f'Going on from {saved.parent}/model.ckpt-' in output.read_text()
     more = re.compile(
         rf'policy/checkpoints/(checkpoint|{saved.name.split(".resume")[0]}\.\w+)'
     )  # than alone
