@@ -1,26 +1,38 @@
-"""Which process of pytest-xdist runs a test: those that share a fixture run in the same one.
+"""Which process of pytest-xdist runs a test: those that share a fixture run in the same one, and so
+do those that need models of transformers.
 
-By itself pytest-xdist would set up the fixture of a module in every process. (`--dist loadgroup` of
-pytest-xdist 3.8 would do, but finds no groups with pytest 9.)
+By itself pytest-xdist would set up the fixture of a module in every process, and import the models
+there. (`--dist loadgroup` of pytest-xdist 3.8 would do, but finds no groups with pytest 9.)
 """
 
 import functools
 
 from xdist.scheduler import LoadScopeScheduling
 
+# In files whose tests import models of transformers, for four seconds.
+OF_TRANSFORMERS = ('tiny_causal_lms', 'tiny_classifiers', 'from transformers import GPT2')
+
 
 @functools.cache
-def has_a_shared_fixture(path):
-    """Whether the file of tests has a fixture that is set up once for all of them."""
-    return "scope='module'" in path.read_text(encoding='utf-8')
+def group_of(path):
+    """What tests of this file are done with in one process; None if each goes wherever there is
+    time."""
+    text = path.read_text(encoding='utf-8')
+    if any(name in text for name in OF_TRANSFORMERS):
+        return 'transformers'
+    if "scope='module'" in text:
+        return str(path)
+    return None
 
 
 class Scheduling(LoadScopeScheduling):
-    """A file with a shared fixture goes to one process, whole; other tests one by one."""
+    """A group of tests goes to one process, whole; other tests one by one."""
 
     def _split_scope(self, nodeid):
+        if 'llama' in nodeid or 'transformers' in nodeid:
+            return 'transformers'
         path = nodeid.partition('::')[0]
-        return path if has_a_shared_fixture(self.config.rootpath / path) else nodeid
+        return group_of(self.config.rootpath / path) or nodeid
 
 
 def pytest_xdist_make_scheduler(config, log):
