@@ -30,6 +30,7 @@ from launched import (
     job,
     needs_mpi,
     start_job,
+    torch_variables,
     torchrun,
 )
 
@@ -453,23 +454,19 @@ def without_times(launched):
     return re.sub(r'(eps/s|step_time)=\S+|.*(fps|elapsed).*', '', text)
 
 
-@pytest.mark.slow
-@needs_mpi
-def test_one_of_torchruns_ranks_evaluates(launched_at_once, tmp_path):
+def test_one_of_two_ranks_evaluates(one, no_mpi, monkeypatch, tmp_path):
     """The other ends, as this command cannot share its work."""
     run = tmp_path / 'run'
-    shutil.copytree(launched_at_once[-1].run, run)
-    launched = Launch(
-        tmp_path,
-        'evaluate',
-        run,
-        '--queries=2',
-        command=('launch.py',),
-        started_by=torchrun(2),
-    )
-    assert launched.wait() == 0, launched.errors()
-    assert launched.errors().count('note: one of 2 ranks does all of this command') == 1
-    assert (run / 'evaluation-queries_2.json').exists()
+    shutil.copytree(one[1], run)
+    for variables in reversed(torch_variables(2, 'localhost', 29500)):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        result = invoke(['evaluate', str(run), '--queries=2'])
+        assert result.exit_code == 0, result.output
+        is_rank_0 = variables['RANK'] == '0'
+        note = 'note: one of 2 ranks does all of this command\n'
+        assert result.stderr.count(note) == is_rank_0
+        assert (run / 'evaluation-queries_2.json').exists() == is_rank_0
 
 
 def queries_in(text):

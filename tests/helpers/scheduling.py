@@ -9,8 +9,9 @@ import functools
 
 from xdist.scheduler import LoadScopeScheduling
 
-# In files whose tests import models of transformers, for four seconds.
-OF_TRANSFORMERS = ('tiny_causal_lms', 'tiny_classifiers', 'from transformers import GPT2')
+# In files, or in names of tests, that import models of transformers, for four seconds.
+IN_FILES = ('tiny_causal_lms', 'tiny_classifiers', 'from transformers import GPT2')
+IN_NAMES = ('transformers', 'llama', '[sampling]', 'exported', 'runs_in_the_store')
 
 
 @functools.cache
@@ -18,7 +19,7 @@ def group_of(path):
     """What tests of this file are done with in one process; None if each goes wherever there is
     time."""
     text = path.read_text(encoding='utf-8')
-    if any(name in text for name in OF_TRANSFORMERS):
+    if any(name in text for name in IN_FILES):
         return 'transformers'
     if "scope='module'" in text:
         return str(path)
@@ -29,7 +30,7 @@ class Scheduling(LoadScopeScheduling):
     """A group of tests goes to one process, whole; other tests one by one."""
 
     def _split_scope(self, nodeid):
-        if 'llama' in nodeid or 'transformers' in nodeid:
+        if any(name in nodeid for name in IN_NAMES):
             return 'transformers'
         path = nodeid.partition('::')[0]
         return group_of(self.config.rootpath / path) or nodeid
