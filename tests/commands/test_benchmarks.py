@@ -41,8 +41,9 @@ def test_labelling():
 
 @pytest.fixture
 def ordinary_products():
-    """Afterwards, products are what they are for other tests."""
-    yield
+    """Afterwards, products are what they are for other tests, and so is the environment."""
+    with mock.patch.dict(os.environ):
+        yield
     precision.configure('fp32', torch.device('cpu'), 'default')
     torch.set_num_threads(1)
 
