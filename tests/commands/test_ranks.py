@@ -249,6 +249,16 @@ def test_a_rank_that_ended_without_a_word(supervised, capsys):
     ]
 
 
+def test_what_an_ended_rank_said_last_is_read(supervised):
+    """Its end may be noticed before that is."""
+    ranks, pipes = supervised(0)
+    pipes[0].report(done=True)
+    callbacks = [key.data for key in ranks.selector.get_map().values()]
+    note_end, _ = (each for each in callbacks if each.func == ranks._note_end)
+    note_end(b'')
+    assert ranks.failed_rank is None and ranks.alive == {1}
+
+
 def test_an_error_of_all_ranks_is_shown_once(supervised, capsys):
     ranks, pipes = supervised(1)
     for pipe in pipes:

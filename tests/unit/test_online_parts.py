@@ -136,8 +136,10 @@ def test_the_initial_model_with_a_new_head_is_the_start(retrainer):
         if 'heads' not in name:
             assert torch.equal(found[name], parameter)
     assert found['reward_gain'] == 1
+    retrainer.reward_model.set_reward_norm(old_mean=1, old_std=2, new_mean=0, new_std=1)
     with random_stream('b'):
         retrainer.reward_model.restart(retrainer.ref_policy.model)
+    assert (parameters(retrainer)['reward_gain'], parameters(retrainer)['reward_bias']) == (1, 0)
     head = 'heads.reward.w'
     assert not torch.equal(parameters(retrainer)[head], found[head])
 

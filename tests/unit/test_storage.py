@@ -172,9 +172,13 @@ def test_many_files_at_once(server, cache, capsys):
         storage.cached_paths([*urls, BASE + '/d/999.story'])
 
 
-def test_nothing_is_fetched_in_silence(server, capsys):
-    storage.cached_path(BASE + '/big')
-    assert f'fetching {BASE}/big: 100%' in capsys.readouterr().err
+def test_what_takes_a_while_is_not_fetched_in_silence(server, blobs, capsys):
+    """A download of less than 64 KiB is over before anybody reads of it."""
+    blobs['openaipublic/lm-human-preferences'].update(long=bytes(64 << 10), short=bytes(60 << 10))
+    storage.cached_path(BASE + '/long')
+    assert f'fetching {BASE}/long: 100%' in capsys.readouterr().err
+    storage.cached_path(BASE + '/short')
+    assert not capsys.readouterr().err
 
 
 def test_one_download_for_many_processes(server, cache, blobs):
