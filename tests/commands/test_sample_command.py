@@ -419,6 +419,12 @@ def test_mistakes(labelled_run, words, told):
     assert found.lower().startswith(told.replace('RUN', str(labelled_run)).lower())
 
 
+def test_texts_that_the_model_has_no_positions_for(copied_run):
+    changed_task(copied_run, query_length=1000)
+    told = '--task.query_length 1000 + --task.response_length'
+    assert mistake(copied_run, '--prompt', 'the film was').startswith(told)
+
+
 @pytest.mark.parametrize(
     'text, told',
     [

@@ -242,3 +242,15 @@ def test_a_step_that_does_not_end_is_interrupted(tmp_path, capfd):
             time.sleep(20)
     assert 0.9 < time.monotonic() - since < 10
     assert 'if it finishes within 1 s; interrupt again' in capfd.readouterr().err
+
+
+def test_a_run_that_was_asked_to_end_has_saved_when_it_does(tmp_path):
+    trainer = CountingTrainer()
+    with Checkpointer(str(tmp_path), LocalComm(), resume=False) as checkpoints:
+        checkpoints.set_seed(1)
+        trainer.steps += 1
+        checkpoints.stop_requested = True
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.after_step(trainer)
+        assert checkpoints.writing is None
+        assert saving.latest(str(tmp_path)) == f'{tmp_path}/model.ckpt-1'

@@ -139,6 +139,12 @@ def classes(tmp_path_factory):
     return write_classifier(tmp_path_factory.mktemp('classes'), names=('bad', 'good'))
 
 
+def test_a_text_without_a_token_is_named(classes):
+    texts = [joined(WORDS[0], WORDS[1]), joined('', '  ')]
+    with pytest.raises(UserError, match="its tokeniser makes no token of '  '"):
+        Classifier(classes, 'good').score(texts)
+
+
 def train(folder, *words):
     return invoke(
         f'train_policy mock_sentiment run --mpi=1 --save_dir={folder} --run.console=original'

@@ -229,6 +229,20 @@ def test_a_learning_curve_holds_out_as_much_as_the_run_or_a_tenth(monkeypatch, o
     assert (settings.labels.source, settings.labels.held_out) == ('folder', share)
 
 
+def test_repetitions_of_a_learning_curve_have_seeds_that_follow_the_runs(monkeypatch):
+    hparams = resolved('train_reward', 'test')
+    hparams.run.seed = 5
+    trained = []
+    monkeypatch.setattr(learning_curve, 'record_of', lambda run: hparams)
+    monkeypatch.setattr(
+        learning_curve,
+        '_train_on_part',
+        lambda hparams, part, seed, found: trained.append((part, seed)),
+    )
+    learning_curve.learning_curve('folder', 'run', repetitions=2)
+    assert trained == [(part, seed) for seed in (5, 6) for part in (8, 4, 2, 1)]
+
+
 def test_agreement_of_a_comparison_is_that_of_signs():
     """Right about two of three."""
     rewards = torch.tensor([[0.0, 1.0], [2.0, 1.0], [1.0, 2.0]])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lm_human_preferences.hparams.online_options import Schedule
+from lm_human_preferences.hparams.online_options import OnlineHParams, Schedule
 
 # 100 steps: l(n) = 256 + 768 (1 - (1 - n)^2)
 PAPER = Schedule(initial=256, labels=1024, retrainings=19, steps=100)
@@ -60,6 +60,12 @@ def test_without_retrainings_there_is_one_model():
     offline = Schedule(initial=64, labels=64, retrainings=0, steps=7)
     assert offline.training_steps() == [0]
     assert {offline.labels_at(step) for step in range(7)} == {64}
+
+
+def test_shares_of_the_labels_where_no_option_says():
+    """A quarter at first, and a fiftieth ahead, of 130 labels; both rounded up."""
+    schedule = OnlineHParams(labels=130).schedule(steps=100)
+    assert (schedule.initial, schedule.ahead) == (33, 3)
 
 
 def test_questions_are_asked_ahead_in_whole_batches():

@@ -109,6 +109,7 @@ def test_the_picture_of_few_labels(pictures):
         for members, style in ((1, '--'), (2, '-'))
     ]
     assert without.get_legend() is None and with_errors.get_legend() is not None
+    assert with_errors.get_xscale() == 'log'  # the numbers of labels double
 
 
 CURVE = [

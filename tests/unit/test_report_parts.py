@@ -21,6 +21,7 @@ from lm_human_preferences.report_page import (
     provenance,
     safe_text,
     sample_choice,
+    training_curves,
 )
 from lm_human_preferences.report_page.charts import Event, Series
 from lm_human_preferences.run_story import facts, summary
@@ -68,6 +69,14 @@ def test_runs_of_the_same_colour_have_other_lines(tmp_path):
     (chart,) = compared_runs.comparison([f'run {i}' for i in range(13)], runs).charts
     looks = [(colour, kind) for _, colour, kind in chart.legend]
     assert len(set(looks[:12])) == 12 and looks[12] == looks[0]
+
+
+def test_curves_of_one_chart_have_colours_of_their_own(tmp_path):
+    curve = Curve((0, 1), (1.0, 2.0))
+    log = Log({'ppo/val/mean': curve, 'ppo/returns/mean': curve})
+    run = RunFacts(str(tmp_path), logs={'train_policy': log})
+    (chart,) = training_curves.of_policy(run, 'run')
+    assert [colour for _, colour, _ in chart.legend] == [0, 1]
 
 
 @pytest.mark.parametrize(
