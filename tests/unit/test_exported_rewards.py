@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -159,15 +161,29 @@ def test_there_is_no_chat_template_and_the_padding_has_a_name_of_its_own(tmp_pat
     assert found(f'film {tokeniser.PADDING}')['input_ids'] == [0, 1]
 
 
-@pytest.mark.slow  # it imports the pipelines of transformers
+SCORE = """
+import json, sys
+from transformers import pipeline
+
+try:
+    import lm_human_preferences
+except ModuleNotFoundError:
+    pass
+else:
+    raise SystemExit('this project can be imported')
+texts = json.load(sys.stdin)
+for directory in sys.argv[1:]:
+    scores = pipeline('text-classification', model=directory)(texts, batch_size=16)
+    print(json.dumps([each['score'] for each in scores]))
+"""
+
+
+@pytest.mark.slow  # it starts a process that imports transformers
 def test_the_pipeline_gives_the_scores_of_the_command_score(tmp_path, families):
-    """A hundred texts in batches. The pipeline needs nothing of this project: it would ask before
-    it ran code that a model brings.
+    """A hundred texts in batches, in a process that has transformers and not this project.
 
     So does the command itself where it is given the exported reward model.
     """
-    from transformers import pipeline
-
     texts = [
         {'query': query, 'response': f' {" ".join([word] * count)}'}
         for query in SENTENCES[:2]
@@ -192,11 +208,17 @@ def test_the_pipeline_gives_the_scores_of_the_command_score(tmp_path, families):
         own = torch.tensor(expected[-1])
         assert (again - own).abs().max() <= 1e-5 * own.abs().max()
     assert len(expected[0]) == len(texts) == 100
-    together = [each['query'] + each['response'] for each in texts]
-    for own, out in zip(expected, outs, strict=True):
+    ended = subprocess.run(
+        [sys.executable, '-I', '-c', SCORE, *outs],
+        input=json.dumps([each['query'] + each['response'] for each in texts]),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 0, ended.stderr
+    for line, own, out in zip(ended.stdout.splitlines(), expected, outs, strict=True):
         constant = storage.read_json(f'{out}/config.json')['reward_constant']
-        scores = pipeline('text-classification', model=out)(together, batch_size=16)
-        found = torch.tensor([each['score'] for each in scores]) + constant
+        found = torch.tensor(json.loads(line)) + constant
         own = torch.tensor(own)
         assert (found - own).abs().max() <= 1e-5 * own.abs().max()
         assert own.std() > 0.1
