@@ -5,7 +5,6 @@ averages. The rest, recordings included, is the same for all of them, and is don
 faults/test_two_hosts.py has three ranks.
 """
 
-import contextlib
 import os
 import re
 import subprocess
@@ -20,7 +19,7 @@ from engines import (
     on_mpi_words,
     skip_reason,
 )
-from launched import torch_variables
+from launched import run_without_launcher
 
 from lm_human_preferences.distributed import launcher
 
@@ -91,19 +90,5 @@ def test_ranks_without_mpi():
     # Below those that connections take, so that none of another test has it meanwhile.
     port = 20_000 + os.getpid() % 9_000
     command = on_mpi_command(COMMUNICATION, 'torch')
-    with contextlib.ExitStack() as stack:
-        processes = []
-        for variables in torch_variables(2, '127.0.0.1', port):
-            environment = {**os.environ, **variables, 'OMP_NUM_THREADS': '1'}
-            process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env=environment,
-            )
-            processes.append(stack.enter_context(process))
-            stack.callback(process.kill)
-        outputs = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], '\n'.join(outputs)
-    assert_passed(lines_by_engine(2, outputs[0])['torch'], 2, COMMUNICATION)
+    output, _ = run_without_launcher([command] * 2, '127.0.0.1', port, TIMEOUT_SECONDS)
+    assert_passed(lines_by_engine(2, output)['torch'], 2, COMMUNICATION)

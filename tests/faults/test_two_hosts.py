@@ -23,7 +23,7 @@ from engines import (
     on_mpi_words,
     skip_reason,
 )
-from launched import CONSOLE, FOREVER, eventually, torch_variables
+from launched import CONSOLE, FOREVER, eventually, run_without_launcher
 
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.distributed import launcher
@@ -135,18 +135,8 @@ def test_ranks_without_a_launcher(hosts, tmp_path):
     quick = '--rewards.train_new_model=off', '--rewards.trained_model=test'
     command = [sys.executable, TESTS.parent / 'launch.py', *training, *quick]
     command += ['--ppo.total_episodes=128']
-    processes = [
-        subprocess.Popen(
-            ['ip', 'netns', 'exec', host, *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **variables},
-        )
-        for host, variables in zip(hosts, torch_variables(2, ADDRESSES[0], 29400))
-    ]
-    outputs = [process.communicate(timeout=200)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], '\n'.join(outputs)
+    commands = [['ip', 'netns', 'exec', host, *command] for host in hosts]
+    outputs = run_without_launcher(commands, ADDRESSES[0], 29400, seconds=200)
     assert '2 ranks, averaging by torch (gloo)' in ''.join(outputs)
     last = checkpoints.latest(str(tmp_path / 'run' / 'policy' / 'checkpoints'))
     assert last.endswith('model.ckpt-2')

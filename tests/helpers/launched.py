@@ -55,6 +55,26 @@ def torch_variables(size, address, port):
     return [{**common, 'RANK': str(rank)} for rank in range(size)]
 
 
+def run_without_launcher(commands, address, port, seconds=PATIENCE):
+    """What each rank prints that one of `commands` starts; they meet at the address of the first,
+    and all have to succeed."""
+    processes = []
+    with contextlib.ExitStack() as stack:
+        for command, variables in zip(commands, torch_variables(len(commands), address, port)):
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, **variables, 'OMP_NUM_THREADS': '1'},
+            )
+            processes.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        outputs = [process.communicate(timeout=seconds)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(commands), '\n'.join(outputs)
+    return outputs
+
+
 # By which launchers tell a process which rank it is.
 RANK_VARIABLES = ('PMI_RANK', 'OMPI_COMM_WORLD_RANK', 'PMIX_RANK', 'RANK', 'SLURM_PROCID')
 # All that launchers tell it, by name or by how the names begin.
