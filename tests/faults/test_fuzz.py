@@ -2,6 +2,7 @@
 4,375 inputs, or eight times as many with LMHP_FAULTS=16."""
 
 import contextlib
+import importlib
 import io
 import itertools
 import json
@@ -109,6 +110,8 @@ class ModelDirectory:
         write_model(folder / 'ours')
         (folder / 'theirs').mkdir()
         write_hugging_face(folder / 'theirs')
+        # Some inputs need it, and it opens libraries, which an input must not.
+        importlib.import_module('transformers.modeling_utils')
         self.files = {
             path: path.read_bytes() for path in sorted(folder.rglob('*')) if path.is_file()
         }

@@ -28,6 +28,7 @@ FORBIDDEN = {
 CHANGING = {'os.remove', 'os.rename', 'os.rmdir', 'os.mkdir', 'os.truncate'}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _place = None  # the only folder that may be written to while inputs are judged, else None
+_refused = []  # what was tried meanwhile all the same
 
 NASTY = [
     None,
@@ -108,8 +109,8 @@ def _judge(event, arguments):
     if event in FORBIDDEN or (
         wrote and not os.path.realpath(os.fsdecode(arguments[0])).startswith(_place)
     ):
-        os.write(2, f'forbidden: {event} {arguments!r}\n'.encode(errors='replace'))
-        raise AssertionError(f'{event} {arguments}')
+        _refused.append(f'{event} {arguments!r}')
+        raise AssertionError(_refused[-1])
 
 
 sys.addaudithook(_judge)
@@ -142,6 +143,7 @@ def confined(place, call, *arguments):
     writes_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     handler = signal.signal(signal.SIGALRM, _give_up)
     signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    _refused.clear()
     _place = os.path.realpath(place)
     try:
         return call(*arguments)
@@ -150,6 +152,8 @@ def confined(place, call, *arguments):
         sys.dont_write_bytecode = writes_no_bytecode
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
+        # The call may have taken the refusal for a fault of its input.
+        assert not _refused, _refused
 
 
 def damaged(random, data):

@@ -11,7 +11,14 @@ from xdist.scheduler import LoadScopeScheduling
 
 # In files, or in names of tests, that import models of transformers, for four seconds.
 IN_FILES = ('tiny_causal_lms', 'tiny_classifiers', 'from transformers import GPT2')
-IN_NAMES = ('transformers', 'llama', '[sampling]', 'exported', 'runs_in_the_store')
+IN_NAMES = (
+    'transformers',
+    'llama',
+    '[sampling]',
+    'exported',
+    'runs_in_the_store',
+    'ModelDirectory',
+)
 
 
 @functools.cache

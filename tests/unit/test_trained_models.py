@@ -3,6 +3,7 @@ names; and export."""
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -313,6 +314,14 @@ def test_models_that_cannot_be_are_refused(tmp_path, config, told):
     write_byte_level(tmp_path)
     (tmp_path / 'config.json').write_text(json.dumps(config))
     assert told in error_of(tmp_path)
+
+
+def test_what_cannot_be_imported_is_no_fault_of_a_config(tmp_path, monkeypatch):
+    write_byte_level(tmp_path)
+    (tmp_path / 'config.json').write_text('{"model_type": "llama"}')
+    monkeypatch.setitem(sys.modules, 'transformers.modeling_utils', None)
+    with pytest.raises(ImportError):
+        TrainedModel(str(tmp_path)).hparams()
 
 
 def test_pickled_weights_are_not_read(tmp_path, model_dir, monkeypatch):

@@ -19,7 +19,10 @@ def told(path: str) -> Iterator[None]:
     Random numbers go on as if nothing had been drawn: where a model begins does not depend on it.
     """
     import torch
-    import transformers
+
+    # Outside of the try below, with all that it imports: what cannot be imported is no fault of a
+    # model's files.
+    import transformers.modeling_utils
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
