@@ -2,8 +2,8 @@
 checkpoint is torn.
 
 Where and when, and the engine, come from a seed, LMHP_TEST_SEED or a new one each time; it is
-printed with a failure. LMHP_FAULTS=20 is the whole test: half as many ranks are killed, and a
-quarter as many launchers get SIGTERM.
+printed with a failure. LMHP_FAULTS=20 is the whole test: half as many ranks are killed. Launchers
+that are asked to end: test_resume_kill.py.
 """
 
 import os
@@ -66,10 +66,10 @@ def assert_ended(launch, since, status):
     print(f'ended within {time.monotonic() - since:.2f} s')
 
 
-@pytest.mark.parametrize('attempt', range(max(2, FAULTS // 2)))
+@pytest.mark.parametrize('attempt', range(max(1, FAULTS // 2)))
 def test_killed_rank(tmp_path, chance, attempt):
     launch = train_for_a_while(tmp_path, chance)
-    rank = attempt % 2
+    rank = chance.randrange(2)
     process = launch.ranks()[rank]
     os.kill(process, signal.SIGKILL)
     assert_ended(launch, time.monotonic(), status=1)
@@ -77,18 +77,6 @@ def test_killed_rank(tmp_path, chance, attempt):
         rank, process
     )  # after what mpiexec says
     assert 'Traceback' not in launch.errors()
-    assert_checkpoint_is_intact(launch)
-
-
-@pytest.mark.parametrize('attempt', range(max(1, FAULTS // 4)))
-def test_sigterm_to_the_launcher(tmp_path, chance, attempt):
-    """SIGINT: test_resume_kill.py."""
-    launch = train_for_a_while(tmp_path, chance)
-    launch.process.terminate()
-    assert_ended(launch, time.monotonic(), status=128 + signal.SIGTERM)
-    assert re.fullmatch(
-        f'({launch.saved_step()})?', launch.errors()
-    )  # unless the step took too long
     assert_checkpoint_is_intact(launch)
 
 

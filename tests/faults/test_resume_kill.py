@@ -126,13 +126,19 @@ def test_asked_to_end(tmp_path, moment, count, number):
     )
 
 
-def test_two_ranks_asked_to_end(tmp_path):
-    asked = Launch(
-        tmp_path, '--mpi=2', *SMALL, '--run.save_interval=1000', '--ppo.total_episodes=64_000_000'
+def test_two_ranks_asked_to_end(tmp_path, chance):
+    """By their launcher, with any engine."""
+    settings = (
+        f'--run.allreduce={chance.choice(EVERYWHERE)}',
+        '--run.save_interval=1000',
+        '--ppo.total_episodes=64_000_000',
     )
-    asked.reach(3)
-    asked.process.send_signal(signal.SIGINT)
-    assert asked.wait() == 130
+    asked = Launch(tmp_path, '--mpi=2', *SMALL, *settings)
+    reached = chance.randrange(1, 10)
+    asked.reach(reached)
+    number = chance.choice([signal.SIGINT, signal.SIGTERM])
+    asked.process.send_signal(number)
+    assert asked.wait() == 128 + number
     assert re.fullmatch(asked.saved_step(), asked.errors())
     assert asked.output().endswith(
         'Stopping: the current step is saved if it finishes within 20 s; interrupt again to stop'
@@ -140,7 +146,8 @@ def test_two_ranks_asked_to_end(tmp_path):
     )
     directory = asked.run / 'policy/checkpoints'
     prefix, state = checkpoints.latest_resumable(str(directory))
-    assert state['trainer']['step'] >= 4 and len(state['random']) == 2
+    assert state['trainer']['step'] > reached and len(state['random']) == 2
+    asked.assert_nothing_left(10)
 
 
 def begun(directory, engine):

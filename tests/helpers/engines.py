@@ -15,7 +15,8 @@ ENGINES = ('torch', 'mpi', 'horovod')
 COMMUNICATION = ['unit/test_comm.py']
 OF_EACH_ENGINE = [*COMMUNICATION, 'unit/test_one_against_many.py::test_policy_training']
 OF_ONE_ENGINE = [
-    'unit/test_one_against_many.py::test_reward_training',
+    # Not in parts: torch would import its compiler in each rank, for longer than the tests take.
+    'unit/test_one_against_many.py::test_reward_training[2-False]',
     'recorded/test_datasets.py::test_sequences_are_the_recorded_ones',
     'recorded/test_datasets.py::test_batches_of_queries_are_the_recorded_ones',
     'recorded/test_ppo.py::test_updates_without_shuffling',
