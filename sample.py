@@ -18,6 +18,7 @@ from lm_human_preferences.cli import launch
 from lm_human_preferences.cli.job_names import JobName
 from lm_human_preferences.cli.program import Program
 from lm_human_preferences.hparams.reward_options import PRECISIONS
+from lm_human_preferences.runs import run_settings
 from lm_human_preferences.storage import outputs
 from lm_human_preferences.utils.hyperparams import TEXTS, option
 
@@ -77,6 +78,7 @@ class SampleHParams(launch.RankHParams):
         super().validate()
         if self.output is not None:
             outputs.check_new_file('--output', self.output)
+        run_settings.load_run_hparams(self.save_dir)  # without waiting for torch
 
 
 cli = Program(

@@ -2,6 +2,7 @@
 test_cli_recorded."""
 
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -420,6 +421,10 @@ def test_mistakes(argv, message, started):
             'sample --save_dir x --output=',
             "--output '': you may not write there, give another name",
         ),
+        (
+            'sample --save_dir x',
+            '--save_dir x is no run of train_policy: it has no train_policy_hparams.json',
+        ),
         ('sample --save_dr x', 'no such option: --save_dr (did you mean --save_dir?)'),
         ('sample --save_dir x --nsamples -1', '--nsamples must be at least 0, got -1'),
         ('sample --save_dir x --batch_size 0', '--batch_size must be at least 1, got 0'),
@@ -605,16 +610,24 @@ def test_figures_of_either_kind(words, job, started):
     assert [name for name, _, _ in started] == [job]
 
 
-def test_sample(started):
+@pytest.fixture
+def run(tmp_path):
+    """The directory of a run of train_policy, as far as a command line is checked."""
+    settings = resolved('train_policy', 'test').to_nested_dict()
+    (tmp_path / 'train_policy_hparams.json').write_text(json.dumps(settings))
+    return str(tmp_path)
+
+
+def test_sample(started, run):
     result = invoke(
-        'sample --save-dir /r --temperature=0.5 --nsamples 6 --mpi 1 --seed 3', sample.cli
+        f'sample --save-dir {run} --temperature=0.5 --nsamples 6 --mpi 1 --seed 3', sample.cli
     )
     assert result.exit_code == 0
     assert started == [
         (
             'lm_human_preferences.commands.sample_policy:sample_policy',
             {
-                'save_dir': '/r',
+                'save_dir': run,
                 'savescope': 'policy',
                 'temperature': 0.5,
                 'seed': 3,
@@ -627,11 +640,11 @@ def test_sample(started):
     ]
 
 
-def test_prompts_are_taken_as_they_are(started):
+def test_prompts_are_taken_as_they_are(started, run):
     result = invoke(
         [
             'sample',
-            '--save_dir=/r',
+            f'--save_dir={run}',
             '--prompt',
             '"5"',
             '--prompt=None',

@@ -49,9 +49,6 @@ MESSAGES = {
         '--save_dir missing: the directory of a run of train_policy, such as'
         ' /tmp/save/train_policy/NAME'
     ),
-    './sample.py sample --save_dir /no/such': (
-        '--save_dir /no/such is no run of train_policy: it has no train_policy_hparams.json'
-    ),
 }
 
 
