@@ -66,6 +66,7 @@ def live(tmp_path_factory):
     """The directory of a run whose simulated labellers have answered while it trained."""
     directory = tmp_path_factory.mktemp('online') / 'live'
     learned = []  # labels that went through an update, of each reward model
+    judged = []  # (step, reward model, whether labels told anything of it)
     train_batch = RewardModelTrainer.train_batch
 
     def counted(trainer, indices, lr):
@@ -76,8 +77,14 @@ def live(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(RewardModelTrainer, 'train_batch', counted)
+        patched.setattr(
+            collection.RetrainingHealth,
+            'check',
+            lambda health, step, model, found: judged.append((step, model, found is not None)),
+        )
         (directory.parent / 'said').write_text(train(directory))
     (directory.parent / 'learned').write_text(json.dumps(learned))
+    (directory.parent / 'judged').write_text(json.dumps(judged))
     return directory
 
 
@@ -105,6 +112,12 @@ def test_every_label_that_is_recorded_is_learned(live):
     recorded = [line['labels'] for line in models_of(live)]
     assert any(labels % SETTINGS['rewards.train_new_model.batch_size'] for labels in recorded)
     assert json.loads((live.parent / 'learned').read_text()) == recorded
+
+
+def test_labels_judge_the_reward_model_before_they_are_learned(live):
+    """None are held out here, so new ones tell of the model that has not seen them."""
+    judged = json.loads((live.parent / 'judged').read_text())
+    assert judged == [[step, n, n > 0] for n, step in enumerate([0, *RETRAINED])]
 
 
 def test_questions_are_of_the_policy_in_training(live):

@@ -288,6 +288,8 @@ def test_without_a_network_the_cache_is_used(in_cache, monkeypatch, capsys, netw
         assert failure(storage.pinned, 'hf://org/other') == f'hf://org/other: {reason}'
         at_commit = 'hf://org/model@' + 40 * 'a'
         assert failure(storage.pinned, at_commit) == f'{at_commit}: {reason}'
+        os.remove(os.path.join(storage.cached_directory(path), 'tokenizer.json'))
+        assert failure(storage.cached_directory, path) == f'{path}: {reason}'
 
 
 def test_a_silent_hub_is_asked_once(hub_server, monkeypatch):
