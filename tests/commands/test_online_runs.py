@@ -66,7 +66,7 @@ def live(tmp_path_factory):
     """The directory of a run whose simulated labellers have answered while it trained."""
     directory = tmp_path_factory.mktemp('online') / 'live'
     learned = []  # labels that went through an update, of each reward model
-    judged = []  # (step, reward model, whether labels told anything of it)
+    judged = []  # (step, reward model)
     train_batch = RewardModelTrainer.train_batch
 
     def counted(trainer, indices, lr):
@@ -80,7 +80,7 @@ def live(tmp_path_factory):
         patched.setattr(
             collection.RetrainingHealth,
             'check',
-            lambda health, step, model, found: judged.append((step, model, found is not None)),
+            lambda health, step, model, prediction: judged.append((step, model)),
         )
         (directory.parent / 'said').write_text(train(directory))
     (directory.parent / 'learned').write_text(json.dumps(learned))
@@ -117,7 +117,7 @@ def test_every_label_that_is_recorded_is_learned(live):
 def test_labels_judge_the_reward_model_before_they_are_learned(live):
     """None are held out here, so new ones tell of the model that has not seen them."""
     judged = json.loads((live.parent / 'judged').read_text())
-    assert judged == [[step, n, n > 0] for n, step in enumerate([0, *RETRAINED])]
+    assert judged == [[step, before] for before, step in enumerate([0, *RETRAINED])]
 
 
 def test_questions_are_of_the_policy_in_training(live):
