@@ -1,14 +1,19 @@
 """utils.hyperparams and the hyperparameter classes against hparams.json, and where we do better."""
 
 import copy
+import dataclasses
+import importlib
+import inspect
 import io
 import json
+import pkgutil
 import typing
 from dataclasses import dataclass, field
 
 import pytest
 from golden_data import ROOT, found, json_if_there
 
+from lm_human_preferences import hparams as options
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.utils import hyperparams
@@ -570,3 +575,30 @@ def test_a_former_name_is_no_field_of_its_own():
     assert 'number' not in fields(Renamed)
     with pytest.raises(AttributeError, match="no field 'switch'"):
         Renamed().override_from_dict({'switch': True})
+
+
+def option_classes():
+    """Every class of options that the package has."""
+    for module in pkgutil.iter_modules(options.__path__):
+        found = importlib.import_module(f'{options.__name__}.{module.name}')
+        for value in vars(found).values():
+            is_own = isinstance(value, type) and value.__module__ == found.__name__
+            if is_own and issubclass(value, hyperparams.HParams) and not inspect.isabstract(value):
+                yield value
+
+
+@pytest.mark.parametrize(
+    'cls, name, least',
+    [
+        pytest.param(cls, own.name, least, id=f'{cls.__module__.rpartition(".")[2]} {own.name}')
+        for cls in option_classes()
+        for own in dataclasses.fields(cls)
+        if (least := own.metadata.get('at_least')) is not None
+    ],
+)
+def test_every_class_of_options_checks_their_values(cls, name, least):
+    """Also one that adds what must hold between them."""
+    hparams = cls()
+    setattr(hparams, name, least - 1)
+    with pytest.raises((TypeError, ValueError), match=' must be '):
+        hparams.validate()
