@@ -258,6 +258,8 @@ def check_console(run):
         run.stdout, recorded, rtol=LATER_RTOL, ours_only=['WARNING: '], recorded_total=False
     )
     check_totals(run)
+    times = re.findall(r'^\[ppo_step \d+\] step_time=(\S+)s, ', run.stdout, flags=re.M)
+    assert times and all(0 <= float(seconds) < 60 for seconds in times)
 
 
 def check_totals(run):
