@@ -15,6 +15,7 @@ from console import responses
 from launched import ONE_AND_TWO, Launch, eventually, needs_mpi
 
 import sample
+from lm_human_preferences.commands.sample_file import SampleFile
 from lm_human_preferences.commands.sample_policy import rounds_of
 from lm_human_preferences.language.encodings import Reviews
 from lm_human_preferences.language.trained_models import TrainedModel
@@ -491,3 +492,11 @@ def test_what_the_original_printed_is_an_option(labelled_run):
     head = result.stdout.partition('=' * 80)[0].splitlines()
     assert head[0].startswith('hparams HParams(run=') and head[1] == 'model_hparams:'
     assert re.fullmatch('  n_vocab: [0-9]+', head[-2]) and len(responses(result.stdout)) == 3
+
+
+def test_texts_are_written_as_they_are(tmp_path):
+    path = tmp_path / 'out.jsonl'
+    file = SampleFile(str(path))
+    file.write({'query': '“é”'})
+    file.write({'query': 'e'})
+    assert path.read_text(encoding='utf-8') == '{"query": "“é”"}\n{"query": "e"}\n'

@@ -114,6 +114,13 @@ def code_of_the_tokeniser(directory):
     change_json(directory / 'tokenizer_config.json', auto_map=entry, tokenizer_class='Own')
 
 
+def token_without_a_row(directory):
+    path = directory / 'tokenizer.json'
+    content = json.loads(path.read_text())
+    content['model']['vocab']['beyond'] = 1000
+    path.write_text(json.dumps(content))
+
+
 def index_elsewhere(directory):
     (directory / WEIGHTS).unlink()
     text = json.dumps({'weight_map': {'classifier.weight': '../elsewhere.safetensors'}})
@@ -168,6 +175,7 @@ def head_of(size):
         (lambda directory: (directory / WEIGHTS).unlink(), 'no model.safetensors'),
         (lambda directory: (directory / CONFIG).write_text('{'), 'is not JSON'),
         (lambda directory: (directory / 'tokenizer.json').write_text('{}'), 'tokeniser cannot be'),
+        (token_without_a_row, 'its tokeniser has .* up to number 1000, but the model knows'),
         (config(vocab_size=20), 'does not describe|lacks|its tokeniser has'),
     ],
 )

@@ -268,6 +268,7 @@ def test_text_of_others_means_nothing_in_markdown(tmp_path):
     assert '\n# Head' not in text.partition('````')[0] and '\x1b' not in text
     assert '````sh' in text
     assert markdown.escaped('a*b\n# c') == 'a\\*b \\# c'
+    assert markdown.code_block(['a `b`'], 'sh') == '```sh\na `b`\n```'
 
 
 def test_an_evaluation_that_is_damaged_is_told():
