@@ -68,6 +68,7 @@ def live(tmp_path_factory):
     learned = []  # labels that went through an update, of each reward model
     judged = []  # (step, reward model)
     train_batch = RewardModelTrainer.train_batch
+    check = collection.RetrainingHealth.check
 
     def counted(trainer, indices, lr):
         if trainer.steps_done == 0:
@@ -75,13 +76,13 @@ def live(tmp_path_factory):
         learned[-1] += len(indices)
         return train_batch(trainer, indices, lr)
 
+    def noted(health, step, model, prediction):
+        judged.append((step, model))
+        check(health, step, model, prediction)
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(RewardModelTrainer, 'train_batch', counted)
-        patched.setattr(
-            collection.RetrainingHealth,
-            'check',
-            lambda health, step, model, prediction: judged.append((step, model)),
-        )
+        patched.setattr(collection.RetrainingHealth, 'check', noted)
         (directory.parent / 'said').write_text(train(directory))
     (directory.parent / 'learned').write_text(json.dumps(learned))
     (directory.parent / 'judged').write_text(json.dumps(judged))

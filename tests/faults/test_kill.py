@@ -26,9 +26,6 @@ from launched import (
     start_job,
 )
 
-from lm_human_preferences.checkpointing import checkpoints
-from lm_human_preferences.checkpointing.tf_bundle import Bundle
-
 pytestmark = pytest.mark.slow
 END = 10  # seconds in which everything has to end
 # Of the rank that notices a stopped one, and of that one, which is killed: mpiexec mixes them.
@@ -54,22 +51,16 @@ def train_for_a_while(directory, chance):
     return launch
 
 
-def assert_checkpoint_is_intact(launch):
-    """The last one, and every checksum in it."""
-    bundle = Bundle(checkpoints.latest(launch.run / 'policy' / 'checkpoints'))
-    assert {name: bundle[name].shape for name in bundle}['policy/model/wte'] == (27, 7)
-
-
 def assert_ended(launch, since, status):
     assert launch.wait(END) == status
     launch.assert_nothing_left(since + END - time.monotonic())
     print(f'ended within {time.monotonic() - since:.2f} s')
 
 
-@pytest.mark.parametrize('attempt', range(max(1, FAULTS // 2)))
+@pytest.mark.parametrize('attempt', range(max(2, FAULTS // 2)))
 def test_killed_rank(tmp_path, chance, attempt):
     launch = train_for_a_while(tmp_path, chance)
-    rank = chance.randrange(2)
+    rank = attempt % 2
     process = launch.ranks()[rank]
     os.kill(process, signal.SIGKILL)
     assert_ended(launch, time.monotonic(), status=1)
@@ -77,7 +68,7 @@ def test_killed_rank(tmp_path, chance, attempt):
         rank, process
     )  # after what mpiexec says
     assert 'Traceback' not in launch.errors()
-    assert_checkpoint_is_intact(launch)
+    launch.assert_checkpoint_is_intact()
 
 
 @pytest.fixture

@@ -137,8 +137,11 @@ def test_two_ranks_asked_to_end(tmp_path, chance):
     reached = chance.randrange(1, 10)
     asked.reach(reached)
     number = chance.choice([signal.SIGINT, signal.SIGTERM])
+    since = time.monotonic()
     asked.process.send_signal(number)
-    assert asked.wait() == 128 + number
+    assert asked.wait(10) == 128 + number
+    asked.assert_nothing_left(since + 10 - time.monotonic())
+    asked.assert_checkpoint_is_intact()
     assert re.fullmatch(asked.saved_step(), asked.errors())
     assert asked.output().endswith(
         'Stopping: the current step is saved if it finishes within 20 s; interrupt again to stop'
@@ -147,7 +150,6 @@ def test_two_ranks_asked_to_end(tmp_path, chance):
     directory = asked.run / 'policy/checkpoints'
     prefix, state = checkpoints.latest_resumable(str(directory))
     assert state['trainer']['step'] > reached and len(state['random']) == 2
-    asked.assert_nothing_left(10)
 
 
 def begun(directory, engine):

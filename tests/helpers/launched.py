@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.checkpointing.tf_bundle import Bundle
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = (
     300  # seconds for what has to happen at some time, on a machine that has much else to do, too
@@ -189,6 +192,11 @@ class Launch:
             r'Step \d+ of the policy is saved; to go on from there: \./launch\.py resume'
             rf' {re.escape(str(self.run))}'
         )
+
+    def assert_checkpoint_is_intact(self):
+        """The policy's last one, and every checksum in it."""
+        bundle = Bundle(checkpoints.latest(self.run / 'policy' / 'checkpoints'))
+        assert {name: bundle[name].shape for name in bundle}['policy/model/wte'] == (27, 7)
 
     def wait(self, seconds=PATIENCE):
         """The exit status."""
