@@ -224,7 +224,7 @@ def load_reward_model(
     name: str, encoding: Encoding, *, chat: bool = False, members: int | None = None
 ) -> FrozenRewardModel:
     """The reward called `name`: 'mock', FILE.py:FUNCTION, or the directory of a reward model or of
-    a classifier, as DIRECTORY#CLASS if it has several classes.
+    a classifier, which may be ORG/NAME of the hub; as DIRECTORY#CLASS if it has several classes.
 
     encoding: of the policy whose tokens it scores. chat: whether that one answers in a chat.
     members: how many reward models are there; None: as many as the run has trained.
@@ -265,6 +265,8 @@ def text_scorer(name: str, *, chat: bool) -> TextScorer | None:
     if reward_function.is_one(name):
         return FunctionScorer(reward_function.read(name))
     directory, _, class_name = (name, '', '') if os.path.exists(name) else name.partition('#')
+    if storage.model_path(directory) is not None:
+        directory = storage.pinned(directory)
     if is_classifier(directory):
         return Classifier(directory, class_name or None, chat=chat)
     if class_name:

@@ -41,7 +41,7 @@ from lm_human_preferences.online.question_sampler import (
 )
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_files import ANSWERS, QUESTIONS, TASK
-from lm_human_preferences.runs.run_settings import load_run_hparams
+from lm_human_preferences.runs.run_settings import load_run_hparams, pins
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import progress
 
@@ -73,6 +73,8 @@ def ask(
     task = reward_hparams.task
     check_folder(folder)
     _check_options(reward_hparams, policy, against)
+    if INITIAL in (policy, against):
+        reward_hparams.override_from_dict(pins(reward_hparams))
     record = task_record(reward_hparams, folder, instructions=instructions, ties=ties)
     if questions is not None or gold is not None:
         _ask_given(reward_hparams, folder, record, questions, gold, repeated, labellers)

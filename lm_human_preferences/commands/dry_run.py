@@ -240,8 +240,8 @@ class DryRun:
 
 def _is_elsewhere(settings: RewardHParams) -> bool:
     """Whether the reward is a model of the hub of which nothing was fetched yet."""
-    name = settings.trained_model or ''
-    return storage.is_hub(name) and not storage.is_here(name)
+    path = storage.model_path(settings.trained_model or '')
+    return path is not None and not storage.is_here(path)
 
 
 def _elsewhere(sources: Mapping[str, str]) -> list[str]:

@@ -26,7 +26,7 @@ class HParams(hyperparams.HParams):
     judge: str | None = option(
         None,
         'also measure the policy by another reward than that of the run: mock, the directory of a'
-        ' reward model or a classifier, hf://ORG/NAME, or FILE.py:FUNCTION',
+        ' reward model or a classifier, ORG/NAME, or FILE.py:FUNCTION',
     )
     output_dir: str | None = option(
         None,

@@ -209,9 +209,8 @@ def _directory_of(name: str) -> str | None:
     released = released_name(name)
     if released is not None:
         return f'gs://gpt-2/models/{released}'
-    path = storage.model_path(name)
-    if path is not None:
-        return _of_hub(name, path)
+    if storage.model_path(name) is not None:
+        return storage.pinned(name)
     if storage.exists(storage.join(name, 'policy', 'hparams.json')):  # a run directory
         return storage.join(name, 'policy')
     if not storage.is_remote(name) and not storage.exists(name):
@@ -220,13 +219,3 @@ def _directory_of(name: str) -> str | None:
             ' model, or ORG/NAME of the hub'
         )
     return name
-
-
-def _of_hub(name: str, path: str) -> str:
-    """The hf:// path of a model with its commit; UserError if it cannot be had."""
-    try:
-        return storage.pinned(path)
-    except storage.StorageError as e:
-        if storage.is_hub(name):
-            raise
-        raise UserError(f'there is no directory {name}; as a model of the hub, {e}') from e

@@ -5,10 +5,8 @@ Both kinds are asked by this program's own names, with a scope where they have o
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,6 +17,7 @@ from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.model_sizes import Sizes
+from lm_human_preferences.language.safetensors_files import SavedTensors
 
 TRANSFORMER = 'transformer.'  # what own names of a network without its heads begin with
 EMBEDDING = f'{TRANSFORMER}wte.weight'  # that every network has
@@ -101,63 +100,41 @@ class CheckpointWeights:
 
 
 class SafetensorsWeights:
-    """model.safetensors in a directory that `transformers` has saved a GPT-2 in.
+    """The safetensors in a directory that `transformers` has saved a GPT-2 in.
 
-    Its names are this program's own. GPT2Model leaves out what they begin with, GPT2LMHeadModel
+    Their names are this program's own. GPT2Model leaves out what they begin with, GPT2LMHeadModel
     does not.
     """
 
     def __init__(self, directory: str) -> None:
-        from safetensors import safe_open
-
-        self.path = storage.join(directory, 'model.safetensors')
-        try:
-            path = storage.cached_path(self.path)
-        except storage.NotFound as e:
-            raise UserError(
-                f'{directory} has a config.json but no model.safetensors; pickled weights are not'
-                ' read: save it again with save_pretrained'
-            ) from e
-        with self._damage_is_told():
-            self._file: Any = safe_open(path, 'pt')
-            self._stored = frozenset(self._file.keys())
-        is_whole = any(name.startswith(TRANSFORMER) for name in self._stored)
+        self.path = directory
+        self._saved = SavedTensors(directory)
+        is_whole = any(name.startswith(TRANSFORMER) for name in self._saved)
         self._left_out = '' if is_whole else TRANSFORMER
 
     def __len__(self) -> int:
-        return len(self._stored)
+        return len(self._saved)
 
     def __contains__(self, name: object) -> bool:
-        return self.name_of(str(name)) in self._stored
+        return self.name_of(str(name)) in self._saved
 
     def nbytes(self) -> int:
         """Bytes of all tensors in float32."""
-        shapes = [self._file.get_slice(name).get_shape() for name in self._stored]
-        return sum(FLOAT * math.prod(shape) for shape in shapes)
+        return FLOAT * self._saved.numbers()
 
     def scopes(self) -> list[str]:
         """That of the only network."""
         return ['']
 
     def name_of(self, name: str) -> str:
-        """The name in the file, which is the own one or what it ends with."""
+        """The name in the files, which is the own one or what it ends with."""
         return name.removeprefix(self._left_out)
 
     def load(self, name: str, parameter: torch.Tensor) -> None:
-        """Copy the tensor, whatever its type is in the file."""
+        """Copy the tensor, whatever its type is in its file."""
         stored = self.name_of(name)
-        with self._damage_is_told():
-            tensor = self._file.get_tensor(stored).float()
-        copy_value(tensor.numpy(), parameter.detach(), f'{self.path}: {stored}')
-
-    @contextmanager
-    def _damage_is_told(self) -> Iterator[None]:
-        from safetensors import SafetensorError
-
-        try:
-            yield
-        except SafetensorError as e:
-            raise UserError(f'{self.path} is damaged: {e}') from e
+        value = self._saved.read(stored).float()
+        copy_value(value.numpy(), parameter.detach(), f'{self.path}: {stored}')
 
 
 def copy_value(value: np.ndarray, target: torch.Tensor, what: str) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Training = policy_options.HParams | reward_options.HParams
 
 NEW_MODEL = 'rewards.train_new_model'
-INITIAL_MODEL = 'task.policy.initial_model'  # the end of settings that take ORG/NAME of the hub
+INITIAL_MODEL = 'task.policy.initial_model'  # what settings that name it end with
 # The outcome of these is in the checkpoint: another value would have no effect on a resumed run.
 FIXED_ONCE_BEGUN = {
     'task.policy.initial_model',
@@ -206,10 +206,11 @@ def pins(hparams: Training, *, ask: bool = True) -> dict[str, str]:
         if storage.is_pin_of(recorded.get(key), value):
             found[key] = recorded[key]
             continue
-        path = _path_on_hub(key, value)
+        path = _path_on_hub(hparams, key, value)
         if path is not None and (ask or storage.is_here(path)):
-            scheme = path.removesuffix(value)
-            found[key] = storage.pinned(path, ask=ask).removeprefix(scheme)
+            found[key] = storage.pinned(value, ask=ask)
+            if key.endswith(INITIAL_MODEL):
+                found[key] = found[key].removeprefix(path.removesuffix(value))  # as it was given
     return found
 
 
@@ -223,11 +224,17 @@ def _seed_of_ensemble(hparams: Training) -> str | None:
     return f'{NEW_MODEL}.run.seed' if new_model.run.seed is None else None
 
 
-def _path_on_hub(key: str, value: Any) -> str | None:
-    """The hf:// path that a setting names; None where it names none."""
+def _path_on_hub(hparams: Training, key: str, value: Any) -> str | None:
+    """The hf:// path that a setting names, a model also as ORG/NAME; None where it names none."""
     if not isinstance(value, str):
         return None
-    if key.endswith(INITIAL_MODEL):
+    # The directory of a reward model that the run is yet to train may be called like a model.
+    is_given_model = (
+        key == 'rewards.trained_model'
+        and isinstance(hparams, policy_options.HParams)
+        and hparams.rewards.train_new_model is None
+    )
+    if key.endswith(INITIAL_MODEL) or is_given_model:
         return storage.model_path(value)
     return value if storage.is_hub(value) else None
 

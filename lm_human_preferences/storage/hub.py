@@ -55,15 +55,22 @@ def model_path(name: str) -> str | None:
     return HUB + name if is_model_name(name) and not os.path.lexists(name) else None
 
 
-def pinned(path: str, *, ask: bool = True) -> str:
-    """The path with the commit that its revision means; the small files of a model are fetched.
+def pinned(name: str, *, ask: bool = True) -> str:
+    """The hf:// path with the commit that its revision means; the small files of a model are
+    fetched.
 
-    ask: False for what it meant when it was fetched. StorageError for a model that cannot be read.
+    name: an hf:// path, or that of a model as model_path takes it. ask: False for what it meant
+    when it was fetched. StorageError for a model that cannot be read.
     """
-    hub = HubPath(path)
-    commit = _commit(hub, ask=ask)
-    if not hub.name:
-        _small_files(hub, commit)
+    hub = HubPath(_with_scheme(name))
+    try:
+        commit = _commit(hub, ask=ask)
+        if not hub.name:
+            _small_files(hub, commit)
+    except StorageError as e:
+        if is_hub(name):
+            raise
+        raise StorageError(f'there is no directory {name}; as a model of the hub, {e}') from e
     return hub.at(commit)
 
 

@@ -75,6 +75,38 @@ def test_families_that_are_refused(family, told):
     assert '\n' not in str(e.value)
 
 
+@torch.no_grad()
+def test_a_cap_on_logits_is_noticed_where_they_are_small():
+    network = network_of('gemma2')
+    for parameter in network.parameters():
+        parameter.mul_(0.05)
+    with pytest.raises(UserError, match='their logits are not the product'):
+        probe.check(network, 'org/name')
+
+
+LONGROPE = {
+    'rope_type': 'longrope',
+    'short_factor': [1.0] * 4,
+    'long_factor': [2.0] * 4,
+    'original_max_position_embeddings': 16,
+}
+
+
+@pytest.mark.parametrize('family', ['llama', 'phi3'])
+def test_a_longer_context_by_longrope_is_not_used(family):
+    """Rows of a batch would change each other, and kept keys would not fit."""
+    given = {'original_max_position_embeddings': 16} if family == 'phi3' else {}
+    network = network_of(family, rope_parameters={**LONGROPE, 'rope_theta': 1e4}, **given)
+    assert network.hparams.n_ctx == 16
+
+
+@pytest.mark.parametrize('family', ['mamba', 'rwkv'])
+def test_families_without_attention_are_refused(family, tmp_path):
+    storage.write_json(str(tmp_path / 'config.json'), {'model_type': family})
+    with pytest.raises(UserError, match=f'models of the family {family} are not taken: they have'):
+        architectures.of_directory(str(tmp_path), N_VOCAB).sizes()
+
+
 def wrong_cache(network):
     """It forgets what it held."""
     outputs = network.outputs
@@ -123,9 +155,10 @@ def _all_true(same_completion):
 
 
 @pytest.mark.parametrize('is_remote', [False, True])
-def test_a_model_in_several_files_is_read(tmp_path, is_remote, cache, server, blobs):
+@pytest.mark.parametrize('family', ['llama', 'gpt2'])
+def test_a_model_in_several_files_is_read(tmp_path, family, is_remote, cache, server, blobs):
     """In the type that they are stored in, and from a store."""
-    model = tiny('llama').to(torch.bfloat16)
+    model = tiny(family).to(torch.bfloat16)
     model.save_pretrained(tmp_path, max_shard_size='20KB')
     storage.write_json(str(tmp_path / 'encoding'), 'test')
     files = sorted(path.name for path in tmp_path.glob('*.safetensors'))

@@ -86,6 +86,11 @@ def _sizes(path: str, content: str, n_vocab: int) -> TransformersSizes:
     """The sizes of the model that the `content` of the config.json at `path` describes."""
     with told(path):
         config = _config_of(json.loads(content), path)
+        if not getattr(config, 'num_attention_heads', None):
+            raise UserError(
+                f'{path}: models of the family {config.model_type} are not taken: they have no'
+                ' attention, so their positions cannot be set from outside, as padding needs'
+            )
         with torch.device('meta'):
             empty = _empty(config)
         sizes = sizes_of(empty, n_vocab)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from lm_human_preferences.training import precision
 TOLERANCE = 1e-3  # of the largest value of an output, in float32
 LENGTH = 12  # tokens of a sequence
 SEED = 0
+LARGE = 1000  # times what the output layer gives: then a cap on logits shows
 
 
 @torch.no_grad()
@@ -48,10 +50,10 @@ def differences(network: TransformersNetwork) -> Iterator[tuple[float, str]]:
     tokens = torch.randint(sizes.n_vocab, (1, length), generator=generator).to(device)
     model = network.causal_lm
     reference = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-    logits = model(input_ids=tokens, use_cache=False).logits[..., : sizes.n_vocab]
+    logits = _large_logits(model, tokens)[..., : sizes.n_vocab]
 
     yield (
-        _difference(network.logits(reference), logits),
+        _difference(LARGE * network.logits(reference), logits),
         'their logits are not the product of the last hidden state with an output layer',
     )
     for start in (0, length // 2):
@@ -73,6 +75,16 @@ def differences(network: TransformersNetwork) -> Iterator[tuple[float, str]]:
         _difference(packed[:, 1], reference[:, -1]),
         'several responses behind one query affect each other',
     )
+
+
+def _large_logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """The model's logits for `tokens (1, length)`, as if its output layer gave LARGE times more."""
+    output_layer = model.get_output_embeddings()
+    hook = output_layer.register_forward_hook(lambda _, __, given: LARGE * given)
+    try:
+        return model(input_ids=tokens, use_cache=False).logits
+    finally:
+        hook.remove()
 
 
 def _with_padding(tokens: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:

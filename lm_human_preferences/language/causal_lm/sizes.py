@@ -101,11 +101,29 @@ def longest(config: Any) -> tuple[int, bool]:
     Beyond it positions are not known, or attention does not see everything before, so that a model
     computes something else.
     """
-    positions = _least(config, 'max_position_embeddings')
+    positions = min(_lengths_of_rotations(config), default=None)
     window = _least(config, 'sliding_window', 'window_size', 'attention_chunk_size')
     if window is not None and (positions is None or window < positions):
         return window, True
     return positions or UNKNOWN_LENGTH, False
+
+
+def _lengths_of_rotations(config: Any) -> list[int]:
+    """Up to which lengths positions mean the same in all sequences, as far as a config says.
+
+    LongRoPE rotates all tokens in another way once any row of a batch is longer than the first
+    length that the model was trained with; keys that were kept before would not fit.
+    """
+    lengths = []
+    positions = _least(config, 'max_position_embeddings')
+    if positions is not None:
+        lengths.append(positions)
+    parameters: dict[str, Any] = getattr(config, 'rope_parameters', None) or {}
+    by_kind_of_layer = [each for each in parameters.values() if isinstance(each, dict)]
+    for rotation in [parameters, *by_kind_of_layer]:
+        if rotation.get('rope_type') == 'longrope':
+            lengths.append(rotation['original_max_position_embeddings'])
+    return lengths
 
 
 def _least(config: Any, *names: str) -> int | None:

@@ -1,0 +1,103 @@
+"""The safetensors that transformers' `save_pretrained` has written, in one file or in several."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
+
+WEIGHTS = 'model.safetensors'
+INDEX = f'{WEIGHTS}.index.json'  # where the weights are in several files
+
+
+class SavedTensors:
+    """The tensors in a directory, local or remote, by the names in its files.
+
+    path: of the directory, for messages. local_path: where its files are on this machine, with
+    config.json. UserError for files that are missing or damaged.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.path = directory
+        files = _files_in(directory)
+        self.local_path = _fetched(directory, files)
+        self._files: dict[str, Any] = {}  # {name of a file: the open file}
+        self._places: dict[str, str] = {}  # {name of a tensor: that of its file}
+        for name in files:
+            with self._damage_is_told(name):
+                file = _opened(os.path.join(self.local_path, name))
+                self._files[name] = file
+                self._places.update(dict.fromkeys(file.keys(), name))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def numbers(self) -> int:
+        """How many numbers all tensors have, which takes reading none of them."""
+        slices = (self._files[file].get_slice(name) for name, file in self._places.items())
+        return sum(math.prod(each.get_shape()) for each in slices)
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor, in the type that it is saved in."""
+        with self._damage_is_told(self._places[name]):
+            return self._files[self._places[name]].get_tensor(name)
+
+    @contextmanager
+    def _damage_is_told(self, name: str) -> Iterator[None]:
+        from safetensors import SafetensorError
+
+        try:
+            yield
+        except (OSError, SafetensorError) as e:
+            raise UserError(f'{storage.join(self.path, name)} is damaged or missing: {e}') from e
+
+
+def _opened(path: str) -> Any:
+    from safetensors import safe_open
+
+    return safe_open(path, 'pt')
+
+
+def _fetched(directory: str, files: list[str]) -> str:
+    """The local directory with these files of `directory`, and with what describes them."""
+    if not storage.is_remote(directory):
+        return directory
+    names = ['config.json', *files]
+    if storage.exists(storage.join(directory, INDEX)):
+        names.append(INDEX)
+    copies = storage.cached_paths([storage.join(directory, name) for name in names])
+    return os.path.dirname(copies[0])
+
+
+def _files_in(directory: str) -> list[str]:
+    """The names of the files with tensors."""
+    index = storage.join(directory, INDEX)
+    if not storage.exists(index):
+        if not storage.exists(storage.join(directory, WEIGHTS)):
+            raise UserError(
+                f'{directory} has a config.json but no {WEIGHTS}; pickled weights are not read:'
+                ' save it again with save_pretrained'
+            )
+        return [WEIGHTS]
+    content: Any = storage.read_json(index)
+    try:
+        names = sorted(set(content['weight_map'].values()))
+    except (KeyError, AttributeError, TypeError) as e:
+        raise UserError(f'{index} is damaged: it maps no tensors to files') from e
+    for name in names:
+        if not isinstance(name, str) or os.path.basename(name) != name:
+            raise UserError(f'{index} names a file elsewhere: {name}')
+    return names
