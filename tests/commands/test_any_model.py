@@ -16,14 +16,16 @@ from online_runs import models_of
 from ranks import on_ranks
 from tiny_causal_lms import save, tiny
 from tiny_tokenisers import write_byte_level
+from trainers import rollout_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sample
-from lm_human_preferences import train_reward
+from lm_human_preferences import ppo, train_policy, train_reward
 from lm_human_preferences.checkpointing import checkpoints, names
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.policy import Policy
 from lm_human_preferences.rewards import TrainedRewardModel
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.training import precision
@@ -180,8 +182,9 @@ def test_a_run_goes_on_without_the_model_that_it_began_with(trained, tmp_path):
     assert step_of(again) == 5
 
 
-def test_a_kill_changes_nothing(tmp_path):
-    model = make_model(tmp_path / 'model', 'qwen3')
+@pytest.mark.parametrize('family', MAKE)
+def test_a_kill_changes_nothing(family, tmp_path):
+    model = make_model(tmp_path / 'model', family)
     results = []
     for name in ('alone', 'killed'):
         directory = tmp_path / name
@@ -198,33 +201,68 @@ def test_a_kill_changes_nothing(tmp_path):
     assert_same(*results)
 
 
+def reward_losses(hparams, model, comm):
+    """The loss of each of five batches of labels of the best of four."""
+    trainer = train_reward.build_trainer(hparams, model, comm)
+    torch.nn.init.constant_(trainer.reward_model.model.heads['reward'].w, 0.1)
+    batches = np.arange(160).reshape(5, 32)
+    mine = slice(comm.rank, None, comm.size)
+    return [float(trainer.train_batch(batch[mine], lr=1e-3)['loss']) for batch in batches]
+
+
+def policy_losses(hparams, model, comm):
+    """The loss of each of five updates of a policy on the same episodes."""
+    policy = Policy(model)
+    trainer = train_policy.PPOTrainer(
+        policy=policy,
+        ref_policy=policy,
+        query_sampler=lambda: {},
+        score_fn=lambda *_: pytest.fail('no score is asked for'),
+        hparams=hparams,
+        comm=comm,
+    )
+    generator = torch.Generator().manual_seed(1)
+    queries = torch.randint(100, (8, 3), generator=generator)
+    responses = torch.randint(100, (8, 4), generator=generator)
+    known = policy.analyze_responses(queries, responses)
+    scores = torch.randn(8, generator=generator)
+    logprobs, values = known['logprobs'], known['values']
+    rewards, _ = ppo.compute_rewards(scores, logprobs, logprobs, kl_coef=0.1)
+    episodes = rollout_of(
+        queries=queries, responses=responses, logprobs=logprobs, values=values, rewards=rewards
+    )
+    return [float(trainer.train_minibatch(episodes)['loss/total']) for _ in range(5)]
+
+
 WAYS = {
     'ranks': (2, {}),
     'micro-batches': (1, {'micro_batch_size': 4}),
     'gradient checkpointing': (1, {'run.gradient_checkpointing': True}),
     'bf16': (1, {'run.precision': 'bf16'}),
 }
+TRAININGS = {'train_reward': reward_losses, 'train_policy': policy_losses}
 
 
 @pytest.fixture(scope='module')
 def losses_of(tmp_path_factory):
-    """Function of a family and a way to train -> the loss of each batch of a reward model."""
+    """Function of a command, a family and a way to train -> the loss of each batch."""
     directory = tmp_path_factory.mktemp('models')
     models = {family: make_model(directory / family, family) for family in MAKE}
 
-    def losses_of(family, ranks=1, settings=None):
-        hparams = resolved('train_reward', 'test')
+    def losses_of(command, family, ranks=1, settings=None):
+        hparams = resolved(command, 'test')
         model = str(models[family])
-        hparams.override_from_dict({'task.policy.initial_model': model, **(settings or {})})
+        group = 'ppo.' if command == 'train_policy' else ''
+        for name, value in (settings or {}).items():
+            name = name if name.startswith('run.') else f'{group}{name}'
+            hparams.override_from_dict({name: value})
+        hparams.override_from_dict({'task.policy.initial_model': model})
         hparams.validate()
         precision.configure(hparams.run.precision, torch.device('cpu'), 'default')
 
         def work(comm):
-            trainer = train_reward.build_trainer(hparams, TrainedModel(model), comm)
-            torch.nn.init.constant_(trainer.reward_model.model.heads['reward'].w, 0.1)
-            batches = np.arange(160).reshape(5, 32)
-            mine = slice(comm.rank, None, comm.size)
-            return [float(trainer.train_batch(batch[mine], lr=1e-3)['loss']) for batch in batches]
+            torch.manual_seed(1)
+            return TRAININGS[command](hparams, TrainedModel(model), comm)
 
         try:
             return on_ranks(ranks, work)[0]
@@ -234,13 +272,20 @@ def losses_of(tmp_path_factory):
     return losses_of
 
 
-@pytest.mark.parametrize('way', WAYS)
+# Ranks whiten the advantages of their own episodes, as the original's do.
+ALONE = [way for way in WAYS if way != 'ranks']
+
+
+@pytest.mark.parametrize(
+    'command, way',
+    [*(('train_reward', way) for way in WAYS), *(('train_policy', way) for way in ALONE)],
+)
 @pytest.mark.parametrize('family', MAKE)
-def test_ways_to_train_learn_the_same(family, way, losses_of):
-    """Of labels of the best of four; bf16 nearly so."""
-    plain = losses_of(family)
+def test_ways_to_train_learn_the_same(family, command, way, losses_of):
+    """bf16 nearly so."""
+    plain = losses_of(command, family)
     assert abs(plain[-1] - plain[0]) > 0.1
-    other = losses_of(family, *WAYS[way])
+    other = losses_of(command, family, *WAYS[way])
     assert other == pytest.approx(plain, abs=0.02 if way == 'bf16' else 2e-5)
     # Products of fewer rows have the same digits on some processors, and others elsewhere.
     if way != 'micro-batches':

@@ -13,6 +13,8 @@ from tiny_tokenisers import write_words
 
 from lm_human_preferences import session
 from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.hparams import reward_options
+from lm_human_preferences.runs import run_settings
 
 WORDS = [f'word{i}' for i in range(26)]
 PREFERENCE = {'prompt': 'word0 word1', 'chosen': 'word2 word3', 'rejected': 'word4'}
@@ -123,11 +125,11 @@ def test_a_classifier_of_the_hub_is_the_reward(hub, tmp_path):
     argv = (
         f'train_policy mock_sentiment run --save_dir={tmp_path} --mpi=1 --ppo.total_episodes=256'
         ' --run.evaluate=off --rewards.train_new_model=off'
-        ' --rewards.trained_model=hf://org/sentiment --rewards.class_name=good'
+        ' --rewards.trained_model=org/sentiment --rewards.class_name=good'
     )
     result = invoke(f'{argv} --dry_run')
     assert result.exit_code == 0 and hub.log == [], result.output
-    assert '--rewards.trained_model hf://org/sentiment' in result.stderr.splitlines()[-1]
+    assert '--rewards.trained_model org/sentiment' in result.stderr.splitlines()[-1]
     result = invoke(argv)
     assert result.exit_code == 0, result.output
     settings = json.loads((tmp_path / 'run/train_policy_hparams.json').read_text())
@@ -136,3 +138,32 @@ def test_a_classifier_of_the_hub_is_the_reward(hub, tmp_path):
     assert hub.requests('model.safetensors') and not hub.requests('pytorch_model.bin')
     told = invoke(f'{argv} --rewards.class_name=fine --overwrite --dry_run').stderr.splitlines()
     assert told == [f"error: hf://org/sentiment@{commit} has no class 'fine', but bad, good"]
+    texts = tmp_path / 'texts.jsonl'
+    texts.write_text('{"query": "the", "response": "film"}\n')
+    scores = [
+        invoke(['score', name, str(texts)])
+        for name in ('org/sentiment#good', 'hf://org/sentiment#good')
+    ]
+    assert scores[0].exit_code == 0 and scores[0].stdout == scores[1].stdout, scores[0].output
+
+
+def test_where_a_new_reward_model_will_be_is_not_looked_up_on_the_hub(hub):
+    """Though a relative path may look like ORG/NAME."""
+    hparams = resolved('train_policy', 'test')
+    hparams.rewards.trained_model = 'org/gpt2'
+    hparams.rewards.train_new_model = None
+    assert run_settings.pins(hparams)['rewards.trained_model'].startswith('hf://org/gpt2@')
+    hparams.rewards.train_new_model = reward_options.HParams()
+    assert 'rewards.trained_model' not in run_settings.pins(hparams)
+
+
+def test_questions_record_the_commit_that_they_are_drawn_from(hub, tmp_path):
+    result = invoke(
+        f'ask test {tmp_path}/folder --count=1 --task.policy.initial_model=org/gpt2'
+        f' --labels.type=best_of_2 --task.query_dataset={DATA}/queries.jsonl --task.query_length=3'
+        ' --task.response_length=2 --task.start_text=None --task.truncate_token=None'
+    )
+    assert result.exit_code == 0, result.output
+    task = json.loads((tmp_path / 'folder/task.json').read_text())['task']
+    commit = commit_of(hub.holds['org/gpt2']['main'])
+    assert task['policy']['initial_model'] == f'org/gpt2@{commit}'

@@ -4,6 +4,8 @@ reward that is known."""
 import itertools
 import json
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ from lm_human_preferences.language import encodings
 from lm_human_preferences.language.datasets import get_dataset
 from lm_human_preferences.machine import processors
 from lm_human_preferences.policy import Policy
-from lm_human_preferences.synthetic import known_reward, language_model
+from lm_human_preferences.synthetic import known_reward, language_model, made_once
 
 ENCODER = encodings.Reviews.get_encoder()
 
@@ -150,6 +152,24 @@ def test_base_model_has_learnt_the_grammar():
     queries, answers = tokens(*texts)[:, :3], tokens(*texts)[:, 3:]
     loss = -policy.analyze_responses(queries, answers)['logprobs'].sum(1).mean().item()
     assert abs(loss - cross_entropy_of_the_grammar()) < 0.1
+
+
+def test_what_is_made_once_finds_an_empty_directory(monkeypatch, tmp_path):
+    """Also where a process that made it was killed."""
+    monkeypatch.setenv('LMHP_CACHE', str(tmp_path))
+    found = []
+
+    def create(directory):
+        found.append(os.listdir(directory))
+        (Path(directory) / 'made').touch()
+        if len(found) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made_once.directory('thing', create, [made_once])
+    for _ in range(2):
+        path = made_once.directory('thing', create, [made_once])
+    assert found == [[], []] and os.listdir(path) == ['made']
 
 
 def test_base_model_is_made_once_and_always_the_same():

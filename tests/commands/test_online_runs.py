@@ -10,6 +10,7 @@ import shlex
 import shutil
 import threading
 import time
+import types
 from collections import Counter
 
 import numpy as np
@@ -357,7 +358,7 @@ def test_two_ranks_ask_and_learn_what_one_does(tmp_path):
 # ---------------------------------------------------------------- waiting
 
 
-def test_a_run_saves_and_ends_when_patience_runs_out(live, tmp_path, quick):
+def test_a_run_saves_and_ends_when_patience_runs_out(live, tmp_path, monkeypatch):
     directory = tmp_path / 'run'
     shutil.copytree(live / 'labels', directory / 'labels')
     # As far as the first reward model; what was asked stays, but nobody has answered the rest.
@@ -367,10 +368,18 @@ def test_a_run_saves_and_ends_when_patience_runs_out(live, tmp_path, quick):
     for name, count in counts.items():
         path = directory / f'labels/answers/{name}.jsonl'
         path.write_text(''.join(path.read_text().splitlines(keepends=True)[:count]))
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += 100 * seconds
+
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(collection, 'time', clock)
     with pytest.raises(UserError) as caught:
-        train(directory, **{**PEOPLE, 'rewards__online__patience': 0.00001}, run__resume=True)
+        train(directory, **{**PEOPLE, 'rewards__online__patience': 0.5}, run__resume=True)
+    assert 1800 <= now[0] <= 1900  # half an hour
     message = str(caught.value)
-    assert message.startswith('--rewards.online.patience 1e-05: ')
+    assert message.startswith('--rewards.online.patience 0.5: ')
     step = int(message.partition('step ')[2].partition(' ')[0])
     assert (
         checkpoints.latest_resumable(str(directory / 'policy/checkpoints'))[1]['trainer']['step']

@@ -11,6 +11,7 @@ from tiny_causal_lms import save, tiny
 from tiny_tokenisers import END, write_byte_level, write_words
 
 import launch
+import sample
 from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
 from lm_human_preferences.labels.folder import LabelFolder, QuestionWriter
 from lm_human_preferences.labels.page.server import LabelServer
@@ -101,7 +102,7 @@ TEMPLATE = (
 def queries(tmp_path):
     path = tmp_path / 'queries.jsonl'
     path.write_text(f'{json.dumps(DIALOGUE)}\n')
-    path.with_suffix('.test.jsonl').write_text('"It was late. Why?"\n')
+    path.with_suffix('.test.jsonl').write_text('"It was late. Why?"\n"Who is lazy?"\n')
     return path
 
 
@@ -112,27 +113,64 @@ def ask_line(model, queries, folder):
     )
 
 
-def test_a_policy_is_asked_in_its_chat_template_and_people_read_the_dialogue(
-    tmp_path, queries, monkeypatch
-):
+@pytest.fixture
+def chat_model(tmp_path):
     model = write_model(tmp_path / 'model', chat_template=TEMPLATE)
-    save(tiny('llama', vocab_size=512, max_position_embeddings=128), model)
-    contexts, own = [], chat.ChatTemplate.contexts
+    return save(tiny('llama', vocab_size=512, max_position_embeddings=128), model)
+
+
+@pytest.fixture
+def contexts(monkeypatch):
+    """The texts that policies have gone on from, as they come."""
+    found, own = [], chat.ChatTemplate.contexts
 
     def seen(self, rows):
-        contexts.append((self.encoder, own(self, rows)))
-        return contexts[-1][1]
+        rows = own(self, rows)
+        found.extend(self.encoder.decode(row) for row in rows)
+        return rows
 
     monkeypatch.setattr(chat.ChatTemplate, 'contexts', seen)
-    run(ask_line(model, queries, tmp_path / 'labels'))
+    return found
+
+
+RENDERED = f'[user] Who is lazy?{END}[assistant] The dog.{END}[user] Which?{END}[assistant]'
+RENDERED_TEST = {f'[user] {text}{END}[assistant]' for text in ('It was late. Why?', 'Who is lazy?')}
+
+
+def test_a_policy_is_asked_in_its_chat_template_and_people_read_the_dialogue(
+    tmp_path, queries, chat_model, contexts
+):
+    run(ask_line(chat_model, queries, tmp_path / 'labels'))
     folder = LabelFolder(str(tmp_path / 'labels'))
     (question,) = folder.questions.values()
     encoder = folder.encoding().get_encoder()
     assert encoder.decode(folder.tokens(question)['query']) == READ
-    rendered = f'[user] Who is lazy?{END}[assistant] The dog.{END}[user] Which?{END}[assistant]'
-    for encoder, rows in contexts:
-        assert {encoder.decode(row) for row in rows} == {rendered}
-    assert contexts
+    assert set(contexts) == {RENDERED}
+
+
+def test_a_policy_learns_to_chat(tmp_path, queries, chat_model, contexts):
+    """Trained, resumed, sampled from and evaluated, it goes on from a rendered dialogue."""
+    reward = tmp_path / 'reward.py'
+    reward.write_text(
+        'def score(queries, responses):\n    return [len(each) for each in responses]'
+    )
+    run(
+        f'train_policy test run --mpi 1 --save_dir {tmp_path} --task.policy.initial_model'
+        f' {chat_model} --task.chat on --task.query_dataset {queries} --task.query_length 40'
+        f' --task.truncate_text {END} --task.truncate_after 0 --ppo.total_episodes 64'
+        f' --rewards.train_new_model off --rewards.function {reward}:score --run.evaluate off'
+    )
+    assert set(contexts) == {RENDERED}
+    contexts.clear()
+    run(f'resume {tmp_path}/run --ppo.total_episodes 128')
+    assert set(contexts) == {RENDERED}
+    contexts.clear()
+    printed = invoke(f'sample --save_dir {tmp_path}/run --nsamples 2 --mpi 1', sample.cli).stdout
+    assert 'It was late. Why?' in printed and END not in printed and '[user]' not in printed
+    assert set(contexts) == RENDERED_TEST
+    contexts.clear()
+    run(f'evaluate {tmp_path}/run --queries 2 --samples 64')
+    assert set(contexts) == RENDERED_TEST
 
 
 def test_a_model_without_a_chat_template_is_refused(tmp_path, queries):

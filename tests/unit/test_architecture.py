@@ -62,6 +62,8 @@ ONLY = {
     'starlette': 'labels',
     'uvicorn': 'labels',
     f'{PACKAGE}.checkpointing.tf_table': 'checkpointing',
+    # Other rooms know what every network can do: language/network.py.
+    f'{PACKAGE}.language.causal_lm.network': 'language',
 }
 # What the original's checkpoints call tensors
 ORIGINAL_NAMES = re.compile(

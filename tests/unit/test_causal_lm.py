@@ -301,13 +301,18 @@ def test_gpt2_learns_the_same_by_transformers(both, tmp_path):
         }
         hparams.override_from_dict(settings)
         train_policy.train(hparams, LocalComm())
-        found.append(Bundle(str(directory / 'policy/checkpoints/model.ckpt-10')))
-    own, theirs = found
-    names = {'policy/model/wte': 'policy/transformer.wte.weight'}
-    names['policy/model/h1/mlp/c_fc/w'] = 'policy/transformer.h.1.mlp.c_fc.weight'
-    names['policy/model/heads/value/w'] = 'policy/heads.value.w'
-    names['reward_model/model/h0/attn/c_attn/w'] = 'reward_model/transformer.h.0.attn.c_attn.weight'
-    names['reward_model/reward_norm/gain'] = 'reward_model/reward_gain'
+        trained = {}
+        for scope, head in (('policy', 'value'), ('reward_model', 'reward')):
+            saved = TrainedModel(str(directory), savedir=str(directory / 'policy'))
+            network = saved.build(scope=scope, scalar_heads=[head])
+            for name, parameter in network.named_parameters():
+                trained[f'{scope}/{own_name(name)}'] = parameter.detach()
+        found.append((trained, Bundle(str(directory / 'policy/checkpoints/model.ckpt-10'))))
+    (trained, own), (others, theirs) = found
+    assert trained.keys() == others.keys() and len(trained) == 2 * 30
+    for name, value in trained.items():
+        torch.testing.assert_close(others[name], value, rtol=0, atol=1e-4)
+    names = {'reward_model/reward_norm/gain': 'reward_model/reward_gain'}
     names['policy/model/h0/ln_1/g/adam_1'] = 'policy/transformer.h.0.ln_1.weight/square'
     for name, other in names.items():
         value = np.array(own[name]).squeeze()

@@ -198,6 +198,8 @@ def test_names_of_models(tmp_path, monkeypatch):
     for name in ('org/model', 'org/model@v1', 'Org-1/Model_2.5-B'):
         assert storage.model_path(name) == f'hf://{name}'
     assert storage.model_path('hf://org/model') == 'hf://org/model'
+    for path in ('hf://org/model/config.json', 'hf://datasets/org/data/labels.json'):
+        assert 'this is no model: give hf://ORG/NAME' in failure(storage.model_path, path)
     others = ('model', './org/model', '/org/model', 'org/model/x', '../model', 'a/b--c', 'a/b.git')
     for name in others:
         assert storage.model_path(name) is None

@@ -470,6 +470,14 @@ def test_what_both_trainings_of_a_run_share(monkeypatch, tmp_path):
     assert hparams_of(started).rewards.train_new_model.run.precision == 'fp32'
 
 
+def test_a_policy_is_saved_at_intervals_and_at_the_end():
+    hparams = resolved('train_policy', 'test')
+    hparams.override_from_dict(
+        {'ppo.batch_size': 4, 'ppo.total_episodes': 40, 'run.save_interval': 3}
+    )
+    assert plans.policy_saves(hparams) == 4  # after steps 3, 6, 9 and 10
+
+
 def test_work_of_each_phase():
     """Tokens that pass forward through a network, counted by hand."""
     hparams = resolved('train_policy', 'test')

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from run_folders import EXPERIMENTS, write_command, write_settings
+from run_folders import EVALUATION, EXPERIMENTS, write_command, write_settings
 from three_runs import birch, cedar
 from torch.nn import functional as F
 
@@ -132,6 +132,15 @@ def test_the_chart_of_another_reward_has_the_optimum_for_the_one_trained_on(tmp_
     dashed = [('the optimum for the reward model', 5, charts.DASHED)]
     assert [entry for entry in own.legend if entry[2] == charts.DASHED] == []
     assert [entry for entry in other.legend if entry[2] == charts.DASHED] == dashed
+
+
+def test_kinds_of_points_have_colours_of_their_own():
+    reward = EVALUATION['rewards']['reward model']
+    points = {name: reward['policy'] for name in ('best_of_4', 'optimum')}
+    found = {**EVALUATION, 'rewards': {'reward model': {**reward, **points}}}
+    ((_, chart),) = frontier.evaluation(found, 'i').rewards
+    colours = [colour for _, colour, kind in chart.legend if kind == charts.POINTS]
+    assert len(set(colours)) == len(colours) == 4
 
 
 def test_a_long_curve_keeps_its_ends_and_extremes():

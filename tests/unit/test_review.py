@@ -77,6 +77,18 @@ def test_a_remark_is_kept_with_the_answer_or_the_skip_after_it(tmp_path):
     assert '"skipped: not understandable": unclear' in shown
 
 
+def test_the_remark_to_an_answer_that_was_given_again_is_its_last(tmp_path):
+    path = tmp_path / 'f'
+    make_folder(path, 1)
+    say(path, 'anna', 0)
+    folder = LabelFolder(str(path))
+    (question,) = folder.questions.values()
+    with Labeller(folder, 'anna') as labeller:
+        labeller.answer(question, 1, 2.0, remark='later')
+    shown = invoke(f'labels {path}').stdout
+    assert 'remarks (1):' in shown and ', 1: later' in shown
+
+
 def test_remarks_of_the_page(tmp_path):
     path = tmp_path / 'f'
     write_texts(path, [(f'question {i}', *'abcd') for i in range(2)])

@@ -13,7 +13,7 @@ from run_folders import EVALUATION, EXPERIMENTS, write_events, write_run
 from test_label_folder import answer_all
 
 from lm_human_preferences import storage
-from lm_human_preferences.hparams import reward_options
+from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.run_story import commands, facts, markdown, model_card, sentences
 from lm_human_preferences.runs import run_files
@@ -54,6 +54,15 @@ def test_the_command_gives_the_same_settings(line, monkeypatch):
     repeated = commands.repeating(command, expected, name, experiment, None, EXPERIMENTS)
     assert dumped(settings_of(repeated, monkeypatch)) == dumped(expected)
     assert len(shlex.split(repeated)) <= len(shlex.split(line.replace('=', ' '))) + 3
+
+
+def test_what_only_follows_a_query_is_told():
+    hparams = policy_options.HParams()
+    hparams.task.query_dataset = 'reviews'
+    assert len(sentences.task(facts.RunFacts('run', policy=hparams))) == 1
+    hparams.task.query_suffix = ' TL;DR:'
+    told = sentences.task(facts.RunFacts('run', policy=hparams))[1]
+    assert told.startswith("The policy sees each query between '' and ' TL;DR:'")
 
 
 def test_settings_are_those_of_groups_that_are_on(monkeypatch):
