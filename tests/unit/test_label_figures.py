@@ -116,3 +116,13 @@ def test_an_interval_of_three_seeds():
 def test_one_set_of_figures_at_a_time():
     told = error_of(invoke('figures /f --online --labels'))
     assert told.startswith('--online and --labels: give one of them at a time')
+
+
+def test_an_interval_of_95_percent_holds_95_percent_of_students_distribution():
+    for freedom, limit in enumerate(label_figures.STUDENT, start=1):
+        x = torch.linspace(-limit, limit, 100_001, dtype=torch.float64)
+        scale = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2)
+        density = (
+            scale / math.sqrt(freedom * math.pi) * (1 + x**2 / freedom) ** (-(freedom + 1) / 2)
+        )
+        assert torch.trapezoid(density, x).item() == pytest.approx(0.95, abs=1e-4)
