@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Mapping
@@ -82,7 +83,7 @@ class TrackedSamples(Hook):
     def __enter__(self) -> TrackedSamples:
         """Drop what an interrupted run has written of steps that come again."""
         if storage.exists(self.path):
-            kept = _lines_before(storage.read_text(self.path), self.trainer.steps_done)
+            kept = _lines_before(storage.read_whole_lines(self.path), self.trainer.steps_done)
             storage.write_bytes(self.path, ''.join(kept).encode())
         return self
 
@@ -137,11 +138,11 @@ class TrackedSamples(Hook):
 
 
 def _lines_before(text: str, step: int) -> list[str]:
-    """The lines of `text` about earlier steps, without one of which a kill has left a part."""
+    """The lines of `text` about earlier steps, up to the first that cannot be read."""
     kept = []
-    for line in text.splitlines(keepends=True):
+    for line in io.StringIO(text):  # str.splitlines would also cut at characters in the samples
         try:
-            is_earlier = line.endswith('\n') and json.loads(line)['step'] < step
+            is_earlier = json.loads(line)['step'] < step
         except (ValueError, KeyError, TypeError):
             break
         if not is_earlier:

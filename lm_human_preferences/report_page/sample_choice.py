@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import random
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
@@ -90,23 +89,19 @@ def choices(run: str, name: str) -> list[Choice]:
 
 def _records(run: str) -> list[dict[str, Any]]:
     """The lines of samples.jsonl that can be read."""
-    with contextlib.suppress(UserError, OSError, UnicodeError):
-        lines = storage.read_text(storage.join(run, run_files.SAMPLES)).splitlines()
-        return [record for record in map(_record, lines) if record is not None]
+    with contextlib.suppress(UserError, OSError):
+        lines = storage.readable_json_lines(storage.join(run, run_files.SAMPLES))
+        return list(filter(_is_sample, lines))
     return []
 
 
-def _record(line: str) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+def _is_sample(record: object) -> TypeGuard[dict[str, Any]]:
     if not isinstance(record, dict):
-        return None
+        return False
     texts = all(isinstance(record.get(key), str) for key in ('query', 'response'))
     numbers = [record.get(key) for key in ('step', 'score', 'kl')]
     are_numbers = all(isinstance(value, int | float) and math.isfinite(value) for value in numbers)
-    return record if texts and are_numbers else None
+    return texts and are_numbers
 
 
 def _queries(records: Iterable[dict[str, Any]]) -> list[Query]:

@@ -136,8 +136,8 @@ def _agreement(
 def _batches(path: str) -> list[dict[str, Any]]:
     """What each reward model of an online run learned from, see online/decisions.py."""
     with contextlib.suppress(UserError, OSError):
-        lines = [value for _, value in storage.read_json_lines(path)]
-        return [value for value in lines if isinstance(value, dict) and 'model' in value]
+        lines = storage.parse_json_lines(storage.read_whole_lines(path), path)
+        return [value for _, value in lines if isinstance(value, dict) and 'model' in value]
     return []
 
 

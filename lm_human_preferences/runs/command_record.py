@@ -149,16 +149,12 @@ def read(directory: str) -> list[dict[str, Any]]:
 
 def _read(directory: str, files: CommandFiles) -> list[dict[str, Any]]:
     try:
-        text = storage.read_text(storage.join(directory, files.commands))
+        records = storage.readable_json_lines(storage.join(directory, files.commands))
     except storage.StorageError:  # there is none, or it is no text
         return []
     commands: dict[Any, dict[str, Any]] = {}
     found: list[dict[str, Any]] = []
-    for line in text.splitlines():
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):  # a kill has left a part of a line
-            continue
+    for record in records:
         if not isinstance(record, dict) or not isinstance(record.get('id'), str):
             continue
         if 'began' in record:

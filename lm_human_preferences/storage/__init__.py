@@ -24,6 +24,8 @@ from lm_human_preferences.storage.cache import (
     read_json,
     read_json_lines,
     read_text,
+    read_whole_lines,
+    readable_json_lines,
     without_bom,
 )
 from lm_human_preferences.storage.files import (
@@ -84,6 +86,8 @@ __all__ = [
     'read_json',
     'read_json_lines',
     'read_text',
+    'read_whole_lines',
+    'readable_json_lines',
     'remove',
     'staging_dir',
     'stat',

@@ -53,6 +53,19 @@ def read_text(path: str) -> str:
         raise StorageError(f'{path} cannot be read as UTF-8 text: {e}') from e
 
 
+def read_whole_lines(path: str) -> str:
+    """The contents of a UTF-8 file, local or remote, up to its last line end.
+
+    What comes after that is the part of a line that a kill has left of the last write.
+    """
+    try:
+        with open(cached_path(path), 'rb') as file:
+            data = file.read()
+        return data[: data.rfind(b'\n') + 1].decode()
+    except (UnicodeDecodeError, OSError) as e:
+        raise StorageError(f'{path} cannot be read as UTF-8 text: {e}') from e
+
+
 def read_json(path: str) -> Any:
     """The value in a JSON file, local or remote."""
     text = without_bom(read_text(path))
@@ -77,6 +90,15 @@ def parse_json_lines(text: str, name: str) -> list[tuple[str, Any]]:
         if line.strip():
             where = f'{name}, line {number}'
             found.append((where, parse_json(line, where)))
+    return found
+
+
+def readable_json_lines(path: str) -> list[Any]:
+    """The value of each whole line of a local or remote file that is JSON; others are left out."""
+    found = []
+    for line in read_whole_lines(path).split('\n'):
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(json.loads(line))
     return found
 
 

@@ -176,14 +176,16 @@ def test_what_is_not_seen_is_shown_and_long_texts_lose_their_middle():
 
 
 def write_samples(run, answers):
-    """answers: (step, query, response, score, kl)."""
+    """answers: (step, query, response, score, kl). Some lines are damaged, and the last is torn."""
     names = ('step', 'query', 'response', 'score', 'kl')
-    lines = [json.dumps(dict(zip(names, each, strict=True))) for each in answers]
+    records = [dict(zip(names, each, strict=True)) for each in answers]
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
     (run / 'samples.jsonl').write_text('\n'.join([*lines, '{"step": 3', '[]', '{"query": 1}']))
 
 
 def test_samples_are_chosen_by_chance_and_by_score(tmp_path):
     queries = [f'q{number}' for number in range(8)]
+    queries[4] += '\u2028'  # after which a line of JSON goes on
     scores = dict(zip(queries, (3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 6.0, 5.0), strict=True))
     kls = {'q2': 7.0, 'q7': 9.0, 'q1': 20.0}
     answers = [(step, query, f'{query} {step}', scores[query], kls.get(query, 0.0))

@@ -214,7 +214,9 @@ def test_labels_that_people_gave_while_the_policy_trained(tmp_path):
         {'model': 2, 'step': 5, 'wanted': 2, 'labels': 3, 'answers': {'anna': 3}, 'digest': ''},
         {'trained': 2, 'step': 5, 'loss': 1.0},
     ]
-    (run / 'labels/used.jsonl').write_text(''.join(f'{json.dumps(each)}\n' for each in batches))
+    lines = [json.dumps(each) for each in batches]
+    # A kill has torn the last line, which hides none of the others.
+    (run / 'labels/used.jsonl').write_text('\n'.join([*lines, '{"model": 3, "st']))
     write_events(run / 'tb/ppo', online__policy_wins=-0.25, online__comparisons=39)
     text = card_of(run)[0]
     for told in (
