@@ -4,7 +4,7 @@ It makes the checks of a training, see session.py, that need neither work nor th
 """
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 from lm_human_preferences import (
@@ -24,6 +24,7 @@ from lm_human_preferences.external_rewards.classifier_files import is_classifier
 from lm_human_preferences.hparams.model_sizes import HParams, Sizes
 from lm_human_preferences.hparams.online_options import OnlineHParams
 from lm_human_preferences.hparams.policy_options import RewardHParams
+from lm_human_preferences.hparams.reward_options import LabelHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.language import datasets, encodings, trained_models
@@ -171,7 +172,7 @@ class DryRun:
             self.query_notes += lm_tasks.query_notes(task, encoder, 'test')
 
     def _check_labels(self, hparams: train_reward.HParams, encoding: Encoding | None) -> None:
-        elsewhere = _elsewhere(hparams.labels.sources())
+        elsewhere = _elsewhere(hparams.labels)
         self.unchecked += elsewhere
         if hparams.labels.source == 'mock':
             self._check_known_reward(encoding)
@@ -186,7 +187,7 @@ class DryRun:
         if online.source == 'mock':
             self._check_known_reward(encoding)
         if registry.info(self.hparams.task.query_dataset).labels_stand_in:
-            self.unchecked += _elsewhere(self.new_model.labels.sources())
+            self.unchecked += _elsewhere(self.new_model.labels)
 
     def _check_known_reward(self, encoding: Encoding | None) -> None:
         if encoding is not None:
@@ -244,11 +245,11 @@ def _is_elsewhere(settings: RewardHParams) -> bool:
     return path is not None and not storage.is_here(path)
 
 
-def _elsewhere(sources: Mapping[str, str]) -> list[str]:
-    """Those of `sources`, {option: path or URL}, that would have to be fetched."""
+def _elsewhere(labels: LabelHParams) -> list[str]:
+    """The options whose labels would have to be fetched, with their values."""
     return [
-        f'{option} {path}'
-        for option, path in sources.items()
+        labels.setting(name)
+        for name, path in labels.sources().items()
         if storage.is_remote(path) and not storage.is_here(path)
     ]
 

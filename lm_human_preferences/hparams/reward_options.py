@@ -92,8 +92,8 @@ class LabelHParams(hyperparams.HParams):
             )
 
     def sources(self) -> dict[str, str]:
-        """What the labels are read from: {option: path or URL}."""
-        return {self.option_name('source'): self.source}
+        """What the labels are read from: {field: path or URL}, or 'mock' or 'test'."""
+        return {'source': self.source}
 
     def _has_no_texts(self) -> bool:
         return self.source in ('mock', 'test') or os.path.isdir(self.source)

@@ -31,19 +31,29 @@ HEADS = [
 
 
 @dataclasses.dataclass(frozen=True)
+class Calibration:
+    """What a reward model predicts, against what was answered.
+
+    chart: None where it cannot be drawn. told: a sentence.
+    """
+
+    chart: Chart | None
+    told: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Labels:
     """What the page says of labels.
 
-    told: sentences. heads, rows: the table of labellers. comparisons: sentences. calibration: a
-    chart; None where it was not asked for or cannot be drawn.
+    told: sentences. heads, rows: the table of labellers. comparisons: sentences. calibrations: of
+    each folder of labels; none where they were not asked for.
     """
 
     told: list[str]
     heads: list[str]
     rows: list[list[str]]
     comparisons: list[str]
-    calibration: Chart | None = None
-    calibration_told: str = ''
+    calibrations: list[Calibration]
 
 
 def labels(facts: RunFacts, *, has_names: bool, calibrate: bool, identity: str) -> Labels | None:
@@ -56,24 +66,20 @@ def labels(facts: RunFacts, *, has_names: bool, calibrate: bool, identity: str) 
     if not facts.learned_reward or trainer.labels is None:
         return None
     told = [*sentences.labels(trainer.labels), *sentences.held_out(trainer)]
-    report = None
-    source = trainer.labels.source
+    rows: list[list[str]] = []
+    comparisons: list[str] = []
+    calibrations: list[Calibration] = []
     without = () if trainer.reward is None else parse_names(trainer.reward.labels.without)
-    if is_folder(source):
-        report = _report(source, without)
-    if report is None:
-        return Labels(told, [], [], [])
-    calibration, calibration_told = None, ''
-    if calibrate:
-        calibration, calibration_told = _calibration(source, facts, without, identity)
-    return Labels(
-        told,
-        HEADS,
-        _rows(report['labellers'], has_names=has_names),
-        [_comparison(each) for each in report['comparisons']],
-        calibration,
-        calibration_told,
-    )
+    for source in trainer.labels.sources:
+        report = _report(source.path, without) if is_folder(source.path) else None
+        if report is None:
+            continue
+        rows += _rows(report['labellers'], len(rows), has_names=has_names)
+        comparisons += [_comparison(each) for each in report['comparisons']]
+        if calibrate:
+            chart = f'{identity}-calibration-{len(calibrations)}'
+            calibrations.append(_calibration(source.path, facts, without, chart))
+    return Labels(told, HEADS, rows, comparisons, calibrations)
 
 
 def _report(source: str, without: tuple[str, ...]) -> dict[str, Any] | None:
@@ -84,9 +90,12 @@ def _report(source: str, without: tuple[str, ...]) -> dict[str, Any] | None:
         return None
 
 
-def _rows(labellers: Mapping[str, Mapping[str, Any]], *, has_names: bool) -> list[list[str]]:
+def _rows(
+    labellers: Mapping[str, Mapping[str, Any]], before: int, *, has_names: bool
+) -> list[list[str]]:
+    """Those of the table. before: how many it has of other labellers."""
     rows = []
-    for place, (name, found) in enumerate(list(labellers.items())[:MOST_LABELLERS], 1):
+    for place, (name, found) in enumerate(list(labellers.items())[:MOST_LABELLERS], before + 1):
         agreement = '–'
         if found['agreement'] is not None and found['agreement_pairs']:
             agreement = f'{100 * found["agreement"]:.0f} % of {found["agreement_pairs"]}'
@@ -117,16 +126,17 @@ def _comparison(found: Mapping[str, Any]) -> str:
 
 def _calibration(
     source: str, facts: RunFacts, without: tuple[str, ...], identity: str
-) -> tuple[Chart | None, str]:
-    """(chart or None, a sentence) of what the reward model predicts, against what was answered."""
+) -> Calibration:
+    """That of the answers in a folder. identity: of the chart."""
     from lm_human_preferences.evaluation import calibration
 
     try:
         found = calibration.calibration(LabelFolder(source), _reward_model(facts), without)
     except (*_DAMAGED, RuntimeError) as e:
-        return None, f'The calibration cannot be computed: {e}'
+        return Calibration(None, f'The calibration cannot be computed: {e}')
     if found is None:
-        return None, 'These labels are no choices, so there is no preference to predict.'
+        told = 'These labels are no choices, so there is no preference to predict.'
+        return Calibration(None, told)
     chart = charts.draw(
         'Calibration of the reward model',
         'predicted chance that a response is chosen',
@@ -135,15 +145,16 @@ def _calibration(
             Series('what was chosen', found.predicted, found.observed, charts.POINTS, 1),
             Series('perfect calibration', [0, 1], [0, 1], charts.DASHED, 5),
         ],
-        identity=f'{identity}-calibration',
+        identity=identity,
     )
     which = 'held out of the training' if found.held_out else 'that it learned from'
-    return chart, (
+    told = (
         f'From {found.labels} labels {which}, whose responses are grouped by how likely the reward'
         f' model finds them. Its rewards are multiplied by {found.scale:.2g}, which fits best:'
         ' their scale was set after it had learned. Where points are off the line, it is too sure'
         ' or too timid.'
     )
+    return Calibration(chart, told)
 
 
 def _reward_model(facts: RunFacts) -> str:

@@ -49,6 +49,7 @@ def _settings(source: str, run: str, without: str | None) -> HParams:
     hparams = copy.deepcopy(record)
     hparams.override_from_dict(
         {
+            **{f'labels.{name}': None for name in record.labels.sources()},
             'labels.source': source,
             'labels.num_train': None,
             'labels.without': without,

@@ -37,50 +37,70 @@ class Agreement:
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelFacts:
-    """The labels of a reward model. None stands for what no file says.
+class Source:
+    """Where labels are from.
 
-    kind: PEOPLE (while the policy trained), KNOWN_REWARD, MADE_UP, FILE or FOLDER. label_type: of
-    label_types. source: path or URL, as the run was given it. count: those held out included.
-    labellers: how many people or programs answered. left_out: labellers whose answers do not count.
-    held_out: the share. errors: the share of simulated answers that are random. reward_models: how
-    many were trained, one after another, while the policy trained; 0: it was trained before.
+    kind: PEOPLE (while the policy trained), KNOWN_REWARD, MADE_UP, FILE or FOLDER. path: or URL, as
+    the run was given it. agreement: of those who gave them; None where no file says.
     """
 
     kind: str
+    path: str
+    agreement: Agreement | None = None
+
+    @property
+    def has_labellers(self) -> bool:
+        """Whether labellers are told apart, be they people or programs."""
+        return self.kind in (PEOPLE, FOLDER)
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelFacts:
+    """The labels of a reward model. None stands for what no file says.
+
+    sources: of all of them. label_type: of label_types. count: those held out included. labellers:
+    how many people or programs answered. left_out: labellers whose answers do not count. held_out:
+    the share. errors: the share of simulated answers that are random. reward_models: how many were
+    trained, one after another, while the policy trained; 0: it was trained before.
+    """
+
+    sources: tuple[Source, ...]
     label_type: str
-    source: str
     count: int | None = None
     labellers: int | None = None
     left_out: int = 0
     held_out: float = 0.0
     errors: float = 0.0
     reward_models: int = 0
-    agreement: Agreement | None = None
 
 
 def of_training(run: str, hparams: HParams) -> LabelFacts:
     """Those of a reward model that a run trained before its policy. hparams: train_reward's."""
     labels = hparams.labels
     record = _object(storage.join(run, run_files.LEARNED))
-    is_here = is_folder(labels.source)
     count = record.get('labels')
-    lines = record.get('answers')
     names = parse_names(labels.without)
-    found = LabelFacts(
-        kind=_MADE_HERE.get(labels.source, FOLDER if is_here or lines is not None else FILE),
+    return LabelFacts(
+        sources=tuple(_source(path, record, names) for path in labels.sources().values()),
         label_type=labels.type,
-        source=labels.source,
         count=count if isinstance(count, int) else None,
         labellers=_labellers(record),
         left_out=len(names),
         held_out=labels.held_out,
         errors=labels.error,
     )
-    if not is_here:
-        return found
+
+
+def _source(path: str, record: Mapping[str, Any], without: tuple[str, ...]) -> Source:
+    """What is known of labels that were named by `path`. record: of what was learned."""
+    lines = record.get('answers') if record.get('source') == path else None
     counts = lines if are_line_counts(lines) else None
-    return dataclasses.replace(found, agreement=_agreement(labels.source, counts, names))
+    is_here = is_folder(path)
+    return Source(
+        kind=_MADE_HERE.get(path, FOLDER if is_here or lines is not None else FILE),
+        path=path,
+        agreement=_agreement(path, counts, without) if is_here else None,
+    )
 
 
 def of_online(run: str, hparams: PolicyHParams) -> LabelFacts:
@@ -92,16 +112,19 @@ def of_online(run: str, hparams: PolicyHParams) -> LabelFacts:
     last = batches[-1] if batches else {}
     count, lines = last.get('labels'), last.get('answers')
     counts = lines if are_line_counts(lines) else None
-    return LabelFacts(
+    source = Source(
         kind=_MADE_HERE.get(online.source, PEOPLE),
+        path=folder,
+        agreement=_agreement(folder, counts, ()) if is_folder(folder) else None,
+    )
+    return LabelFacts(
+        sources=(source,),
         label_type='' if new_model is None else new_model.labels.type,
-        source=folder,
         count=count if isinstance(count, int) else None,
         labellers=len(counts) if counts is not None else None,
         held_out=0.0 if new_model is None else new_model.labels.held_out,
         errors=online.error,
         reward_models=len(batches),
-        agreement=_agreement(folder, counts, ()) if is_folder(folder) else None,
     )
 
 

@@ -12,7 +12,7 @@ from lm_human_preferences.labels.report.agreement import wilson_interval
 from lm_human_preferences.run_story import label_facts
 from lm_human_preferences.run_story.commands import shortened
 from lm_human_preferences.run_story.facts import KNOWN, RunFacts
-from lm_human_preferences.run_story.label_facts import Agreement, LabelFacts
+from lm_human_preferences.run_story.label_facts import Agreement, LabelFacts, Source
 from lm_human_preferences.runs import command_record
 
 PAPER = 'Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (arXiv:1909.08593)'
@@ -176,16 +176,9 @@ def labels(found: LabelFacts | None) -> list[str]:
         return []
     count = 'An unknown number of' if found.count is None else str(found.count)
     type_ = f' of the type {found.label_type}' if found.label_type else ''
-    whose = {
-        label_facts.PEOPLE: ' that people gave while the policy trained',
-        label_facts.KNOWN_REWARD: ' that the program made itself from a known reward: no person'
-        ' gave any',
-        label_facts.MADE_UP: ' that the program made up for a test: no person gave any',
-        label_facts.FOLDER: f' of the folder {shortened(found.source)}',
-        label_facts.FILE: f' of {shortened(found.source)}',
-    }[found.kind]
-    sentences = [f'{count} labels{type_}{whose}.']
-    if found.labellers is not None and found.kind in (label_facts.PEOPLE, label_facts.FOLDER):
+    whose = ' and '.join(map(_whose, found.sources))
+    sentences = [f'{count} labels{type_} {whose}.']
+    if found.labellers is not None and any(source.has_labellers for source in found.sources):
         are = 'labeller' if found.labellers == 1 else 'labellers'
         sentences.append(f'{found.labellers} {are} gave them.')
     if found.left_out:
@@ -194,7 +187,21 @@ def labels(found: LabelFacts | None) -> list[str]:
         sentences.append(f'Of these, {_percent(found.errors)} are answers at random.')
     if found.reward_models:
         sentences.append(f'From them, {found.reward_models} reward models were trained in turn.')
-    return sentences + agreement(found.agreement)
+    for source in found.sources:
+        sentences += agreement(source.agreement)
+    return sentences
+
+
+def _whose(source: Source) -> str:
+    """Which labels those of a source are: what follows on `labels`."""
+    return {
+        label_facts.PEOPLE: 'that people gave while the policy trained',
+        label_facts.KNOWN_REWARD: 'that the program made itself from a known reward: no person'
+        ' gave any',
+        label_facts.MADE_UP: 'that the program made up for a test: no person gave any',
+        label_facts.FOLDER: f'of the folder {shortened(source.path)}',
+        label_facts.FILE: f'of {shortened(source.path)}',
+    }[source.kind]
 
 
 def agreement(found: Agreement | None) -> list[str]:
@@ -281,17 +288,24 @@ def _not_known_of_reward(facts: RunFacts) -> list[str]:
     found = []
     if labels.count is None:
         found.append('How many labels the reward model learned from: there is no record of them.')
-    if labels.kind == label_facts.FILE:
-        found.append('Who gave the labels, and how far they agree: label files do not say.')
-    elif labels.kind in (label_facts.FOLDER, label_facts.PEOPLE):
-        if labels.agreement is None:
-            found.append('How far the labellers agree: the folder of labels is not at hand.')
-        elif not labels.agreement.pairs:
-            found.append('How far the labellers agree: no question has two answers.')
+    for source in labels.sources:
+        found += [told for told in _not_known_of_source(source) if told not in found]
     if facts.held_out is None:
         why = 'no labels were held out' if not labels.held_out else 'the log is not at hand'
         found.append(f'How well the reward model predicts labels it has not seen: {why}.')
     return found
+
+
+def _not_known_of_source(source: Source) -> list[str]:
+    if source.kind == label_facts.FILE:
+        return ['Who gave the labels, and how far they agree: label files do not say.']
+    if not source.has_labellers:
+        return []
+    if source.agreement is None:
+        return ['How far the labellers agree: the folder of labels is not at hand.']
+    if not source.agreement.pairs:
+        return ['How far the labellers agree: no question has two answers.']
+    return []
 
 
 def evaluated(results: dict[str, Any]) -> list[str] | None:

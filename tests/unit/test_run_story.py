@@ -1,5 +1,6 @@
 """run_story: what is known about a run, its command, and the page of an exported model."""
 
+import dataclasses
 import json
 import platform
 import shlex
@@ -13,10 +14,21 @@ from run_folders import EVALUATION, EXPERIMENTS, write_events, write_run
 from test_label_folder import answer_all
 
 from lm_human_preferences import storage
+from lm_human_preferences.commands import dry_run
 from lm_human_preferences.hparams import policy_options, reward_options
 from lm_human_preferences.labels.folder import LabelFolder
-from lm_human_preferences.run_story import commands, facts, markdown, model_card, sentences
+from lm_human_preferences.report_page import label_section
+from lm_human_preferences.reproduction import learning_curve
+from lm_human_preferences.run_story import (
+    commands,
+    facts,
+    label_facts,
+    markdown,
+    model_card,
+    sentences,
+)
 from lm_human_preferences.runs import run_files
+from lm_human_preferences.utils.hyperparams import option
 
 NEW = '--rewards.train_new_model'
 
@@ -227,6 +239,41 @@ def test_labels_that_people_gave_while_the_policy_trained(tmp_path):
         'no question has two answers',
     ):
         assert told in text, told
+
+
+@dataclasses.dataclass
+class TwoSources(reward_options.LabelHParams):
+    """Labels from a second place besides, as CONTRIBUTING's map says how to add one."""
+
+    more: str | None = option(None, 'as source')
+
+    def sources(self):
+        return {**super().sources(), 'more': self.more}
+
+
+@dataclasses.dataclass
+class SettingsOfTwo(reward_options.HParams):
+    labels: TwoSources = dataclasses.field(default_factory=TwoSources)
+
+
+def test_all_sources_of_labels_are_told_and_a_learning_curve_has_its_own(tmp_path, monkeypatch):
+    for name, labeller in (('first', 'anna'), ('second', 'bert')):
+        make_folder(tmp_path / name, 2)
+        answer_all(tmp_path / name, labeller, 0)
+    hparams = SettingsOfTwo()
+    hparams.override_from_dict(EXPERIMENTS['train_reward/test'])
+    hparams.labels.source = f'{tmp_path}/first'
+    hparams.labels.more = f'{tmp_path}/second'
+    labels = label_facts.of_training(str(tmp_path), hparams)
+    found = facts.RunFacts(str(tmp_path), reward=hparams, labels=labels)
+    page = label_section.labels(found, has_names=True, calibrate=False, identity='')
+    assert page.told[0].endswith('of the folder first and of the folder second.')
+    assert [row[0] for row in page.rows] == ['anna', 'bert']
+    monkeypatch.setattr(learning_curve, 'record_of', lambda run: hparams)
+    measured = learning_curve._settings('measured', 'run', None)
+    assert measured.labels.sources() == {'source': 'measured', 'more': None}
+    hparams.labels.more = 'gs://bucket/more.json'
+    assert dry_run._elsewhere(hparams.labels) == [f'--labels.more {hparams.labels.more}']
 
 
 def test_a_reward_model_of_another_run(tmp_path):
