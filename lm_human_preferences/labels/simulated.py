@@ -15,6 +15,7 @@ from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import LabelType
+from lm_human_preferences.labels.simulated_labeller import small_tokens
 from lm_human_preferences.synthetic.known_reward import KnownReward
 from lm_human_preferences.training import memory
 from lm_human_preferences.utils.core import ceil_div
@@ -63,10 +64,10 @@ def generate_labels(hparams: HParams, encoding: Encoding) -> dict[str, torch.Ten
     for field, schema in schemas.items():
         shape = (count, *schema.shape)
         questions[field] = torch.randint(encoding.n_vocab, shape, generator=generator)
-    scores = [
-        -questions[sample].float().mean(1) / encoding.n_vocab for sample in label_type.samples
-    ]
-    return {**questions, **label_type.simulate(torch.stack(scores, dim=1))}
+    rewards = small_tokens(
+        [{field: ids[row].tolist() for field, ids in questions.items()} for row in range(count)]
+    )
+    return {**questions, **label_type.simulate(torch.tensor(rewards) / encoding.n_vocab)}
 
 
 def simulated_labels(
@@ -115,6 +116,7 @@ def _with_errors(
     """`answers` {field: (labels, ...)}, of which a share `error` is replaced by random ones."""
     count = len(next(iter(answers.values())))
     is_error = torch.rand(count) < error
+    # Not label_type.by_chance: that draws from elsewhere, and each seed would get other labels.
     by_chance = label_type.simulate(torch.randn(count, len(label_type.samples)))
     mixed = {}
     for field, values in answers.items():
