@@ -305,7 +305,11 @@ def _labellers(directory: str) -> list[str]:
 
 
 def _parse_question(line: bytes, begin: int, where: str, label_type: LabelType) -> Question:
-    """The question in a line; its tokens, which are most of the line, are not looked at."""
+    """The question in a line; its tokens, which are most of the line, are not looked at.
+
+    QuestionWriter.add puts them last. For 46,000 questions of 575 tokens, which a page reads when
+    it starts, this takes 0.3 s, and 2.4 s where whole lines are parsed.
+    """
     head, found, _ = line.partition(_TOKENS)
     record = json_lines.parse(head + b'}' if found else line, where)
     gold, samples = record.get('gold'), len(label_type.samples)
@@ -374,7 +378,7 @@ class QuestionWriter:
 
         questions: {field: token ids}, the query first. headers: of each, what else Question has.
         """
-        lines = [
+        lines = [  # the tokens last, for _parse_question
             {'id': question_id(tokens), **header, **tokens}
             for tokens, header in zip(questions, headers, strict=True)
         ]
