@@ -344,15 +344,8 @@ class Asker:
         self.part = PARTS[self.kind]
         self.sampler = QuestionSampler(policies, hparams.task, writer.folder.label_type, batch_size)
         self.names = self.sampler.share(list(policies))
-        self.queries = Queries(
-            lm_tasks.make_query_sampler(
-                hparams=hparams.task,
-                encoder=next(iter(policies.values())).encoder,
-                batch_size=1,
-                mode=self.part,
-                labels=hparams.labels.source,
-            )
-        )
+        encoder = next(iter(policies.values())).encoder
+        self.queries = Queries.of_task(hparams.task, encoder, self.part, hparams.labels.source)
         # Go on in the data set after the question that was added last.
         questions = writer.folder.questions.values()
         read = [question.texts_read for question in questions if question.part == self.part]

@@ -11,6 +11,7 @@ from lm_human_preferences import lm_tasks
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.label_types import LabelType
 from lm_human_preferences.labels.answers import question_id
+from lm_human_preferences.language.encodings import Encoder
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.training.micro_batches import map_micro_batches
 
@@ -35,6 +36,14 @@ class Queries:
         self._sampler = sampler
         self._unused: list[Query] = []
         self._texts_read = 0
+
+    @classmethod
+    def of_task(cls, task: TaskHParams, encoder: Encoder, part: str, labels: str | None) -> Queries:
+        """Those of a part of the task's data set. labels: see lm_tasks.make_query_sampler."""
+        sampler = lm_tasks.make_query_sampler(
+            hparams=task, encoder=encoder, batch_size=1, mode=part, labels=labels
+        )
+        return cls(sampler)
 
     def seek(self, texts_read: int) -> None:
         """Go on after the query for which so many texts had been read."""

@@ -7,7 +7,6 @@ that are in the folder already. The policy's own random numbers go on as if noth
 
 from __future__ import annotations
 
-from lm_human_preferences import lm_tasks
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.online_options import ASKED_AT_ONCE
 from lm_human_preferences.hparams.policy_options import HParams
@@ -56,15 +55,7 @@ class QuestionSource:
             VALIDATION: self.sampler.share([INITIAL, POLICY]),
         }
         with random_stream(seed, 'queries of questions'):
-            self.queries = Queries(
-                lm_tasks.make_query_sampler(
-                    hparams=hparams.task,
-                    encoder=policy.encoder,
-                    batch_size=1,
-                    mode=PART,
-                    labels=labels,
-                )
-            )
+            self.queries = Queries.of_task(hparams.task, policy.encoder, PART, labels)
 
     def ask(self, step: int, counts: dict[str, int]) -> int:
         """Have so many questions of each kind in the folder; returns how many were added.
