@@ -17,6 +17,7 @@ shell.require('click')
 from lm_human_preferences.cli import launch
 from lm_human_preferences.cli.job_names import JobName
 from lm_human_preferences.cli.program import Program
+from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.reward_options import PRECISIONS
 from lm_human_preferences.runs import run_settings
 from lm_human_preferences.storage import outputs
@@ -77,7 +78,8 @@ class SampleHParams(launch.RankHParams):
             )
         super().validate()
         if self.output is not None:
-            outputs.check_new_file('--output', self.output)
+            with about_option(self.option_name('output')):
+                outputs.check_new_file(self.output)
         run_settings.load_run_hparams(self.save_dir)  # without waiting for torch
 
 

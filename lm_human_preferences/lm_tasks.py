@@ -13,7 +13,7 @@ import torch
 from lm_human_preferences import storage
 from lm_human_preferences.datasets import jsonl, registry
 from lm_human_preferences.distributed.comm import Comm
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.task_options import PolicyHParams, TaskHParams
 from lm_human_preferences.language import datasets, encodings
@@ -210,10 +210,8 @@ def _tokens_holding(encoder: Encoder, hparams: TaskHParams, option: str) -> froz
     text = getattr(hparams, option)
     if not text:
         return None
-    try:
+    with about_option(f'--task.{option}'):
         return encoder.tokens_holding(text)
-    except UserError as e:
-        raise UserError(f'--task.{option} {e}') from e
 
 
 class QuerySampler:

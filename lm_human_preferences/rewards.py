@@ -312,7 +312,7 @@ def load_judge(name: str, encoding: Encoding, task: TaskHParams) -> FrozenReward
     except OptionError as e:
         raise OptionError('--judge', e.text) from e
     except UserError as e:
-        raise UserError(f'--judge {name}: {e}') from e
+        raise OptionError('--judge', f'{name}: {e}') from e
 
 
 def scoring_model(

@@ -10,6 +10,7 @@ from lm_human_preferences import lm_tasks, plans, session, storage
 from lm_human_preferences.checkpointing import checkpoints
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer, variables_of
 from lm_human_preferences.distributed.comm import Comm
+from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
 from lm_human_preferences.hparams.reward_options import HParams, LabelHParams, RunHParams
 from lm_human_preferences.labels import label_files, simulated
@@ -207,8 +208,8 @@ def _record_labels(
 ) -> None:
     """Write to `path` which labels are learned; see label_record.check about those of `before`."""
     assert trainer.label_record is not None
-    option = trainer.hparams.labels.option_name('source')
-    note = label_record.check(trainer.label_record, before, option=option, is_begun=is_begun)
+    with about_option(trainer.hparams.labels.option_name('source')):
+        note = label_record.check(trainer.label_record, before, is_begun=is_begun)
     if trainer.comm.rank == 0 and note:
         log_line(note)
     if trainer.comm.rank == 0 and path is not None:

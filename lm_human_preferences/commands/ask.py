@@ -13,7 +13,7 @@ from lm_human_preferences import label_types, lm_tasks, storage
 from lm_human_preferences.commands.advice import training_command
 from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.errors import OptionError, UserError
+from lm_human_preferences.errors import OptionError, UserError, about_option
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels.folder import (
@@ -109,9 +109,8 @@ def _ask_given(
     """Add the questions in a file, or gold ones; see hparams.labelling.AskHParams."""
     path = questions if gold is None else gold
     assert path is not None
-    option = '--questions' if gold is None else '--gold'
     encoding = lm_tasks.initial_encoding(hparams.task.policy.initial_model)
-    try:
+    with about_option('--questions' if gold is None else '--gold'):
         given, notes = tokenise.tokenise(
             records.read(path),
             hparams,
@@ -119,8 +118,6 @@ def _ask_given(
             needs_answer=gold is not None,
             ties=bool(record.get(TIES)),
         )
-    except UserError as e:
-        raise UserError(f'{option} {e}') from e
     fields = label_types.get(hparams.labels.type).samples
     new = [(label, tokens) for label, tokens in given if not are_equal([tokens[f] for f in fields])]
     with _writer(folder, record, encoding) as writer:
@@ -262,10 +259,8 @@ def _check_options(hparams: HParams, policy: str, against: str | None) -> None:
 def _read_instructions(path: str | None) -> str | None:
     if path is None:
         return None
-    try:
+    with about_option('--instructions'):
         return storage.read_text(path).strip()
-    except UserError as e:
-        raise UserError(f'--instructions {e}') from e
 
 
 def _load_policy(name: str, task: TaskHParams) -> Policy:
@@ -292,12 +287,10 @@ def _task_of_run(name: str, task: TaskHParams) -> TaskHParams:
     """The task of a run; UserError where it is not the one of the questions."""
     try:
         run_task = load_run_hparams(name).task
-    except storage.NotFound as e:
-        raise UserError(f'--policy {name}: {e}') from e
     except OptionError as e:
         raise OptionError('--policy or --against', e.text) from e
     except UserError as e:
-        raise UserError(f'--policy or --against {name} {e}') from e
+        raise OptionError('--policy or --against', f'{name} {e}') from e
     there = run_task.to_nested_dict()
     for key, value in task.to_nested_dict().items():
         if key not in MAY_DIFFER and there[key] != value:

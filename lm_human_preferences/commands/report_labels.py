@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from lm_human_preferences import storage
 from lm_human_preferences.commands.advice import training_command
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import about_option
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.labels.folder_labels import parse_names, training_labels
@@ -59,7 +58,8 @@ def report_labels(
     """
     for option, path in (('--export', export), ('--output', output), ('--picture', picture)):
         if path is not None:
-            outputs.check_new_file(option, path)
+            with about_option(option):
+                outputs.check_new_file(path)
     opened = LabelFolder(folder)
     names = parse_names(without)
     found = report(opened, names)
@@ -68,7 +68,9 @@ def report_labels(
     for line in [*opened.notes(), *_lines(folder, found)]:
         click.echo(printable(line))  # policies have the names that the folder gives them
     if output is not None:
-        _write('--output', output, json.dumps(found, indent=2) + '\n')
+        text = json.dumps(found, indent=2) + '\n'
+        with about_option('--output'):
+            outputs.write_file(output, text.encode())
         click.echo(f'The report is in {output}')
     if picture is not None:
         from lm_human_preferences.evaluation import label_picture
@@ -121,7 +123,8 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
         written = texts.labels(labels) if form == TEXT else texts.preferences(labels)
         text, count = as_file(written, path)
         inexact = texts.inexact
-    _write('--export', path, text)
+    with about_option('--export'):
+        outputs.write_file(path, text.encode())
     click.echo(f'{count} {"preferences" if form == PREFERENCES else "labels"} are in {path}')
     if ties:
         name = 'a label file' if form == TOKENS else 'a preference'
@@ -131,13 +134,6 @@ def _export(folder: LabelFolder, without: Collection[str], path: str, form: str)
             f'note: {inexact} texts would be read as other tokens than these samples have; only'
             ' --export_as tokens keeps them as they are'
         )
-
-
-def _write(option: str, path: str, text: str) -> None:
-    try:
-        storage.write_bytes(path, text.encode())
-    except OSError as e:
-        raise UserError(f'{option} {path} cannot be written: {e.strerror or e}') from e
 
 
 def _lines(folder: str, found: dict[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm_human_preferences import storage
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.storage import outputs
 
 
@@ -21,7 +21,8 @@ class SampleFile:
         self.file: io.FileIO | None = None
         self.count = 0
         if path is not None:
-            outputs.check_new_file('--output', path)
+            with about_option('--output'):
+                outputs.check_new_file(path)
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add a line, which is in the file when this returns; UserError where that fails."""

@@ -14,7 +14,7 @@ from lm_human_preferences import lm_tasks, rewards, storage
 from lm_human_preferences.commands.sample_file import SampleFile
 from lm_human_preferences.datasets.jsonl import numbered_texts
 from lm_human_preferences.distributed import comm as comms
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
@@ -190,12 +190,10 @@ def given_queries(
     """
     named = [(f'--prompt {_shortened(text)}', text) for text in prompts]
     if path is not None:
-        try:
+        with about_option('--queries'):
             texts = numbered_texts(path)
-        except UserError as e:
-            raise UserError(f'--queries {e}') from e
-        if not texts:
-            raise UserError(f'--queries {path} has no text')
+            if not texts:
+                raise UserError(f'{path} has no text')
         named += [(f'--queries {where}', text) for where, text in texts]
     if not named:
         return None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from lm_human_preferences import storage
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import OptionError, about_option
 from lm_human_preferences.report_page import render
 from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.runs.run_files import REPORT
@@ -25,11 +25,12 @@ def write_report(
     runs = list(dict.fromkeys(run.rstrip('/') or run for run in runs))
     path = output or _usual_path(runs)
     if storage.is_remote(path):
-        raise UserError(f'--output {path}: give a file on this machine')
+        raise OptionError('--output', f'{path}: give a file on this machine')
     if os.path.isdir(path):
-        raise UserError(f'--output {path} is a directory: give a file in it')
+        raise OptionError('--output', f'{path} is a directory: give a file in it')
     text = render.page(runs, experiments, render.Asked(has_names=names, calibrate=rewards))
-    render.write(text, path)
+    with about_option('--output'):
+        render.write(text, path)
     click.echo(f'The report is in {path}')
     click.echo('Open it in a browser, or send it: the one file is all of it')
 

@@ -129,7 +129,10 @@ def _reward_for(folder: LabelFolder, run: str) -> rewards.FrozenRewardModel:
     encoding, chat = folder.encoding(), bool(folder.task['task'].get('chat'))
     if run == 'mock':
         return rewards.load_reward_model(run, encoding)
-    scorer = rewards.text_scorer(run, chat=chat)
+    try:
+        scorer = rewards.text_scorer(run, chat=chat)
+    except OptionError as e:
+        raise OptionError('--reward', e.text) from e
     if scorer is not None:
         return TextReward(scorer, encoding, chat=chat)
     saved = saved_model(run)

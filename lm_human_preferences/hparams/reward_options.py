@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, Timeouts
+from lm_human_preferences.errors import about_option
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
@@ -71,7 +72,8 @@ class LabelHParams(hyperparams.HParams):
         `too_long` if it is one, and `error` where people answer.
         """
         super().validate()
-        label_type = label_types.get(self.type, self.option_name('type'))
+        with about_option(self.option_name('type')):
+            label_type = label_types.get(self.type)
         if label_type.control.choices < 2:
             raise ValueError(
                 f'{self.setting("type")} compares nothing: the N of'

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import OptionError
 from lm_human_preferences.label_types.base import (
     TIE,
     TIE_KEY,
@@ -288,15 +288,15 @@ def find(name: str) -> LabelType | None:
     return None
 
 
-def get(name: str, option: str = '--labels.type') -> LabelType:
+def get(name: str) -> LabelType:
     """The label type called `name`: scalar_rating, scalar_compare, best_of_4, ...
 
-    UserError, which names the option, where there is none.
+    OptionError where there is none.
     """
     found = find(name)
     if found is None:
         choices = ', '.join(_usage(pattern) for pattern in TYPES)
-        raise UserError(f'{option} {name!r:.80} is none of {choices}')
+        raise OptionError('--labels.type', f'{name!r:.80} is none of {choices}')
     return found
 
 

@@ -11,7 +11,7 @@ import torch
 
 from lm_human_preferences import label_types, storage
 from lm_human_preferences.datasets import mirrors
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import TIE, TIED, LabelType
 from lm_human_preferences.labels import folder_labels, simulated
@@ -131,23 +131,19 @@ def _objects(
     path, option = hparams.labels.source, hparams.labels.option_name('source')
     if folder_labels.is_folder(path):
         return folder_labels.labels_of(folder or LabelFolder(path), hparams, encoding), []
-    try:
+    with about_option(option):
         records.check_kind_of_file(path)
-    except UserError as e:
-        raise UserError(f'{option} {e}') from e
     with mirrors.named_on_failure(path):
         found = records.read(path) if path.endswith('.jsonl') else None
         objects = storage.read_json(path) if found is None else [record for _, record in found]
     if not isinstance(objects, list) or not objects:
         return objects, []
-    try:
+    with about_option(option):
         if not records.is_text(objects[0]):
             return _of_token_ids(objects, path, hparams, encoding)
         if found is None:
             found = [(f'{path}, label {index}', label) for index, label in enumerate(objects)]
         return tokenise.labels_of(found, hparams, encoding)
-    except UserError as e:
-        raise UserError(f'{option} {e}') from e
 
 
 def _of_token_ids(

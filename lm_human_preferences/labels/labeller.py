@@ -10,7 +10,7 @@ import uuid as uuids
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.label_types import Value
 from lm_human_preferences.labels.answers import (
     REMARK,
@@ -26,11 +26,11 @@ from lm_human_preferences.labels.folder import LabelFolder, Question
 from lm_human_preferences.runs.run_files import ANSWERS, LABELLER
 
 
-def check_name(labeller: str, option: str = '--labeller') -> None:
-    """Raise UserError for what cannot name a labeller. option: that gave the name."""
+def check_name(labeller: str) -> None:
+    """Raise OptionError for what cannot name a labeller."""
     if not LABELLER.fullmatch(labeller):
-        raise UserError(
-            f'{option} {labeller!r:.80}: give a name of up to 32 letters, digits, _ and -'
+        raise OptionError(
+            '--labeller', f'{labeller!r:.80}: give a name of up to 32 letters, digits, _ and -'
         )
 
 

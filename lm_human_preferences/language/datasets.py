@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lm_human_preferences import storage
 from lm_human_preferences.datasets import jsonl, messages, registry
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.chat import REFUSED, TOO_LONG, ChatTemplate
 from lm_human_preferences.language.encodings import Encoder
@@ -276,5 +276,5 @@ def get_dataset(name: str, labels: str | None = None) -> Dataset:
     try:
         storage.cached_path(name)
     except storage.NotFound as e:
-        raise UserError(f'--task.query_dataset {e}') from e
+        raise OptionError('--task.query_dataset', str(e)) from e
     return Dataset(name, functools.partial(generator, name))

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lm_human_preferences import label_types, plans, shell, storage
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.online_options import PEOPLE
 from lm_human_preferences.labels import label_files, simulated_labeller
 from lm_human_preferences.labels.folder import TRAIN, VALIDATION, LabelFolder, QuestionWriter
@@ -122,8 +122,9 @@ def serve(folder: str, options: ServeHParams) -> Iterator[None]:
     from lm_human_preferences.labels.page.server import LabelServer, missing_tls
 
     names = [name.strip() for name in options.labellers.split(',')]
-    for name in names:
-        check_name(name, options.option_name('labellers'))
+    with about_option(options.option_name('labellers')):
+        for name in names:
+            check_name(name)
     with LabelServer(folder, names, options, note=log_line) as server:
         if warning := missing_tls(options):
             announce(warning)

@@ -28,6 +28,7 @@ from lm_human_preferences.run_story import facts, sentences, summary
 from lm_human_preferences.run_story.commands import Experiments
 from lm_human_preferences.run_story.facts import RunFacts
 from lm_human_preferences.runs.run_files import POLICY
+from lm_human_preferences.storage import outputs
 
 LARGEST = 2_000_000  # bytes of the file
 _NAME = 80  # characters of a run's name
@@ -187,7 +188,4 @@ def _digest(text: str) -> str:
 
 def write(text: str, path: str) -> None:
     """Write the page; UserError where that cannot be done."""
-    try:
-        storage.write_bytes(path, text.encode(errors='replace'))
-    except OSError as e:
-        raise UserError(f'--output {path} cannot be written: {e.strerror or e}') from e
+    outputs.write_file(path, text.encode(errors='replace'))

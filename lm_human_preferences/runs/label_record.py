@@ -52,19 +52,16 @@ def read(path: str | None, comm: Comm) -> dict[str, Any] | None:
     return comm.all_gather_object(record)[0]
 
 
-def check(
-    record: Mapping[str, Any], before: Mapping[str, Any] | None, *, option: str, is_begun: bool
-) -> str:
+def check(record: Mapping[str, Any], before: Mapping[str, Any] | None, *, is_begun: bool) -> str:
     """What the user should know of labels that are not those of `before`; '' if they are.
 
-    UserError if the training that goes on has learned from some of those: is_begun. option: that
-    named the labels.
+    UserError if the training that goes on has learned from some of those: is_begun.
     """
     if before is None or record['digest'] == before['digest'] or record['source'] in MADE_HERE:
         return ''
     if is_begun:
         raise UserError(
-            f'{option} {record["source"]}: these are not the labels that the run was begun'
+            f'{record["source"]}: these are not the labels that the run was begun'
             f' with, {before.get("labels")} of {before.get("source")}: restore them, or begin again'
             ' with --overwrite'
         )

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     Training = policy_options.HParams | reward_options.HParams
 
 
-def check_directory(directory: str | None, option: str = '--save_dir') -> None:
+def check_directory(directory: str | None) -> None:
     """UserError if a run cannot be kept in `directory` (None: it is not kept)."""
     if directory is None:
         return
     if storage.is_remote(directory):
-        raise UserError(f'{option}: {directory} is remote; give a local directory')
+        raise UserError(f'--save_dir: {directory} is remote; give a local directory')
     existing = os.path.abspath(directory)
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
     if not (os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)):
         raise UserError(
-            f'{option}: {directory} cannot be made: {existing} is no directory that you may'
+            f'--save_dir: {directory} cannot be made: {existing} is no directory that you may'
             ' write to'
         )
 

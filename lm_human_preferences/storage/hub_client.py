@@ -66,8 +66,7 @@ def require(hub: HubPath) -> None:
         with explained(hub):
             blobs.first_answer(lambda: _describe(hub), 'the hub')
     except Unreachable as e:
-        reason = str(e).removeprefix(f'{hub.path}: ')
-        _unreachable[endpoint] = (time.monotonic() + blobs.UNREACHABLE_SECONDS, reason)
+        _unreachable[endpoint] = (time.monotonic() + blobs.UNREACHABLE_SECONDS, e.reason)
         raise
     _answered.add(hub.key)
 

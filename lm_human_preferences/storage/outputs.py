@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.storage.files import write_bytes
 from lm_human_preferences.storage.paths import is_remote
 
 
@@ -30,17 +31,25 @@ def check_output_dir(directory: str, *names: str) -> None:
             )
 
 
-def check_new_file(option: str, path: str) -> None:
-    """UserError, which names `option`, unless a file can be made there: none is overwritten."""
+def check_new_file(path: str) -> None:
+    """UserError unless a file can be made at `path`: none is overwritten."""
     directory = os.path.dirname(path) or '.'
     if is_remote(path):
-        raise UserError(f'{option} {path}: give a local path')
+        raise UserError(f'{path}: give a local path')
     if os.path.lexists(path):
-        raise UserError(f'{option} {path} exists: give another name')
+        raise UserError(f'{path} exists: give another name')
     if not os.path.isdir(directory):
-        raise UserError(f'{option} {path}: there is no directory {directory}')
+        raise UserError(f'{path}: there is no directory {directory}')
     if not path or not os.access(directory, os.W_OK | os.X_OK):
-        raise UserError(f'{option} {path!r}: you may not write there, give another name')
+        raise UserError(f'{path!r}: you may not write there, give another name')
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Write a file at once, replacing one that is there; UserError where that cannot be done."""
+    try:
+        write_bytes(path, data)
+    except OSError as e:
+        raise UserError(f'{path} cannot be written: {e.strerror or e}') from e
 
 
 @contextlib.contextmanager

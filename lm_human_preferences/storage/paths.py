@@ -42,7 +42,14 @@ _UNSAFE = re.compile(r'[\\\x00-\x1f\x7f\ud800-\udfff]|\.(part|lock)(/|$)')
 
 
 class StorageError(UserError):
-    """A file cannot be read or written."""
+    """A file cannot be read or written.
+
+    reason: why, without the path that str(e) begins with, where the error is of one.
+    """
+
+    def __init__(self, text: str, reason: str | None = None) -> None:
+        super().__init__(text)
+        self.reason = text if reason is None else reason
 
 
 class NotFound(StorageError):
@@ -90,7 +97,7 @@ class Blob:
     def error(self, reason: str, kind: type[StorageError] = StorageError) -> StorageError:
         """An error of one line that names the URL."""
         one_line = ' '.join(reason.split())
-        return kind(f'{self.url}: {one_line}{self.advice}')
+        return kind(f'{self.url}: {one_line}{self.advice}', one_line)
 
 
 class HubPath:
@@ -129,7 +136,7 @@ class HubPath:
     def error(self, reason: str, kind: type[StorageError] = StorageError) -> StorageError:
         """An error of one line that names the path."""
         one_line = ' '.join(reason.split())
-        return kind(f'{self.path}: {one_line}')
+        return kind(f'{self.path}: {one_line}', one_line)
 
 
 def is_hub(path: str) -> bool:

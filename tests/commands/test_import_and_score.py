@@ -164,6 +164,8 @@ def test_mistakes_of_score_are_one_line(reward_model, tmp_path):
     path, run = write_lines(tmp_path / 't.jsonl', [{'query': 'the film was'}]), reward_model[0]
     assert 'line 1 has nothing to score' in error_of(invoke(f'score {run} {path}'))
     assert 'neither it nor its reward_model/' in error_of(invoke(f'score {tmp_path} {path}'))
+    told = error_of(invoke(f'score {tmp_path}#good {path}'))
+    assert told == f'RUN good: {tmp_path} is no classifier of transformers, which has classes'
     assert 'more than the' in error_of(invoke(f'score {run} {path} --query_length 5000'))
     write_lines(path, [3])
     assert 'is a int, not an object' in error_of(invoke(f'score {run} {path}'))
@@ -351,6 +353,7 @@ def test_mistakes_of_the_report_are_one_line(reward_model, tmp_path):
     assert '--learning_curve 1: give --reward' in error('--learning_curve 1')
     assert '--export_as text: give --export' in error('--export_as text')
     assert 'neither it nor its reward_model/' in error(f'--reward {tmp_path}')
+    assert error(f'--reward {tmp_path}#good').startswith(f'--reward good: {tmp_path} is no')
     result = invoke(f'labels {tmp_path}/f --reward {reward_model[0]} --learning_curve 1')
     assert result.exit_code == 2 and 'none of the few labels is held out' in result.stderr
     result = invoke(f'labels {tmp_path}/f --picture {tmp_path}/p.png')

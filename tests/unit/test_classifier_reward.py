@@ -192,10 +192,7 @@ def test_texts_are_scored(tmp_path, classes):
     told = error_of(invoke(f'score {classes}#good {texts} --query_length 3'))
     assert told == '--query_length 3: this reward reads texts as they are; leave it out'
     told = error_of(invoke(f'score {tmp_path}#good {texts}'))
-    assert (
-        told == f'--rewards.class_name good: {tmp_path} is no classifier of transformers, which'
-        ' has classes'
-    )
+    assert told == f'RUN good: {tmp_path} is no classifier of transformers, which has classes'
 
 
 def test_labels_are_given_and_predicted_by_any_reward(tmp_path):

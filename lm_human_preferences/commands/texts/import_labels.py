@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from lm_human_preferences import label_types, lm_tasks, storage
+from lm_human_preferences import label_types, lm_tasks
 from lm_human_preferences.commands.ask import check_folder, task_record
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import UserError, about_option
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import QuestionWriter
@@ -35,7 +35,8 @@ def import_labels(
         raise UserError(f'OUTPUT {output}: the name of a label file ends in .json')
     is_file = output.endswith('.json')
     if is_file:
-        outputs.check_new_file('OUTPUT', output)
+        with about_option('OUTPUT'):
+            outputs.check_new_file(output)
     else:
         check_folder(output)
     check_name(labeller)
@@ -61,10 +62,8 @@ def _write_file(path: str, labels: into_folder.Questions, answer: str, encoding:
     choices = [(label, tokens) for label, tokens in labels if label.answer != TIE]
     objects = ({**tokens, answer: label.answer} for label, tokens in choices)
     lines = ',\n'.join(json.dumps(token_ids.marked(label, encoding)) for label in objects)
-    try:
-        storage.write_bytes(path, f'[{lines}]\n'.encode())
-    except OSError as e:
-        raise UserError(f'OUTPUT {path} cannot be written: {e.strerror or e}') from e
+    with about_option('OUTPUT'):
+        outputs.write_file(path, f'[{lines}]\n'.encode())
     click.echo(f'{path}: {len(choices)} labels')
     if len(choices) < len(labels):
         click.echo(NO_TIES.format(count=len(labels) - len(choices), form='a label file'))

@@ -12,7 +12,7 @@ import torch
 
 from lm_human_preferences import rewards
 from lm_human_preferences.commands.sample_policy import warnings_only
-from lm_human_preferences.errors import UserError
+from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.evaluation.reward_on_labels import RECORD, load, record_of, saved_model
 from lm_human_preferences.external_rewards.texts import TextScorer, joined
 from lm_human_preferences.labels.texts import records
@@ -44,8 +44,11 @@ def score(
     arguments: see hparams.labelling_options.ScoreHParams.
     """
     found = records.read(file)
-    with warnings_only():
-        scorer = rewards.text_scorer(run, chat=True)
+    try:
+        with warnings_only():
+            scorer = rewards.text_scorer(run, chat=True)
+    except OptionError as e:
+        raise OptionError('RUN', e.text) from e
     if scorer is not None:
         _refuse_lengths(query_length, response_length)
         _score_texts(scorer, found, batch_size)
