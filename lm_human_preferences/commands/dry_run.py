@@ -21,7 +21,7 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.distributed.engines import expected_engine
 from lm_human_preferences.external_rewards import classifier
 from lm_human_preferences.external_rewards.classifier_files import is_classifier
-from lm_human_preferences.hparams.model_sizes import HParams, Sizes
+from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.hparams.online_options import OnlineHParams
 from lm_human_preferences.hparams.policy_options import RewardHParams
 from lm_human_preferences.hparams.reward_options import LabelHParams
@@ -29,7 +29,6 @@ from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels import held_out, label_files, simulated
 from lm_human_preferences.language import datasets, encodings, trained_models
 from lm_human_preferences.language.encodings import Encoding
-from lm_human_preferences.language.gpt2.sizes import RELEASED, released_name
 from lm_human_preferences.reward_models import places
 from lm_human_preferences.runs import run_dir, run_settings
 from lm_human_preferences.synthetic import known_reward, language_model
@@ -111,10 +110,10 @@ class DryRun:
         """Sizes and encoding of the initial model; None where they would have to be fetched."""
         name = self.hparams.task.policy.initial_model
         if name == language_model.NAME:
-            return HParams(**language_model.SIZES), encodings.Reviews
-        released = released_name(name)
-        if released is not None:
-            return HParams(**RELEASED[released]), encodings.Main
+            return language_model.sizes(), encodings.Reviews
+        known = trained_models.known_sizes(name)
+        if known is not None:
+            return known, encodings.Main
         path = storage.model_path(name) or name
         is_in_cache = storage.is_hub(path) and storage.is_here(path)
         if storage.is_remote(path) and not is_in_cache:
@@ -126,7 +125,7 @@ class DryRun:
     def _check_network(self) -> None:
         """Whether networks of the initial model can be driven, which its weights tell."""
         name = self.hparams.task.policy.initial_model
-        if name == language_model.NAME or released_name(name) is not None:
+        if name == language_model.NAME or trained_models.known_sizes(name) is not None:
             return
         trained_model = trained_models.TrainedModel(name)
         if trained_model.is_probed and storage.model_path(name) is not None:

@@ -1,4 +1,4 @@
-"""Sizes of networks: what is asked of any, and those of GPT-2."""
+"""Sizes of networks: what is asked of those of any kind."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -62,57 +62,3 @@ class Sizes(hyperparams.HParams, ABC):
     @abstractmethod
     def parameters(self) -> int:
         """How many numbers the network holds, without scalar heads."""
-
-
-@dataclass
-class HParams(Sizes):
-    """GPT-2's: what a model directory's hparams.json holds.
-
-    Dropout rates are read and written, not used.
-    """
-
-    embd_pdrop: float = option(0.1, 'dropout of the embeddings')
-    attn_pdrop: float = option(0.1, 'dropout of the attention')
-    resid_pdrop: float = option(0.1, 'dropout of the residual branches')
-    head_pdrop: float = option(0.1, 'dropout before the scalar heads')
-
-    @property
-    def key_value_width(self) -> int:
-        """See Sizes."""
-        return self.n_embd
-
-    @property
-    def attention_weights(self) -> int:
-        """See Sizes."""
-        return self.n_head
-
-    @property
-    def copies_all_blocks(self) -> bool:
-        """See Sizes: training.precision keeps them prepared for products."""
-        return True
-
-    def kept_by_block(self, reduced: bool) -> int:
-        """See Sizes. Two values for each value of the input are always in float32."""
-        return (2 * FLOAT + 14 * (HALF if reduced else FLOAT)) * self.n_embd
-
-    def kept_by_last_block(self, read: float) -> float:
-        """See Sizes: `kept_by_block` is what was measured of all blocks, the last among them."""
-        return 1
-
-    def parameters_of_blocks(self) -> int:
-        """How many numbers all blocks of the network hold."""
-        width = self.n_embd
-        return self.n_layer * (12 * width + 13) * width
-
-    def parameters(self) -> int:
-        """How many numbers the network holds, without scalar heads."""
-        return self.parameters_of_blocks() + (self.n_vocab + self.n_ctx + 2) * self.n_embd
-
-    def validate(self) -> None:
-        """Also ValueError unless the heads share the width equally."""
-        super().validate()
-        if any(isinstance(value, bool) for value in vars(self).values()):
-            raise TypeError('sizes must be numbers, not true or false')
-        if self.n_embd % self.n_head:
-            width, heads = self.option_name('n_embd'), self.option_name('n_head')
-            raise ValueError(f'{width} {self.n_embd} is not a multiple of {heads} {self.n_head}')

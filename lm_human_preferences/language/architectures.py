@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lm_human_preferences import storage
 from lm_human_preferences.checkpointing.variables import VariableNames
-from lm_human_preferences.hparams.model_sizes import HParams, Sizes
+from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.language.gpt2.sizes import (
     HUGGING_FACE_SIZES,
+    HParams,
     is_own,
     load_config,
     load_hparams,

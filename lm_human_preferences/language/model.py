@@ -9,7 +9,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from lm_human_preferences.checkpointing.variables import VariableNames
-from lm_human_preferences.hparams.model_sizes import HParams
 from lm_human_preferences.language.attention import (
     KVCache,
     Unpadding,
@@ -17,6 +16,7 @@ from lm_human_preferences.language.attention import (
     take_queries,
 )
 from lm_human_preferences.language.gpt2.parameters import gpt2_parameters
+from lm_human_preferences.language.gpt2.sizes import HParams
 from lm_human_preferences.language.gpt2.tf_names import TensorFlowNames
 from lm_human_preferences.language.network import Network, head_deviations
 from lm_human_preferences.training import precision

@@ -14,6 +14,7 @@ from lm_human_preferences.language import architectures, encodings, tokenisers
 from lm_human_preferences.language.architectures import Architecture
 from lm_human_preferences.language.gpt2.sizes import (
     RELEASED,
+    HParams,
     load_hparams,
     released_name,
     test_hparams,
@@ -200,6 +201,12 @@ class TrainedModel:
         scopes = [self.scope] if self.scope else ['', 'policy', 'reward_model']
         matching = [scope for scope in scopes if scope in found]
         return matching[0] if matching else ''
+
+
+def known_sizes(name: str) -> Sizes | None:
+    """The sizes of a model that are known without its files, as of a released one; else None."""
+    released = released_name(name)
+    return None if released is None else HParams(**RELEASED[released])
 
 
 def _directory_of(name: str) -> str | None:

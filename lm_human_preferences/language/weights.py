@@ -19,8 +19,8 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.language.safetensors_files import SavedTensors
 
-TRANSFORMER = 'transformer.'  # what own names of a network without its heads begin with
-EMBEDDING = f'{TRANSFORMER}wte.weight'  # that every network has
+TRANSFORMER = 'transformer.'  # what GPT-2's own names begin with, except those of its heads
+EMBEDDING = f'{TRANSFORMER}wte.weight'  # which every GPT-2 has
 # Of a checkpoint that is neither of a step nor in several parts: those of releases are not.
 CHECKPOINT_FILES = (names.LIST, f'model.ckpt{names.INDEX}', f'model.ckpt{names.DATA}')
 SLACK_BYTES = 1 << 24  # by which a model may be larger than its file
@@ -61,7 +61,7 @@ class CheckpointWeights:
     """The latest checkpoint in `directory` or its checkpoints/, local or remote.
 
     Its checksums are verified. Where it is damaged, the one before it is used with a warning.
-    names: what it calls tensors. embedding: the own name of a tensor that every network has.
+    names: what it calls tensors. embedding: the own name of a tensor that every network in it has.
     """
 
     def __init__(self, directory: str, names: VariableNames, embedding: str = EMBEDDING) -> None:

@@ -36,6 +36,11 @@ def directory() -> str:
     return made_once.directory(NAME, _create, _depends_on())
 
 
+def sizes() -> model.HParams:
+    """The model's sizes, which need not be read."""
+    return model.HParams(**SIZES)
+
+
 def _depends_on() -> list[ModuleType]:
     """What decides the weights: texts, training and network."""
     return [
@@ -55,7 +60,7 @@ def _depends_on() -> list[ModuleType]:
 
 def _create(path: str) -> None:
     """Train the model and write it to the directory `path`."""
-    hparams = model.HParams(**SIZES)
+    hparams = sizes()
     storage.write_json(os.path.join(path, 'hparams.json'), hparams.to_nested_dict())
     storage.write_json(os.path.join(path, 'encoding'), encodings.Reviews.name)
     network = train(hparams)

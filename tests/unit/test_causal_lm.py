@@ -10,11 +10,11 @@ from lm_human_preferences import storage, train_policy
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model_sizes import HParams
 from lm_human_preferences.language import architectures
 from lm_human_preferences.language.causal_lm import probe
 from lm_human_preferences.language.causal_lm.network import CAUSAL_LM, TransformersNetwork
 from lm_human_preferences.language.causal_lm.sizes import sizes_of
+from lm_human_preferences.language.gpt2.sizes import HParams
 from lm_human_preferences.language.network import Network
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.policy import Policy

@@ -10,9 +10,9 @@ from tiny_tokenisers import END, write_byte_level, write_sentencepiece
 from lm_human_preferences import lm_tasks
 from lm_human_preferences.datasets import jsonl, messages
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model_sizes import HParams
 from lm_human_preferences.language import encodings, tokenisers
 from lm_human_preferences.language.chat import ChatTemplate
+from lm_human_preferences.language.gpt2.sizes import HParams
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|> {{ message['content'] }}"

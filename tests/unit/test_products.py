@@ -12,7 +12,7 @@ from lm_human_preferences import session
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.hparams import reward_options
-from lm_human_preferences.hparams.model_sizes import HParams as Sizes
+from lm_human_preferences.language.gpt2.sizes import HParams as Sizes
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.machine import processors, products
 from lm_human_preferences.machine.products import Rates

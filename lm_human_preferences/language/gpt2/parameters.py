@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from lm_human_preferences.hparams.model_sizes import HParams
+from lm_human_preferences.language.gpt2.sizes import HParams
 
 
 def gpt2_parameters(sizes: HParams) -> nn.ModuleDict:

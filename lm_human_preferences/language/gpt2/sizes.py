@@ -1,12 +1,12 @@
-"""The sizes of a model: of a released one by its name, of another by a file in its directory."""
+"""The sizes of a GPT-2: of a released one by its name, of another by a file in its directory."""
 
-from __future__ import annotations
-
+from dataclasses import dataclass
 from typing import Any
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model_sizes import HParams
+from lm_human_preferences.hparams.model_sizes import FLOAT, HALF, Sizes
+from lm_human_preferences.utils.hyperparams import option
 
 _GPT2 = dict(n_vocab=50257, n_ctx=1024)
 # Sizes of the released models by name, as in their hparams.json.
@@ -28,6 +28,60 @@ HUGGING_FACE_SIZES = dict(
     n_layer=('n_layer', 12),
 )
 TANH_GELUS = ('gelu_new', 'gelu_pytorch_tanh')  # two names of the same function
+
+
+@dataclass
+class HParams(Sizes):
+    """GPT-2's: what a model directory's hparams.json holds.
+
+    Dropout rates are read and written, not used.
+    """
+
+    embd_pdrop: float = option(0.1, 'dropout of the embeddings')
+    attn_pdrop: float = option(0.1, 'dropout of the attention')
+    resid_pdrop: float = option(0.1, 'dropout of the residual branches')
+    head_pdrop: float = option(0.1, 'dropout before the scalar heads')
+
+    @property
+    def key_value_width(self) -> int:
+        """See Sizes."""
+        return self.n_embd
+
+    @property
+    def attention_weights(self) -> int:
+        """See Sizes."""
+        return self.n_head
+
+    @property
+    def copies_all_blocks(self) -> bool:
+        """See Sizes: training.precision keeps them prepared for products."""
+        return True
+
+    def kept_by_block(self, reduced: bool) -> int:
+        """See Sizes. Two values for each value of the input are always in float32."""
+        return (2 * FLOAT + 14 * (HALF if reduced else FLOAT)) * self.n_embd
+
+    def kept_by_last_block(self, read: float) -> float:
+        """See Sizes: `kept_by_block` is what was measured of all blocks, the last among them."""
+        return 1
+
+    def parameters_of_blocks(self) -> int:
+        """How many numbers all blocks of the network hold."""
+        width = self.n_embd
+        return self.n_layer * (12 * width + 13) * width
+
+    def parameters(self) -> int:
+        """How many numbers the network holds, without scalar heads."""
+        return self.parameters_of_blocks() + (self.n_vocab + self.n_ctx + 2) * self.n_embd
+
+    def validate(self) -> None:
+        """Also ValueError unless the heads share the width equally."""
+        super().validate()
+        if any(isinstance(value, bool) for value in vars(self).values()):
+            raise TypeError('sizes must be numbers, not true or false')
+        if self.n_embd % self.n_head:
+            width, heads = self.option_name('n_embd'), self.option_name('n_head')
+            raise ValueError(f'{width} {self.n_embd} is not a multiple of {heads} {self.n_head}')
 
 
 def released_name(name: str) -> str | None:
