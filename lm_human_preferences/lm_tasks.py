@@ -19,7 +19,7 @@ from lm_human_preferences.hparams.task_options import PolicyHParams, TaskHParams
 from lm_human_preferences.language import datasets, encodings
 from lm_human_preferences.language.chat import ChatTemplate, template_of
 from lm_human_preferences.language.encodings import Encoder, Encoding
-from lm_human_preferences.language.trained_models import TrainedModel
+from lm_human_preferences.language.trained_models import TrainedModel, known_sizes
 from lm_human_preferences.synthetic import language_model
 
 __all__ = [
@@ -53,6 +53,14 @@ def initial_model(name: str) -> TrainedModel:
 def initial_encoding(name: str) -> Encoding:
     """The encoding of that model, which need not be there for this."""
     return encodings.Reviews if name == language_model.NAME else TrainedModel(name).encoding
+
+
+def known_model(name: str) -> tuple[Sizes, Encoding] | None:
+    """Sizes and encoding of that model, where they are known without any file of it; else None."""
+    if name == language_model.NAME:
+        return language_model.sizes(), encodings.Reviews
+    released = known_sizes(name)
+    return None if released is None else (released, encodings.Main)
 
 
 def check_offline(hparams: TaskHParams, others: Sequence[str] = (), mode: str = 'train') -> None:

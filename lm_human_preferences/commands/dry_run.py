@@ -5,7 +5,6 @@ It makes the checks of a training, see session.py, that need neither work nor th
 
 import copy
 from collections.abc import Collection
-from dataclasses import replace
 
 from lm_human_preferences import (
     lm_tasks,
@@ -27,11 +26,11 @@ from lm_human_preferences.hparams.policy_options import RewardHParams
 from lm_human_preferences.hparams.reward_options import LabelHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels import held_out, label_files, simulated
-from lm_human_preferences.language import datasets, encodings, trained_models
+from lm_human_preferences.language import datasets, encodings
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.reward_models import places
 from lm_human_preferences.runs import run_dir, run_settings
-from lm_human_preferences.synthetic import known_reward, language_model
+from lm_human_preferences.synthetic import known_reward
 from lm_human_preferences.training import memory
 from lm_human_preferences.utils.core import default_device
 
@@ -64,12 +63,7 @@ class DryRun:
         self._check_directory(overwrite, explicitly_set)
         self.hparams.override_from_dict(run_settings.pins(self.hparams, ask=False))
         self._find_members()
-        model = self._find_model()
-        if model is not None:
-            self._check_task(*model)
-            self._check_memory(model[0])
-            self._check_network()
-        encoding = model[1] if model is not None else None
+        encoding = self._check_model()
         self._check_dataset(self.hparams.task, encoding)
         if self.online is not None:
             self._check_online(self.online, encoding)
@@ -106,48 +100,43 @@ class DryRun:
         if given.members > 1 and rewards.has_network(self.hparams):
             places.places_of(name, given.members)
 
-    def _find_model(self) -> tuple[Sizes, Encoding] | None:
-        """Sizes and encoding of the initial model; None where they would have to be fetched."""
+    def _check_model(self) -> Encoding | None:
+        """Make the checks of session.check for which nothing of the initial model is fetched.
+
+        Returns its encoding; None where that would have to be fetched.
+        """
         name = self.hparams.task.policy.initial_model
-        if name == language_model.NAME:
-            return language_model.sizes(), encodings.Reviews
-        known = trained_models.known_sizes(name)
+        known = lm_tasks.known_model(name)
         if known is not None:
-            return known, encodings.Main
+            self._check_sizes(*known)
+            return known[1]
         path = storage.model_path(name) or name
         is_in_cache = storage.is_hub(path) and storage.is_here(path)
         if storage.is_remote(path) and not is_in_cache:
             self.unchecked.append(f'--task.policy.initial_model {name}')
             return None
-        trained_model = trained_models.TrainedModel(name)
-        return trained_model.hparams(), trained_model.encoding
-
-    def _check_network(self) -> None:
-        """Whether networks of the initial model can be driven, which its weights tell."""
-        name = self.hparams.task.policy.initial_model
-        if name == language_model.NAME or trained_models.known_sizes(name) is not None:
-            return
-        trained_model = trained_models.TrainedModel(name)
-        if trained_model.is_probed and storage.model_path(name) is not None:
+        initial_model = lm_tasks.initial_model(name)
+        self._check_sizes(initial_model.hparams(), initial_model.encoding)
+        if initial_model.is_probed and storage.is_hub(path):
             self.unchecked.append(f'the weights of --task.policy.initial_model {name}')
         else:
-            trained_model.check()
+            initial_model.check()
+        return initial_model.encoding
 
-    def _check_task(self, sizes: Sizes, encoding: Encoding) -> None:
-        if not _has_encoder(encoding):
+    def _check_sizes(self, sizes: Sizes, encoding: Encoding) -> None:
+        """Whether the task suits the initial model, and its networks fit into memory."""
+        if _has_encoder(encoding):
+            lm_tasks.check_task(self.hparams.task, encoding, sizes)
+        else:
             self.unchecked.append("GPT-2's encoding, which is needed to check lengths")
-            return
-        lm_tasks.check_task(self.hparams.task, encoding, sizes)
-
-    def _check_memory(self, sizes: Sizes) -> None:
         hparams = self.hparams
         if isinstance(hparams, train_policy.HParams) and _is_elsewhere(hparams.rewards):
             # Whether it is a network of ours is not known: then it takes memory as one of them.
             hparams = copy.deepcopy(hparams)
             hparams.rewards.trained_model = 'test'
-        self.estimates = plans.memory_plans(hparams, sizes, self.ranks)
-        for estimate in self.estimates:
+        for estimate in plans.memory_plans(hparams, sizes, self.ranks):
             memory.check_rows(estimate, self._free_memory())
+            self.estimates.append(memory.on_ranks(estimate, self.ranks, self.device))
 
     def _free_memory(self) -> int:
         """Bytes of memory for each rank."""
@@ -221,15 +210,11 @@ class DryRun:
         lines += self.query_notes
         if self.estimates:
             free = self._free_memory()
-            estimates = [
-                replace(estimate, ranks=self.ranks, fused=self.device.type == 'cuda')
-                for estimate in self.estimates
-            ]
-            peak = max(estimate.peak() for estimate in estimates)
+            peak = max(estimate.peak() for estimate in self.estimates)
             lines.append(
                 f'memory expected: {peak / 1e9:.2f} GB for each rank, which has {free / 1e9:.1f} GB'
             )
-            warnings = [memory.warning(estimate, free) for estimate in estimates]
+            warnings = [memory.warning(estimate, free) for estimate in self.estimates]
             lines += [warning for warning in warnings if warning]
         lines += session.precision_notes(self.hparams, keep=False)
         if self.unchecked:

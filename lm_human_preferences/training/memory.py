@@ -172,9 +172,14 @@ def check(estimate: MemoryEstimate, comm: Comm, device: torch.device) -> None:
     """
     free = free_on(device, comm)
     check_rows(estimate, free)
-    text = warning(replace(estimate, ranks=comm.size, fused=device.type == 'cuda'), free)
+    text = warning(on_ranks(estimate, comm.size, device), free)
     if text is not None and comm.rank == 0:
         print(text)
+
+
+def on_ranks(estimate: MemoryEstimate, ranks: int, device: torch.device) -> MemoryEstimate:
+    """`estimate` of one of so many ranks, on such a device."""
+    return replace(estimate, ranks=ranks, fused=device.type == 'cuda')
 
 
 def check_rows(estimate: MemoryEstimate, free: int) -> None:
