@@ -39,14 +39,9 @@ def reward_phases(members: int) -> list[str]:
     return ['reward model', *(f'reward model {member + 1}' for member in range(1, members))]
 
 
-def nupdates(hparams: policy_options.HParams) -> int:
-    """How many PPO steps `ppo.total_episodes` takes, rounded up."""
-    return ceil_div(hparams.ppo.total_episodes, hparams.ppo.batch_size)
-
-
 def policy_saves(hparams: policy_options.HParams) -> int:
     """How many checkpoints the training of a policy writes."""
-    return ceil_div(nupdates(hparams), hparams.run.save_interval)
+    return ceil_div(hparams.ppo.nupdates, hparams.run.save_interval)
 
 
 def checkpoint_size(networks: Networks, sizes: Sizes) -> int:
@@ -198,7 +193,7 @@ def work_left(hparams: policy_options.HParams, n_vocab: int) -> dict[str, float]
         phases |= dict.fromkeys(reward_phases(hparams.rewards.members), work)
     # Sampling, the reference and the reward; forward and backward in each epoch.
     passes = 2 + hparams.rewards.members + 3 * hparams.ppo.noptepochs
-    phases['policy'] = passes * tokens * nupdates(hparams) * hparams.ppo.batch_size
+    phases['policy'] = passes * tokens * hparams.ppo.nupdates * hparams.ppo.batch_size
     if hparams.run.evaluate and hparams.run.save_dir:
         phases['evaluation'] = measure.tokens_to_compute(task, n_vocab)
     return phases

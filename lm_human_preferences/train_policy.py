@@ -30,7 +30,6 @@ from lm_human_preferences.hparams.policy_options import (
 from lm_human_preferences.language import tokenisers
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.online import collection
-from lm_human_preferences.plans import nupdates
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.ppo import Rollout
 from lm_human_preferences.reward_models.places import label_source
@@ -55,7 +54,6 @@ __all__ = [
     'PpoHParams',
     'RewardHParams',
     'make_score_fn',
-    'nupdates',
     'train',
 ]
 
@@ -221,7 +219,7 @@ class PPOTrainer:
     @property
     def total_steps(self) -> int:
         """Steps of the whole training."""
-        return nupdates(self.hparams)
+        return self.hparams.ppo.nupdates
 
     @property
     def planned_saves(self) -> int:
@@ -326,7 +324,7 @@ def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = N
 def _train_unless_finished(hparams: HParams, comm: Comm, experiment: str | None) -> bool:
     """Train what this run still lacks; returns False if it had been finished before."""
     directory = hparams.run.directory
-    steps = nupdates(hparams)
+    steps = hparams.ppo.nupdates
     with Checkpointer(
         directory and storage.join(directory, run_files.POLICY.unfinished),
         comm,

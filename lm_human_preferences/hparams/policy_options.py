@@ -181,6 +181,11 @@ class PpoHParams(hyperparams.HParams):
         ours=True,
     )
 
+    @property
+    def nupdates(self) -> int:
+        """How many steps `total_episodes` take, rounded up."""
+        return ceil_div(self.total_episodes, self.batch_size)
+
 
 @dataclass
 class RunHParams(reward_options.RunHParams):
@@ -242,8 +247,7 @@ class HParams(hyperparams.HParams):
             )
         if online is None or new_model is None:
             return
-        steps = ceil_div(self.ppo.total_episodes, self.ppo.batch_size)
-        online.check_schedule(steps)
+        online.check_schedule(self.ppo.nupdates)
         label_type = label_types.get(new_model.labels.type)
         if online.ties and not label_type.can_tie:
             raise ValueError(

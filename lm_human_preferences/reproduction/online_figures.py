@@ -100,7 +100,7 @@ class Run:
         if scale.epochs == 1:
             assert variant.rewards.train_new_model is not None
             variant.rewards.train_new_model.batch_size = BATCH_SIZE
-        variant.run.save_interval = train_policy.nupdates(variant)  # measured at the end
+        variant.run.save_interval = variant.ppo.nupdates  # measured at the end
         variant.validate()
         return variant
 

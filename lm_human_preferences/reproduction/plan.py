@@ -86,7 +86,7 @@ class Run:
             settings['rewards.train_new_model.run.seed'] = self.seed
         variant = copy.deepcopy(experiment)
         variant.override_from_dict(settings)
-        variant.run.save_interval = ceil_div(train_policy.nupdates(variant), self.points)
+        variant.run.save_interval = ceil_div(variant.ppo.nupdates, self.points)
         variant.validate()
         return variant
 

@@ -9,12 +9,12 @@ import torch
 from torch.optim.adam import adam
 
 from lm_human_preferences.training import precision
-from lm_human_preferences.utils.core import adam_epsilon
 
 if TYPE_CHECKING:
     from lm_human_preferences.distributed.comm import Comm
 
 BETAS = (0.9, 0.999)
+EPSILON = 1e-5
 
 
 class Adam:
@@ -69,7 +69,7 @@ class Adam:
                 lr=lr,
                 beta1=BETAS[0],
                 beta2=BETAS[1],
-                eps=adam_epsilon(self.steps),
+                eps=_epsilon(self.steps),
                 weight_decay=0,
                 amsgrad=False,
                 maximize=False,
@@ -119,3 +119,11 @@ class Adam:
             moments[f'{name}/mean'] = mean
             moments[f'{name}/square'] = square
         return moments
+
+
+def _epsilon(step: int) -> float:
+    """PyTorch's `eps` that makes update `step` (from 1) equal TensorFlow's.
+
+    TensorFlow adds epsilon before bias correction.
+    """
+    return EPSILON / (1 - BETAS[1] ** step) ** 0.5

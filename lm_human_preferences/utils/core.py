@@ -231,14 +231,6 @@ def pearson_r(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return ((x - x_mean) * (y - y_mean)).mean() / torch.sqrt(x_var * y_var)
 
 
-def adam_epsilon(step: int, epsilon: float = 1e-5, beta2: float = 0.999) -> float:
-    """PyTorch's `eps` that makes update `step` (from 1) equal TensorFlow's.
-
-    TensorFlow adds epsilon before bias correction.
-    """
-    return epsilon / (1 - beta2**step) ** 0.5
-
-
 def default_device() -> torch.device:
     """The GPU where there is one, else the CPU."""
     return torch.device('cuda' if torch.cuda.is_available() else 'cpu')

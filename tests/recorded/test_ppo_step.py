@@ -95,16 +95,14 @@ def test_kl_controllers(folder):
 @pytest.mark.parametrize('folder', FOLDERS)
 def test_number_of_updates(folder):
     for config in load_json(folder, 'configs.json')['configs']:
-        assert (
-            train_policy.nupdates(hparams_of(train_policy.HParams, config['hparams']))
-            == config['nupdates']
-        )
+        hparams = hparams_of(train_policy.HParams, config['hparams'])
+        assert hparams.ppo.nupdates == config['nupdates']
 
 
 def test_a_last_incomplete_batch_counts():
     hparams = train_policy.HParams()
     hparams.ppo.total_episodes, hparams.ppo.batch_size = 65, 16
-    assert train_policy.nupdates(hparams) == 5
+    assert hparams.ppo.nupdates == 5
 
 
 @pytest.mark.parametrize('folder', FOLDERS)
