@@ -20,13 +20,14 @@ INDEX = f'{WEIGHTS}.index.json'  # where the weights are in several files
 class SavedTensors:
     """The tensors in a directory, local or remote, by the names in its files.
 
-    path: of the directory, for messages. local_path: where its files are on this machine, with
-    config.json. UserError for files that are missing or damaged.
+    path: of the only file, else of the directory, for messages. local_path: where its files are on
+    this machine, with config.json. UserError for files that are missing or damaged.
     """
 
     def __init__(self, directory: str) -> None:
-        self.path = directory
         files = _files_in(directory)
+        self.path = directory if len(files) > 1 else storage.join(directory, files[0])
+        self._directory = directory
         self.local_path = _fetched(directory, files)
         self._files: dict[str, Any] = {}  # {name of a file: the open file}
         self._places: dict[str, str] = {}  # {name of a tensor: that of its file}
@@ -50,6 +51,10 @@ class SavedTensors:
         slices = (self._files[file].get_slice(name) for name, file in self._places.items())
         return sum(math.prod(each.get_shape()) for each in slices)
 
+    def place(self, name: str) -> str:
+        """The path of the file that a tensor is in, for messages."""
+        return storage.join(self._directory, self._places[name])
+
     def read(self, name: str) -> torch.Tensor:
         """The tensor, in the type that it is saved in."""
         with self._damage_is_told(self._places[name]):
@@ -62,7 +67,9 @@ class SavedTensors:
         try:
             yield
         except (OSError, SafetensorError) as e:
-            raise UserError(f'{storage.join(self.path, name)} is damaged or missing: {e}') from e
+            raise UserError(
+                f'{storage.join(self._directory, name)} is damaged or missing: {e}'
+            ) from e
 
 
 def _opened(path: str) -> Any:

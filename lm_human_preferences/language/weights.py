@@ -107,8 +107,8 @@ class SafetensorsWeights:
     """
 
     def __init__(self, directory: str) -> None:
-        self.path = directory
         self._saved = SavedTensors(directory)
+        self.path = self._saved.path
         is_whole = any(name.startswith(TRANSFORMER) for name in self._saved)
         self._left_out = '' if is_whole else TRANSFORMER
 
@@ -134,7 +134,8 @@ class SafetensorsWeights:
         """Copy the tensor, whatever its type is in its file."""
         stored = self.name_of(name)
         value = self._saved.read(stored).float()
-        copy_value(value.numpy(), parameter.detach(), f'{self.path}: {stored}')
+        what = f'{self._saved.place(stored)}: {stored}'
+        copy_value(value.numpy(), parameter.detach(), what)
 
 
 def copy_value(value: np.ndarray, target: torch.Tensor, what: str) -> None:
