@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import real_launchers
-from engines import COMMUNICATION, TESTS, on_mpi_command
-from launched import CONSOLE, PYTHONPATH, REPOSITORY
+from engines import COMMUNICATION, on_mpi_command
+from launched import CONSOLE, REPOSITORY
 
 from lm_human_preferences.checkpointing.tf_bundle import Bundle
 from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
@@ -96,16 +96,6 @@ def test_a_wrong_option_is_told_once(name, request, tmp_path):
     by_signal = {128 + signal.SIGTERM} if name.startswith('srun') else set()
     assert run.returncode in {2} | by_signal
     assert errors_of(run) == ['error: no such option: --ppo.batch (did you mean --ppo.batch_size?)']
-
-
-def test_one_rank_speaks_and_tells_the_error_of_all(request):
-    """Though srun, when the first rank has ended, ends the others by a signal."""
-    launcher = real_launchers.find('srun without MPI', request)
-    job = [TESTS / 'helpers/rank_jobs.py', 'talk']
-    run = real_launchers.run(launcher, job, {'PYTHONPATH': PYTHONPATH}, timeout=TIMEOUT_SECONDS)
-    assert run.returncode == 2
-    assert run.stdout.splitlines() == ['rank 0 of [0, 1] speaks']
-    assert errors_of(run) == ['error: /labels.json is no label file']
 
 
 def test_horovod_for_another_mpi_is_refused(request, tmp_path):

@@ -495,24 +495,14 @@ def test_sampling_by_two_ranks(one, tmp_path):
     assert queries == queries_in(by_one.stdout)
 
 
-by_mpiexec = pytest.mark.parametrize(
-    'settings',
-    # Ranks of the user's own mpiexec watch each other through a store of torch.
-    [{'PYTHONPATH': WITHOUT_TORCH}, {'started_by': (MPIEXEC, '-n', '2')}],
-    ids=['our launcher', 'own mpiexec'],
-)
-
-
 @needs_mpi
-@by_mpiexec
-def test_an_error_of_one_rank_ends_all(tmp_path, settings):
-    failed = job(tmp_path, 'fail', **settings)
+def test_an_error_of_one_rank_ends_all(tmp_path):
+    failed = job(tmp_path, 'fail', PYTHONPATH=WITHOUT_TORCH)
     lines = failed.errors().splitlines()
     assert lines.count('ArithmeticError: rank 1 cannot count') == 1
     assert lines.count('Traceback (most recent call last):') == 1
     assert failed.process.returncode == 1
-    if 'started_by' not in settings:
-        assert lines[-1] == 'error: rank 1 failed, so all 2 ranks were stopped'
+    assert lines[-1] == 'error: rank 1 failed, so all 2 ranks were stopped'
 
 
 @needs_mpi
@@ -533,7 +523,12 @@ def test_ranks_of_another_mpi_are_recognised(tmp_path):
 
 
 @needs_mpi
-@by_mpiexec
+@pytest.mark.parametrize(
+    'settings',
+    # Ranks of the user's own mpiexec watch each other through a store of torch.
+    [{'PYTHONPATH': WITHOUT_TORCH}, {'started_by': (MPIEXEC, '-n', '2')}],
+    ids=['our launcher', 'own mpiexec'],
+)
 def test_only_one_rank_speaks_and_tells_the_error_of_all(tmp_path, settings):
     talk = job(tmp_path, 'talk', **settings)
     assert talk.output().splitlines() == ['rank 0 of [0, 1] speaks']

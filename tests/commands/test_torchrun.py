@@ -10,9 +10,18 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from launched import PYTHONPATH, REPOSITORY, TORCHRUN, Launch, job, start_by_slurm
+from launched import (
+    PYTHONPATH,
+    REPOSITORY,
+    TORCHRUN,
+    Launch,
+    eventually,
+    job,
+    start_by_slurm,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -44,9 +53,21 @@ def test_a_wrong_option_is_told_once(tmp_path):
 # ---------------------------------------------------------------- srun without MPI
 
 
+def ignores_sigterm(launch):
+    status = Path('/proc', str(launch.process.pid), 'status').read_text()
+    ignored = int(re.search(r'SigIgn:\s*(\w+)', status)[1], 16)
+    return bool(ignored >> (signal.SIGTERM - 1) & 1)
+
+
 def test_only_one_rank_speaks_and_tells_the_error_of_all(tmp_path):
-    """The others do not lose the store, which rank 0 keeps, before they know that it is told."""
+    """The others do not lose the store, which rank 0 keeps, before they know that it is told.
+
+    The SIGTERM by which srun ends ranks after the first does not change their status, which is
+    srun's.
+    """
     first, second = start_by_slurm(tmp_path, 'talk')
+    eventually(lambda: ignores_sigterm(second), 60)
+    second.process.terminate()
     assert (first.wait(), second.wait()) == (2, 2)
     assert first.output().splitlines() == ['rank 0 of [0, 1] speaks']
     assert first.errors().splitlines()[-1] == 'error: /labels.json is no label file'
