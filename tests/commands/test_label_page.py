@@ -386,25 +386,22 @@ def test_a_choice_is_recorded_as_the_sample_that_was_shown_there(path):
             assert reply['last'] == answer.uuid
 
 
-@pytest.mark.parametrize('label_type, samples', [('scalar_rating', 1), ('scalar_compare', 2)])
-def test_ratings_and_comparisons(tmp_path, label_type, samples):
-    write_texts(tmp_path / 'f', [row[: samples + 1] for row in TEXTS], label_type)
+def test_comparisons(tmp_path):
+    write_texts(tmp_path / 'f', [row[:3] for row in TEXTS], 'scalar_compare')
     with served(tmp_path / 'f', 'anna') as (_, anna):
         task = anna.task()
         control = task['control']
-        assert (task['samples'], control['template'], control['choices']) == (samples, 'scale', 9)
+        assert (task['samples'], control['template'], control['choices']) == (2, 'scale', 9)
         for number in (1, 5, 9, 9, 9):
             (question,) = anna.questions(count=1)
             assert anna.answer(question['id'], 10)[0] == 400
             assert anna.answer(question['id'], number)[0] == 200
             answer = answers_of(tmp_path / 'f', 'anna')[-1]
-            if label_type == 'scalar_rating':
-                assert answer.value == number
-            else:  # 9: what is shown second is far better; above 0: sample1 is
-                is_second_sample_better = question['samples'][1].endswith('sample 1')
-                assert answer.value == (number - 5) * (1 if is_second_sample_better else -1)
+            # 9: what is shown second is far better; above 0: sample1 is
+            is_second_sample_better = question['samples'][1].endswith('sample 1')
+            assert answer.value == (number - 5) * (1 if is_second_sample_better else -1)
     orders = {answer.order for answer in answers_of(tmp_path / 'f', 'anna')}
-    assert len(orders) == samples
+    assert orders == {(0, 1), (1, 0)}
 
 
 def test_the_same_uuid_twice_is_one_answer_and_one_question_has_one(path):

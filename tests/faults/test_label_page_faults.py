@@ -1,6 +1,6 @@
-"""The page's server, and `label` in a terminal, killed at random moments; requests from elsewhere.
+"""The page's server, killed at random moments; requests from elsewhere.
 
-LMHP_FAULTS=50 is the whole test: 50 kills of each kind, and 6,250 requests.
+LMHP_FAULTS=50 is the whole test: 50 kills, and 6,250 requests.
 """
 
 import contextlib
@@ -8,15 +8,13 @@ import json
 import random
 import signal
 import socket
-import subprocess
-import sys
 import time
 import uuid
 
 import pytest
 from label_folders import make_folder
 from label_page import StubbornLabeller
-from launched import FAULTS, REPOSITORY
+from launched import FAULTS
 from page_client import PATIENCE, Client, Server, check
 
 from lm_human_preferences.labels.folder import LabelFolder
@@ -47,54 +45,6 @@ def test_a_kill_of_the_server_loses_and_doubles_nothing(tmp_path):
     labeller.join(PATIENCE)
     server.end()
     assert check(path, {'anna': labeller.given}) == len(labeller.given) > KILLS
-
-
-@pytest.mark.slow
-def test_a_kill_of_the_terminal_loses_and_doubles_nothing(tmp_path):
-    """Kill -9 of `label` at some key."""
-    rng = random.Random(0)
-    path = tmp_path / 'f'
-    make_folder(path, 20 * KILLS)
-    shown = pressed = 0
-    for _ in range(KILLS):
-        terminal = _Terminal(path)
-        terminal.answer(rng.randint(1, 8))
-        time.sleep(rng.uniform(0, 0.02))
-        terminal.kill()
-        shown += terminal.shown - 1  # the next question says that the answer before it is saved
-        pressed += terminal.pressed
-    assert KILLS < shown <= check(path, {}) <= pressed
-
-
-class _Terminal:
-    """`label` in a terminal, with keys through a pipe, which are read without a pause.
-
-    shown: questions that have been shown. pressed: keys.
-    """
-
-    def __init__(self, path):
-        command = [sys.executable, str(REPOSITORY / 'launch.py'), 'label', str(path)]
-        self.process = subprocess.Popen(
-            [*command, '--labeller', 'anna'], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self.shown = self.pressed = 0
-
-    def answer(self, count):
-        """Press a key for each of so many questions, and do not look what becomes of the last."""
-        while self.pressed < count:
-            line = self.process.stdout.readline()
-            assert line
-            if b'q leave' in line:
-                self.shown += 1
-                self.process.stdin.write(b'1')
-                self.process.stdin.flush()
-                self.pressed += 1
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
 
 
 # ---------------------------------------------------------------- fuzz

@@ -98,3 +98,23 @@ def test_best_of_two_by_hand():
         lambda queries, responses: responses[:, 0].float(), labels
     )
     assert_close(stats['loss'], (np.log1p(np.exp(-2)) + np.log(2)) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    'name, number, order, expected',
+    [
+        ('best_of_4', 1, (2, 0, 3, 1), 2),
+        ('best_of_4', 4, (2, 0, 3, 1), 1),
+        ('best_of_4', 0, (2, 0, 3, 1), 'tie'),
+        ('scalar_rating', 1, (0,), 1),
+        ('scalar_rating', 9, (0,), 9),
+        # 1 is for the first that is shown; a difference is how much better the second sample is
+        ('scalar_compare', 1, (0, 1), -4),
+        ('scalar_compare', 1, (1, 0), 4),
+        ('scalar_compare', 5, (1, 0), 0),
+        ('scalar_compare', 9, (0, 1), 4),
+        ('scalar_compare', 9, (1, 0), -4),
+    ],
+)
+def test_a_number_means_what_is_shown_there(name, number, order, expected):
+    assert label_types.get(name).answer_of([number], order) == expected
