@@ -12,14 +12,14 @@ from trainers import LARGE
 
 import launch
 import sample
-from lm_human_preferences import train_policy, train_reward
+from lm_human_preferences import rewards, train_policy, train_reward
 from lm_human_preferences.commands import doctor
 from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.distributed.engines import MpiEngine
 from lm_human_preferences.distributed.gradients import OverlappedGradients
 from lm_human_preferences.evaluation import evaluate, measure
-from lm_human_preferences.language import model
-from lm_human_preferences.synthetic import language_model
+from lm_human_preferences.language import encodings, model
+from lm_human_preferences.synthetic import known_reward, language_model
 from lm_human_preferences.training import memory
 from lm_human_preferences.utils import core
 
@@ -91,6 +91,21 @@ def test_a_base_model_that_is_missing_changes_no_run(gpu, monkeypatch):
     assert all(map(torch.equal, before, (torch.cuda.get_rng_state(), torch.get_rng_state())))
 
 
+def test_the_known_reward_judges_alike(gpu, monkeypatch):
+    """Tokens of either device, as labels and responses are."""
+    padding = encodings.Reviews.get_encoder().padding_token
+    weights = torch.rand(3, padding + 1, padding + 1, dtype=torch.float64)
+    monkeypatch.setattr(known_reward, '_weights', lambda: weights)
+    tokens = torch.randint(padding + 1, (16, 8))
+    queries, responses = tokens[:, :5], tokens[:, 5:]
+    expected = known_reward.KnownReward(encodings.Reviews, 'cpu').score(queries, responses)
+    reward = rewards.load_reward_model('mock', encodings.Reviews)
+    assert reward.weights.is_cuda
+    for place in ('cpu', 'cuda'):
+        scores = reward.score(queries.to(place), responses.to(place))
+        assert scores.is_cuda and torch.equal(scores.cpu(), expected)
+
+
 # Workflows
 
 LABELS = '--labels.num_train 96 --normalize_samples 64'
@@ -104,10 +119,6 @@ RUNS = {
         f'{TEST} --ppo.batch_size 16 --ppo.total_episodes 16 --ppo.micro_batch_size 4'
         ' --run.gradient_checkpointing true --run.precision tf32 --ppo.whiten_rewards true'
         ' --task.truncate_token 3 --task.query_prefix a --task.query_length 2'
-    ),
-    'mock': (
-        'train_policy mock_sentiment run --ppo.total_episodes 32 --ppo.batch_size 16'
-        ' --rewards.train_new_model off --rewards.trained_model mock --run.evaluate off'
     ),
     'bf16': f'{TEST} --run.precision bf16',
     'bf16 in parts': (

@@ -528,7 +528,7 @@ def saved(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize('suffix', ['.index', '.data-00000-of-00001', '.resume.json'])
+@pytest.mark.parametrize('suffix', ['.data-00000-of-00001', '.resume.json'])
 def test_any_damage_is_noticed(saved, suffix, capsys):
     """A byte that is flipped, a file that ends too early or too late: it is named, the checkpoint
     before is taken."""

@@ -302,11 +302,6 @@ def test_bad_json_file(tmp_path, text, message):
     assert str(caught.value) == f'{path}{message}'
 
 
-def test_missing_json_file(tmp_path):
-    with pytest.raises(UserError, match='nowhere.json'):
-        policy_options.HParams().override_from_json_file(str(tmp_path / 'nowhere.json'))
-
-
 def test_finished_run_validates():
     """Original-defects 13, without recordings."""
     hparams = policy_hparams(**{'rewards.train_new_model': 'on'})

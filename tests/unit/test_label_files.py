@@ -178,13 +178,6 @@ def test_a_run_with_other_labels_is_told_what_it_may_name(begun_with, hint):
     )
 
 
-@pytest.mark.parametrize('text', ['', '[{', '[' * 100000])
-def test_what_is_not_json_is_named(load, tmp_path, text):
-    with pytest.raises(UserError, match='is not JSON') as caught:
-        load(text)
-    assert f'{tmp_path}/labels.json' in str(caught.value) and '\n' not in str(caught.value)
-
-
 def test_answers_of_a_folder_are_checked_as_those_of_a_file_are(tmp_path):
     def labels_of(folder):
         with Labeller(folder, 'anna') as anna:
