@@ -323,7 +323,7 @@ def test_what_cannot_be_encoded_is_named(text):
 
 
 def test_a_json_array_and_lines_are_the_same(tmp_path):
-    """Also with brackets in the texts, which the quick reader of token ids cannot take."""
+    """Also with brackets and quotes in the texts, which mean nothing there."""
     some = [SHORT, {**SHORT, 'chosen': '[', 'rejected': '"]'}]
     (tmp_path / 'a.json').write_text(json.dumps(some))
     (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, some)))
