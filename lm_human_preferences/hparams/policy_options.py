@@ -56,8 +56,8 @@ class RewardHParams(hyperparams.HParams):
 
     trained_model: str | None = option(
         None,
-        'reward model to use: path or URL of its directory, or of the run that trained it, or a'
-        " classifier, also ORG/NAME of the hub; 'mock': the known reward of reviews",
+        "reward model: path or URL of its directory or run, or a classifier, also ORG/NAME; 'mock':"
+        ' the known one of reviews',
     )
 
     class_name: str | None = option(
