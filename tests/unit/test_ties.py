@@ -38,18 +38,19 @@ def say(path, name, *values):
 # ---------------------------------------------------------------- what is learned from them
 
 
-@pytest.mark.parametrize('samples', [2, 4])
-def test_loss_and_gradient_are_those_of_equal_chances_for_all(samples):
+@pytest.mark.parametrize('samples, chosen', [(2, 0), (4, 1)])
+def test_loss_and_gradient_are_those_of_equal_chances_for_all(samples, chosen):
     rewards = torch.tensor([[0.3, -1.2, 2.0, 0.7], [1.5, 0.25, -0.5, 1.0]])[:, :samples]
     rewards.requires_grad_()
     chances = rewards.detach().softmax(1)
     label_type = label_types.get(f'best_of_{samples}')
-    statistics = label_type.loss_of(rewards, {'best': torch.tensor([1, TIED])})
-    of_choice = -chances[0, 1].log()
+    statistics = label_type.loss_of(rewards, {'best': torch.tensor([chosen, TIED])})
+    of_choice = -chances[0, chosen].log()
     of_tie = -sum(chances[1].log()) / samples
     assert statistics['loss'].item() == pytest.approx((of_choice + of_tie).item() / 2)
     statistics['loss'].backward()
-    wanted = torch.tensor([[0.0, 1, 0, 0], [1 / samples] * 4])[:, :samples]
+    of_chosen = [float(sample == chosen) for sample in range(samples)]
+    wanted = torch.tensor([of_chosen, [1 / samples] * samples])
     torch.testing.assert_close(rewards.grad, (chances - wanted) / 2)
 
 
