@@ -243,7 +243,7 @@ def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Lib
     """The library that multiplies on all ranks of a run, from its beginning to its end.
 
     A run begins with the one for rank 0's processor, and records both in its checkpoints. Rank 0
-    says where that is slow, and when the run goes on with another processor.
+    says where that is slow or would lose digits, and when the run goes on with another processor.
     """
     if default_device().type != 'cpu':
         return 'default'
@@ -255,10 +255,10 @@ def agree_on_library(n_embd: int, checkpointer: Checkpointer, comm: Comm) -> Lib
         begun = of_ranks[0]
     library: Library = begun['library']
     checkpointer.products = begun
-    note = products.note_on_slower(library, own) if own != library else None
+    note = products.note_on_another(library, own) if own != library else None
     notes = comm.all_gather_object(note)
     if comm.rank == 0:
-        if begun['processor'] != here:
+        if begun['processor'] != here and (own == library or not products.rounds(library)):
             announce(
                 f'note: this run began on {begun["processor"]} with products by'
                 f' {products.name_of(library)}, and goes on with them; on {here} their last digits'

@@ -28,7 +28,6 @@ from lm_human_preferences.labels.task_file import TIES, check_same_task, read_ta
 from lm_human_preferences.labels.texts import into_folder, records, tokenise
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.machine import threads
 from lm_human_preferences.online.progress import label_command
 from lm_human_preferences.online.question_sampler import (
     IDLE_BATCHES,
@@ -42,6 +41,7 @@ from lm_human_preferences.online.question_sampler import (
 from lm_human_preferences.policy import Policy
 from lm_human_preferences.runs.run_files import ANSWERS, QUESTIONS, TASK
 from lm_human_preferences.runs.run_settings import load_run_hparams, pins
+from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import set_seed
 from lm_human_preferences.utils.logging import progress
 
@@ -86,7 +86,7 @@ def ask(
     encoding = _one_encoding(policies)
     sizes = [each.trained_model.hparams() for each in policies.values()]
     lm_tasks.check_task(task, encoding, min(sizes, key=lambda each: each.n_ctx))
-    threads.limit_for(max(size.n_embd for size in sizes))
+    precision.configure_for(max(size.n_embd for size in sizes), 'fp32')
     for note in lm_tasks.query_notes(task, encoding.get_encoder(), PARTS[_kind(names)]):
         click.echo(note)
     with _writer(folder, record, encoding) as writer:

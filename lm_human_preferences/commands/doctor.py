@@ -110,8 +110,9 @@ def _products() -> str:
 
     if torch.cuda.is_available():
         return 'on the GPU'
-    from lm_human_preferences.machine import products
+    from lm_human_preferences.machine import products, threads
 
+    threads.limit_alone()  # as a run without other ranks
     processor = processors.this_processor()
     rates = products.rates()
     library = products.faster_library(processor, lambda: rates)

@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import socket
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,7 +36,7 @@ from lm_human_preferences.distributed.lifeline import (
 )
 from lm_human_preferences.distributed.waiting import DEFAULT_TIMEOUTS, Timeouts
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.machine import processors
+from lm_human_preferences.machine import threads
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
@@ -128,9 +128,9 @@ class EngineComm(Comm):
         gpus = self.all_gather_on_host(_visible_gpus())
         if any(gpus):
             torch.cuda.set_device(choose_gpu(gpus, self.local_rank))
-        elif 'OMP_NUM_THREADS' not in os.environ:
+        elif not threads.is_set_by_user():
             affinities = self.all_gather_on_host(sorted(os.sched_getaffinity(0)))
-            limit_threads(affinities, self.local_rank)
+            threads.limit_threads(affinities, self.local_rank)
 
     def _announce(self, more: str = '') -> None:
         if self.rank == 0:
@@ -289,8 +289,7 @@ def init_comm(allreduce: str = 'auto', timeouts: Timeouts = DEFAULT_TIMEOUTS) ->
     """
     launched = launch_methods.current()
     if launched.size == 1:
-        if 'OMP_NUM_THREADS' not in os.environ:
-            limit_threads([os.sched_getaffinity(0)], local_rank=0)
+        threads.limit_alone()
         return LocalComm()
     if launched.has_mpi:
         return MpiComm(allreduce, timeouts)
@@ -315,16 +314,6 @@ def choose_gpu(visible: Sequence[Sequence[str]], local_rank: int) -> int:
             ' CUDA_VISIBLE_DEVICES'
         )
     return own.index(taken[local_rank])
-
-
-def limit_threads(affinities: Sequence[Collection[int]], local_rank: int) -> None:
-    """Have torch take this rank's share of the processors, or fewer if it would by itself.
-
-    affinities: the processors that each rank of this host may use; MPI may bind ranks to some.
-    """
-    cores = processors.core_of_each(affinities[local_rank])
-    share = processors.thread_count(affinities, local_rank, cores, processors.cpu_quota())
-    torch.set_num_threads(min(share, torch.get_num_threads()))
 
 
 def _visible_gpus() -> list[str]:

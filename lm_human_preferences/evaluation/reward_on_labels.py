@@ -25,6 +25,7 @@ from lm_human_preferences.reward_models import places
 from lm_human_preferences.reward_models.ensemble import EnsembleReward
 from lm_human_preferences.rewards import LearnedReward, TrainedRewardModel
 from lm_human_preferences.runs import run_files, run_settings
+from lm_human_preferences.training import precision
 
 RECORD = run_files.REWARD.settings
 POLICY_RECORD = run_files.POLICY.settings
@@ -46,7 +47,11 @@ def saved_model(run: str) -> TrainedModel:
 
 
 def load(saved: TrainedModel) -> LearnedReward:
-    """The reward model that `saved_model` has found, with all members of an ensemble."""
+    """The reward model that `saved_model` has found, with all members of an ensemble.
+
+    This process computes in float32 from now on, as fast as this machine can.
+    """
+    precision.configure_for(saved.hparams().n_embd, 'fp32')
     return rewards.load_learned(saved.name, saved.encoding)
 
 

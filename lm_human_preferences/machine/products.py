@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from lm_human_preferences import storage
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.machine import processors
 from lm_human_preferences.utils.core import default_device
 
@@ -131,12 +133,14 @@ def rates(*, keep: bool = True) -> Rates:
         'processor': str(processors.this_processor()),
         'torch': torch.__version__,
         'threads': torch.get_num_threads(),
+        'shapes': [*SHAPES, *EMULATED_SHAPES],
     }
     digest = hashlib.sha256(repr(machine).encode()).hexdigest()[:16]
     folder = os.path.join(storage.cache_root(), 'rates')
     path = os.path.join(folder, f'{digest}.json')
     if not keep:
         return _read(path) or measure()
+    kept: Rates | None = None
     try:
         storage.make_cache_folder(folder)
         with filelock.FileLock(f'{path}.lock'):  # the kernel frees it when its holder dies
@@ -145,8 +149,8 @@ def rates(*, keep: bool = True) -> Rates:
                 kept = measure()
                 storage.write_json(path, {**machine, **dataclasses.asdict(kept)})
             return kept
-    except (storage.StorageError, OSError):  # nothing can be kept there
-        return measure()
+    except (UserError, OSError):  # nothing can be kept there, but there may be what others kept
+        return kept or _read(path) or measure()
 
 
 def _read(path: str) -> Rates | None:
@@ -154,7 +158,9 @@ def _read(path: str) -> Rates | None:
     try:
         record = storage.read_json(path)
         names = [field.name for field in dataclasses.fields(Rates)]
-        return Rates(**{name: float(record[name]) for name in names})
+        found = Rates(**{name: float(record[name]) for name in names})
+        is_possible = all(0 < rate < math.inf for rate in (found.default, found.onednn, found.bf16))
+        return found if is_possible else None
     except (storage.StorageError, KeyError, TypeError, ValueError):
         return None
 
@@ -248,8 +254,21 @@ def note_on_bf16(precision: str, *, keep: bool = True) -> str | None:
     )
 
 
-def note_on_slower(library: Library, own: Library) -> str | None:
-    """A line for a run that multiplies by `library` where `own` is this machine's choice."""
+def rounds(library: Library) -> bool:
+    """Whether `library` loses digits here, so that `precision.configure` takes the other one."""
+    return library == 'onednn' and rates().error > LARGEST_ERROR
+
+
+def note_on_another(library: Library, own: Library) -> str | None:
+    """A line for a run that multiplies by `library` where `own` is this machine's choice.
+
+    None where that costs neither digits nor time.
+    """
+    if rounds(library):
+        return (
+            f'note: {processors.this_processor()} rounds what {name_of(library)} multiplies, with'
+            f' which this run began: {name_of("default")} multiplies there, and last digits differ'
+        )
     found = rates()
     if found.of(library) >= found.of(own):
         return None

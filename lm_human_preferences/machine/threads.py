@@ -1,17 +1,45 @@
 """How many threads of the CPU compute a network."""
 
 import os
+from collections.abc import Collection, Sequence
 
 import torch
 
+from lm_human_preferences.machine import processors
 from lm_human_preferences.machine.products import TINY_WIDTH
 
 
 def limit_for(n_embd: int) -> None:
-    """Have torch compute on one thread, for a network of a tiny width; OMP_NUM_THREADS prevails.
+    """Have torch compute a network of this width on as many threads as are fastest.
 
-    Threads synchronise after every operation, and there each takes microseconds: on a busy machine
-    they mostly wait for the last one.
+    At most those of limit_alone. For a tiny width it is one: threads synchronise after every
+    operation, and there each takes microseconds; on a busy machine they mostly wait for the last
+    one. OMP_NUM_THREADS prevails.
     """
-    if n_embd <= TINY_WIDTH and 'OMP_NUM_THREADS' not in os.environ:
+    limit_alone()
+    if n_embd <= TINY_WIDTH and not is_set_by_user():
         torch.set_num_threads(1)
+
+
+def limit_alone() -> None:
+    """Have torch take at most the processors that one process on this host may take.
+
+    OMP_NUM_THREADS prevails.
+    """
+    if not is_set_by_user():
+        limit_threads([os.sched_getaffinity(0)], local_rank=0)
+
+
+def limit_threads(affinities: Sequence[Collection[int]], local_rank: int) -> None:
+    """Have torch take this rank's share of the processors, or fewer if it would by itself.
+
+    affinities: the processors that each rank of this host may use; MPI may bind ranks to some.
+    """
+    cores = processors.core_of_each(affinities[local_rank])
+    share = processors.thread_count(affinities, local_rank, cores, processors.cpu_quota())
+    torch.set_num_threads(min(share, torch.get_num_threads()))
+
+
+def is_set_by_user() -> bool:
+    """Whether OMP_NUM_THREADS says how many threads there are."""
+    return 'OMP_NUM_THREADS' in os.environ

@@ -15,7 +15,7 @@ from lm_human_preferences.distributed import comm as comms
 from lm_human_preferences.distributed import gradients, network
 from lm_human_preferences.distributed.waiting import Timeouts
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.machine import processors
+from lm_human_preferences.machine import processors, threads
 
 SIZES = (2, 3, 4)
 SHAPES = ((), (1,), (3, 5), (2, 0), (7,), (257, 3))
@@ -280,12 +280,24 @@ def test_a_process_takes_no_more_threads_than_it_may_use(monkeypatch, by_itself,
     monkeypatch.delenv('OMP_NUM_THREADS')
     monkeypatch.setattr(processors, 'cpu_quota', lambda: 3)
     monkeypatch.setattr(processors, 'core_of_each', lambda affinity: {})
-    monkeypatch.setattr(comms.os, 'sched_getaffinity', lambda process: set(range(16)))
+    monkeypatch.setattr(threads.os, 'sched_getaffinity', lambda process: set(range(16)))
     monkeypatch.setattr(torch, 'get_num_threads', lambda: by_itself)
     counts = []
     monkeypatch.setattr(torch, 'set_num_threads', counts.append)
     comms.init_comm.__wrapped__()
     assert counts == [taken]
+    monkeypatch.setenv('OMP_NUM_THREADS', '4')
+    comms.init_comm.__wrapped__()
+    assert counts == [taken]
+
+
+def test_hyperthreads_are_of_one_core(monkeypatch, tmp_path):
+    monkeypatch.setattr(processors, 'SIBLINGS', f'{tmp_path}/{{}}')
+    for processor, siblings in {0: '0,4', 4: '0,4', 1: '1,5'}.items():
+        (tmp_path / str(processor)).write_text(f'{siblings}\n')
+    cores = processors.core_of_each([0, 1, 4, 7])
+    assert cores == {0: '0,4', 1: '1,5', 4: '0,4'}
+    assert processors.thread_count([{0, 1, 4, 7}], 0, cores, None) == 3
 
 
 class OnTwoHosts(comms.EngineComm):
@@ -300,13 +312,16 @@ class OnTwoHosts(comms.EngineComm):
 def test_processors_are_shared_with_the_ranks_of_this_host_alone(monkeypatch):
     monkeypatch.delenv('OMP_NUM_THREADS')
     asked = []
-    monkeypatch.setattr(comms, 'limit_threads', lambda affinities, rank: asked.append(affinities))
+    monkeypatch.setattr(threads, 'limit_threads', lambda affinities, rank: asked.append(affinities))
     comm = OnTwoHosts()
     comm.all_gather_on_host = lambda value: [value]
     comm.all_gather_object = lambda value: [value] * 4
     comm._share_host()
     (affinities,) = asked
     assert len(affinities) == 1
+    monkeypatch.setenv('OMP_NUM_THREADS', '4')
+    comm._share_host()
+    assert len(asked) == 1
     without_mpi = comms.TorchComm.__new__(comms.TorchComm)
     without_mpi.ranks_here = [1, 3]
     without_mpi.all_gather_object = lambda value: ['a', 'b', 'c', 'd']

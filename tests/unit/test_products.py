@@ -3,18 +3,22 @@ threads."""
 
 import dataclasses
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from command_line import invoke
 
-from lm_human_preferences import session
+import sample
+from lm_human_preferences import session, storage
 from lm_human_preferences.checkpointing.checkpointer import Checkpointer
 from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.language.gpt2.sizes import HParams as Sizes
 from lm_human_preferences.language.trained_models import TrainedModel
-from lm_human_preferences.machine import processors, products
+from lm_human_preferences.machine import processors, products, threads
 from lm_human_preferences.machine.products import Rates
 from lm_human_preferences.training import precision
 from lm_human_preferences.utils.core import default_device
@@ -157,7 +161,17 @@ def test_a_machine_is_measured_once(machine, tmp_path, monkeypatch):
     assert products.choose(768) == 'onednn' and len(measured) == 2
 
 
-@pytest.mark.parametrize('text', ['', '{}', '[]', '{"default": "fast"}'])
+@pytest.mark.parametrize(
+    'text',
+    [
+        '',
+        '{}',
+        '[]',
+        '{"default": "fast"}',
+        '{"default": 50, "onednn": 100, "bf16": 0, "error": 0}',
+        '{"default": NaN, "onednn": 100, "bf16": 20, "error": 0}',
+    ],
+)
 def test_damaged_rates_are_measured_again(machine, tmp_path, text):
     measured = machine('another with AVX-512')
     products.rates()
@@ -179,6 +193,35 @@ def test_without_a_cache_it_is_measured_each_time(machine, tmp_path):
     measured = machine('another with AVX-512')
     (tmp_path / 'cache').write_text('no folder')
     assert products.rates() == products.rates() and len(measured) == 2
+
+
+def test_what_is_kept_counts_where_nothing_can_be_written(machine, monkeypatch):
+    """In a cache that others own, or on a disk that is full."""
+
+    def refuse(*_):
+        raise UserError('there is no room on the disk')
+
+    measured = machine('another with AVX-512')
+    with monkeypatch.context() as full:
+        full.setattr(storage, 'write_json', refuse)
+        assert products.rates() == products.rates() and len(measured) == 2
+    products.rates()
+    monkeypatch.setattr(storage, 'make_cache_folder', refuse)
+    assert products.rates().onednn == 100 and len(measured) == 3
+
+
+def test_runs_that_begin_at_once_share_a_measurement(machine, monkeypatch):
+    machine('another with AVX-512')
+    own, measured = products.measure, []
+
+    def measure():
+        measured.append(time.sleep(0.2))
+        return own()
+
+    monkeypatch.setattr(products, 'measure', measure)
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(products.rates) for _ in range(2)]
+    assert found[0].result() == found[1].result() and len(measured) == 1
 
 
 def test_measuring_leaves_all_as_it_was():
@@ -262,6 +305,16 @@ def test_bf16_without_instructions_is_told_once_where_a_command_starts(machine, 
         assert lines[0] == notes[0]
 
 
+def test_bf16_without_instructions_is_told_where_samples_are_drawn(machine, tmp_path):
+    invoke(
+        f'{POLICY} --mpi 1 --save_dir {tmp_path} --rewards.train_new_model off'
+        ' --rewards.trained_model test'
+    )
+    machine('Intel without bf16')
+    words = f'sample --save_dir {tmp_path}/bf16 --nsamples 1 --mpi 1 --precision bf16'
+    assert products.note_on_bf16('bf16') in invoke(words, sample.cli).output
+
+
 def kept(**products):
     """A Checkpointer of a run whose last checkpoint says `products`."""
     checkpointer = Checkpointer(None, LocalComm(), resume=False)
@@ -292,6 +345,20 @@ def test_a_run_goes_on_with_the_library_it_began_with(machine, capsys):
     ]
 
 
+AMD = {'library': 'onednn', 'processor': 'AMD EPYC (avx2 avx512f avx512_vnni avx512_bf16)'}
+ROUNDED = (
+    'note: Intel(R) Xeon(R) 8480C (avx2 avx512f avx512_vnni avx512_bf16 amx_bf16) rounds what'
+    ' oneDNN multiplies, with which this run began: '
+)
+
+
+def test_a_run_whose_library_rounds_here_is_told_the_other_one(machine, capsys):
+    machine('Intel with AMX')
+    session.agree_on_library(768, kept(**AMD), LocalComm())
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(ROUNDED) and line.endswith(' multiplies there, and last digits differ')
+
+
 def test_what_a_checkpoint_of_another_version_says_is_left(machine):
     machine('AMD with bf16')
     assert session.agree_on_library(768, kept(library='abacus'), LocalComm()) == 'onednn'
@@ -313,17 +380,22 @@ class TwoRanks(LocalComm):
         return [value, other] if self.rank == 0 else [other, value]
 
 
-def test_rank_0_decides_and_the_others_say_where_that_is_slow(machine, capsys):
-    machine('AMD with bf16')
-    amd = {'library': 'onednn', 'processor': str(processors.this_processor())}
-    machine('Intel without bf16')
-    rank_1 = TwoRanks(1, [amd, None])
+@pytest.mark.parametrize(
+    'kind, told',
+    [
+        ('Intel without bf16', 'multiplies at 57 GFLOP/s by oneDNN'),
+        ('Intel with AMX', ROUNDED),
+    ],
+)
+def test_rank_0_decides_and_the_others_say_where_that_does_not_suit(machine, capsys, kind, told):
+    machine(kind)
+    rank_1 = TwoRanks(1, [AMD, None])
     assert session.agree_on_library(768, kept(), rank_1) == 'onednn'
     assert capsys.readouterr().out == ''
     machine('AMD with bf16')
     assert session.agree_on_library(768, kept(), TwoRanks(0, rank_1.said)) == 'onednn'
     (line,) = capsys.readouterr().out.splitlines()
-    assert line == rank_1.said[1] and 'multiplies at 57 GFLOP/s by oneDNN' in line
+    assert line == rank_1.said[1] and told in line
 
 
 def test_rank_0_says_where_bf16_is_slow_on_any_host(machine, capsys):
@@ -338,15 +410,19 @@ def test_rank_0_says_where_bf16_is_slow_on_any_host(machine, capsys):
     assert 'has no instructions for bf16' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('n_embd, given, taken', [(7, None, [1]), (7, '4', []), (129, None, [])])
-def test_a_tiny_network_takes_one_thread(monkeypatch, n_embd, given, taken):
+@pytest.mark.parametrize('n_embd, given, taken', [(7, None, 1), (7, '4', 8), (129, None, 3)])
+def test_a_network_takes_a_thread_or_what_this_host_allows(monkeypatch, n_embd, given, taken):
     monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
     if given is not None:
         monkeypatch.setenv('OMP_NUM_THREADS', given)
-    counts = []
+    monkeypatch.setattr(processors, 'cpu_quota', lambda: 3)
+    monkeypatch.setattr(processors, 'core_of_each', lambda affinity: {})
+    monkeypatch.setattr(threads.os, 'sched_getaffinity', lambda process: set(range(16)))
+    counts = [8]
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: counts[-1])
     monkeypatch.setattr(torch, 'set_num_threads', counts.append)
     precision.configure_for(n_embd, 'fp32', 'default')
-    assert counts == taken
+    assert counts[-1] == taken
 
 
 @pytest.mark.parametrize('given, taken', [(None, 'onednn'), ('default', 'default')])
