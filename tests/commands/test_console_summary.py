@@ -5,8 +5,10 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 from command_line import invoke
 from experiments import resolved
+from trainers import rollout_of
 
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.training import console, hooks, time_left
@@ -251,6 +253,29 @@ def test_what_is_made_of_a_file_of_queries_is_told_once(tmp_path):
         begin = lines.index(told[0])
         assert lines[begin : begin + 3] == told
         assert result.output.count('Queries are from') == 1
+
+
+def test_samples_are_shown_with_the_kl_of_each(monkeypatch):
+    shown = []
+    monkeypatch.setattr(console, 'show_samples', lambda _, values, **more: shown.append(values))
+    logprobs = torch.tensor([[-1.0, -2.0], [-3.0, -0.5]])
+    rollout = rollout_of(
+        queries=torch.zeros(2, 3),
+        responses=torch.zeros(2, 2),
+        logprobs=logprobs,
+        values=logprobs,
+        ref_logprobs=torch.tensor([[-1.5, -2.25], [-3.0, -0.25]]),
+    )
+    trainer = SimpleNamespace(
+        rollout=rollout,
+        comm=LocalComm(),
+        total_steps=2,
+        logger=SimpleNamespace(is_due=lambda step: True),
+        step_seconds=1.0,
+        hparams=resolved('train_policy', 'test'),
+    )
+    hooks.Samples(trainer, None).after_step(1, {'objective/kl_coef': 0.1})
+    assert shown[0][3].tolist() == [0.75, -0.25]
 
 
 @pytest.mark.parametrize('rank, rollout', [(1, object()), (0, None), (1, None)])

@@ -1,5 +1,6 @@
 """`./launch.py label`: keys, through a pipe and on a terminal, and what is shown."""
 
+import itertools
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import sys
 import time
 import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -110,6 +112,13 @@ def test_questions_that_come_while_nothing_is_left_are_asked(tmp_path, monkeypat
     act_before(monkeypatch, '1x2q', 'x', lambda: make_folder(path, 1, seed=1))
     press(path, '')
     assert [answer.order.index(answer.value) for answer in log_of(path).uuids.values()] == [0, 1]
+
+
+def test_a_labeller_sees_how_fast_it_goes(tmp_path, monkeypatch):
+    clock = itertools.chain([100.0], itertools.repeat(130.0))
+    monkeypatch.setattr(label_command, 'time', SimpleNamespace(monotonic=lambda: next(clock)))
+    make_folder(tmp_path / 'f', 4)
+    assert '2 done, 2 to go, 4 a minute' in press(tmp_path / 'f', '12')
 
 
 def test_undo_with_nothing_to_take_back(tmp_path):

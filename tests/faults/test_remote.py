@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import types
 
 import pytest
 from blobfile import _azure
@@ -654,3 +655,14 @@ def test_runs_in_the_store_are_read(store, cache, tmp_path):
         assert ('score_std' in json.loads(scored.stdout)) == (seed == 2)
     exported = [(tmp_path / f'exported{seed}/model.safetensors').read_bytes() for seed in (1, 2)]
     assert exported[0] != exported[1]
+
+
+def test_a_list_of_checkpoints_is_deleted_before_what_it_names(monkeypatch):
+    """So that nobody who reads it finds less than it names."""
+    deleted = []
+    monkeypatch.setattr(storage, 'remove', deleted.append)
+    paths = ['policy/a', 'policy/checkpoint', 'policy/model.ckpt-1.index']
+    uploader = types.SimpleNamespace(url='az://a/b/run', remote_files=dict.fromkeys(paths))
+    uploads.DirectoryUploader._remove(uploader, paths)
+    assert deleted[0] == 'az://a/b/run/policy/checkpoint' and len(deleted) == 3
+    assert uploader.remote_files == {}

@@ -241,6 +241,25 @@ def test_labels_that_people_gave_while_the_policy_trained(tmp_path):
         assert told in text, told
 
 
+def test_how_often_a_simulated_labeller_errs_while_the_policy_trains(tmp_path):
+    options = {'labels': 50, 'source': 'mock', 'error': 0.25}
+    online = {f'rewards__online__{name}': value for name, value in options.items()}
+    run = write_run(tmp_path / 'run', rewards__online='on', **online)
+    assert facts.of_run(str(run)).labels.errors == 0.25
+
+
+@pytest.mark.parametrize(
+    'line, kept',
+    [
+        ('train --labels.without anna --mpi 1', 'train --labels.without {} --mpi 1'),
+        ('train --run.serve.labellers=anna', 'train --run.serve.labellers={}'),
+        ('train --labels.without', 'train --labels.without'),
+    ],
+)
+def test_commands_without_the_names_of_labellers(line, kept):
+    assert commands.without_names(line) == kept.format(commands.NAMES)
+
+
 @dataclasses.dataclass
 class TwoSources(reward_options.LabelHParams):
     """Labels from a second place besides, as CONTRIBUTING's map says how to add one."""
