@@ -264,7 +264,7 @@ def text_scorer(name: str, *, chat: bool) -> TextScorer | None:
     """
     if reward_function.is_one(name):
         return FunctionScorer(reward_function.read(name))
-    directory, _, class_name = (name, '', '') if os.path.exists(name) else name.partition('#')
+    directory, class_name = _split_class(name)
     if storage.model_path(directory) is not None:
         directory = storage.pinned(directory)
     if is_classifier(directory):
@@ -277,6 +277,20 @@ def text_scorer(name: str, *, chat: bool) -> TextScorer | None:
     if not storage.is_remote(name) and run_files.has_reward_function(name):
         return FunctionScorer(reward_function.of_run(name))
     return None
+
+
+def _split_class(name: str) -> tuple[str, str]:
+    """(DIRECTORY, CLASS) of a reward called DIRECTORY#CLASS; '' where no class is named.
+
+    A local directory may have a # in its name, and so may a class.
+    """
+    parts = name.split('#')
+    for count in range(len(parts), 0, -1):
+        directory = '#'.join(parts[:count])
+        if os.path.exists(directory):
+            return directory, '#'.join(parts[count:])
+    directory, _, class_name = name.partition('#')
+    return directory, class_name
 
 
 def has_network(hparams: HParams) -> bool:

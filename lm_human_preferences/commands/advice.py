@@ -24,16 +24,17 @@ def epochs_and_members(labels: int) -> tuple[int, int]:
     return 1, MEMBERS
 
 
-def training_command(folder: str, labels: int, without: str | None = None) -> str:
+def training_command(folder: str, label_type: str, labels: int, without: str | None = None) -> str:
     """The command that trains on the `labels` labels of a folder, and a policy on top of that.
 
-    without: names of labellers who are left out.
+    label_type: the name of theirs. without: names of labellers who are left out.
     """
     epochs, members = epochs_and_members(labels)
     new_model = '--rewards.train_new_model'
     left_out = f' {new_model}.labels.without {shlex.quote(without)}' if without else ''
     return shell.typed(
         f'./launch.py train_policy EXPERIMENT NAME {new_model}.labels.source {shlex.quote(folder)}'
-        f' {new_model}.labels.num_train None{left_out} {new_model}.epochs {epochs}'
+        f' {new_model}.labels.type {label_type} {new_model}.labels.num_train None{left_out}'
+        f' {new_model}.epochs {epochs}'
         f' --rewards.ensemble {members}'
     )

@@ -142,14 +142,16 @@ def _ask_given(
 
 @dataclass(frozen=True)
 class _Total:
-    """How many questions a folder has, and how many of them will be trained on."""
+    """How many questions a folder has, how many of them will be trained on, and of which type."""
 
     questions: int
     of_training: int
+    label_type: str
 
     @classmethod
     def of(cls, writer: QuestionWriter) -> _Total:
-        return cls(len(writer.folder.questions), _count(writer, TRAIN))
+        folder = writer.folder
+        return cls(len(folder.questions), _count(writer, TRAIN), folder.task['label_type'])
 
 
 def _count(writer: QuestionWriter, kind: str) -> int:
@@ -226,7 +228,8 @@ def _report_added(folder: str, added: int, total: _Total, equal: int, known: int
     if total.questions:
         click.echo(f'To answer them: {label_command(folder)}')
     if total.of_training:
-        click.echo(f'To train on the answers: {training_command(folder, total.of_training)}')
+        command = training_command(folder, total.label_type, total.of_training)
+        click.echo(f'To train on the answers: {command}')
     if equal:
         click.echo(f'{equal} questions whose samples are all equal were not asked')
     if known:

@@ -80,9 +80,10 @@ def report_labels(
     if export is not None:
         _export(opened, names, export, export_as)
     if found['training_labels']:
-        click.echo(
-            f'To train on them: {training_command(folder, found["training_labels"], without)}'
+        command = training_command(
+            folder, opened.task['label_type'], found['training_labels'], without
         )
+        click.echo(f'To train on them: {command}')
 
 
 def _on_reward_model(

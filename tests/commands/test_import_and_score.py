@@ -177,6 +177,18 @@ def test_mistakes_of_score_are_one_line(reward_model, tmp_path):
 # ---------------------------------------------------------------- import_labels
 
 
+def test_the_known_reward_scores_texts(tmp_path):
+    path = tmp_path / 'reviews.jsonl'
+    path.write_text('{"query": "the film was", "response": "great"}\n')
+    lengths = '--query_length 5 --response_length 3'
+    (line,) = invoke(f'score mock {path} {lengths}').stdout.splitlines()
+    encoder = encodings.Reviews.get_encoder()
+    query, response = (torch.tensor([encoder.encode(text)]) for text in ('the film was', 'great'))
+    expected = KnownReward(encodings.Reviews).score(query, response).item()
+    assert json.loads(line)['score'] == pytest.approx(expected, abs=1e-6)
+    assert 'give --query_length and --response_length' in error_of(invoke(f'score mock {path}'))
+
+
 def test_preferences_become_a_folder_and_come_back(tmp_path):
     """Twice: nothing is added again. Exported, they are the same preferences."""
     given = preferences(30)

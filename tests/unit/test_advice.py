@@ -13,11 +13,12 @@ def test_few_labels_are_learned_more_often(labels, epochs):
 
 
 def test_the_command_has_what_is_recommended():
-    command = advice.training_command("anna's", 200, 'bob,carl')
+    command = advice.training_command("anna's", 'best_of_2', 200, 'bob,carl')
     assert command.endswith(
         './launch.py train_policy EXPERIMENT NAME --rewards.train_new_model.labels.source'
-        " 'anna'\"'\"'s' --rewards.train_new_model.labels.num_train None"
+        " 'anna'\"'\"'s' --rewards.train_new_model.labels.type best_of_2"
+        ' --rewards.train_new_model.labels.num_train None'
         ' --rewards.train_new_model.labels.without bob,carl --rewards.train_new_model.epochs 16'
         ' --rewards.ensemble 4'
     )
-    assert 'without' not in advice.training_command('f', 200)
+    assert 'without' not in advice.training_command('f', 'best_of_4', 200)

@@ -1,6 +1,7 @@
 """A reward that a sequence classifier of transformers gives."""
 
 import json
+import shutil
 
 import classifier_of_reviews
 import pytest
@@ -191,6 +192,8 @@ def test_texts_are_scored(tmp_path, classes):
     torch.testing.assert_close(torch.tensor(list(json.loads(result.stdout).values())), expected)
     told = error_of(invoke(f'score {classes}#good {texts} --query_length 3'))
     assert told == '--query_length 3: this reward reads texts as they are; leave it out'
+    odd = shutil.copytree(classes, tmp_path / 'a#b')
+    assert invoke(['score', f'{odd}#good', str(texts)]).stdout == result.stdout
     told = error_of(invoke(f'score {tmp_path}#good {texts}'))
     assert told == f'RUN good: {tmp_path} is no classifier of transformers, which has classes'
 

@@ -15,10 +15,15 @@ from lm_human_preferences.commands.sample_policy import warnings_only
 from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.evaluation.reward_on_labels import RECORD, load, record_of, saved_model
 from lm_human_preferences.external_rewards.texts import TextScorer, joined
+from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.labels.texts import records
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
+from lm_human_preferences.language import encodings
 from lm_human_preferences.reward_models.ensemble import EnsembleReward, spread
 from lm_human_preferences.rewards import LearnedReward
+from lm_human_preferences.synthetic.known_reward import KnownReward
+
+KNOWN_REWARD = 'mock'  # as in --rewards.trained_model
 
 
 class Scored(NamedTuple):
@@ -39,8 +44,8 @@ def score(
     """Print the scores of the texts in `file`: the whole of `./launch.py score`.
 
     A JSON object is printed for each record; by an ensemble, each score NAME has the spread of its
-    members as NAME_std. run: a run with a reward model, the reward model's
-    directory, local or remote, or a reward that reads texts (rewards.text_scorer). The other
+    members as NAME_std. run: a run with a reward model, the reward model's directory, local or
+    remote, a reward that reads texts (rewards.text_scorer), or the known one of reviews. The other
     arguments: see hparams.labelling_options.ScoreHParams.
     """
     found = records.read(file)
@@ -53,18 +58,17 @@ def score(
         _refuse_lengths(query_length, response_length)
         _score_texts(scorer, found, batch_size)
         return
-    saved = saved_model(run)
+    saved = None if run == KNOWN_REWARD else saved_model(run)
     lengths = _lengths(run, query_length, response_length)
-    sizes = saved.hparams()
-    if sum(lengths) > sizes.n_ctx:
-        raise UserError(
-            f'--query_length {lengths[0]} + --response_length {lengths[1]} are more than the'
-            f' {sizes.limit} tokens that the reward model takes'
-        )
-    tokeniser = Tokeniser(saved.encoding.get_encoder(), *lengths, too_long, option='--too_long')
+    if saved is not None:
+        _check_lengths(lengths, saved.hparams())
+    encoding = encodings.Reviews if saved is None else saved.encoding
+    tokeniser = Tokeniser(encoding.get_encoder(), *lengths, too_long, option='--too_long')
     scored = [_tokens(record, where, tokeniser) for where, record in found]
+    model: LearnedReward | KnownReward
     with warnings_only():
-        model = load(saved)  # last, as it may be a large download
+        # Last, as it may be a large download.
+        model = KnownReward(encoding) if saved is None else load(saved)
     scores = _scores(model, [each.tokens for each in scored if each.tokens], batch_size)
     for names, tokens in scored:
         columns = {}
@@ -94,6 +98,14 @@ def _score_texts(scorer: TextScorer, found: Sequence[tuple[str, Any]], batch_siz
     left = iter(scores)
     for _, responses in named:
         click.echo(json.dumps({name: next(left) for name in responses}))
+
+
+def _check_lengths(lengths: tuple[int, int], sizes: Sizes) -> None:
+    if sum(lengths) > sizes.n_ctx:
+        raise UserError(
+            f'--query_length {lengths[0]} + --response_length {lengths[1]} are more than the'
+            f' {sizes.limit} tokens that the reward model takes'
+        )
 
 
 def _lengths(run: str, query_length: int | None, response_length: int | None) -> tuple[int, int]:
@@ -144,7 +156,7 @@ def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:
 
 
 def _scores(
-    model: LearnedReward,
+    model: LearnedReward | KnownReward,
     questions: Sequence[tuple[list[int], list[list[int]]]],
     batch_size: int,
 ) -> Iterator[tuple[float, float | None]]:
