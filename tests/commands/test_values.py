@@ -22,6 +22,11 @@ NEW = '--rewards.train_new_model'
         ('--rewards.kl_coef -5', '--rewards.kl_coef', 'at least 0'),
         (f'{NEW}.lr -1', f'{NEW}.lr', 'at least 0'),
         (f'{NEW}.labels.type best_of_1', f'{NEW}.labels.type', 'at least 2'),
+        (
+            '--rewards.online.labels 50 --rewards.online.validation -1',
+            '--rewards.online.validation',
+            'from 0 to 1',
+        ),
         ('--task.truncate_token -2', '--task.truncate_token', 'at least 0'),
         ('--task.truncate_token 999999', '--task.truncate_token', '0 to 26'),
         (

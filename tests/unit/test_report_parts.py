@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from lm_human_preferences.evaluation import reward_on_labels
 from lm_human_preferences.evaluation.calibration import calibrated, calibration
+from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.label_types import PickBest
 from lm_human_preferences.report_page import (
     charts,
@@ -69,6 +70,13 @@ def test_runs_of_the_same_colour_have_other_lines(tmp_path):
     (chart,) = compared_runs.comparison([f'run {i}' for i in range(13)], runs).charts
     looks = [(colour, kind) for _, colour, kind in chart.legend]
     assert len(set(looks[:12])) == 12 and looks[12] == looks[0]
+
+
+def test_settings_in_which_policies_differ_are_compared(tmp_path):
+    runs = [RunFacts(str(tmp_path), policy=policy_options.HParams()) for _ in range(2)]
+    runs[1].policy.ppo.lr = 0.5
+    own = str(runs[0].policy.ppo.lr)
+    assert compared_runs.comparison(['a', 'b'], runs).settings == [['--ppo.lr', own, '0.5']]
 
 
 def test_curves_of_one_chart_have_colours_of_their_own(tmp_path):
