@@ -1,4 +1,4 @@
-"""How many threads of the CPU compute a network."""
+"""How many threads of the CPU a process takes: its share of those that it may use."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -6,19 +6,6 @@ from collections.abc import Collection, Sequence
 import torch
 
 from lm_human_preferences.machine import processors
-from lm_human_preferences.machine.products import TINY_WIDTH
-
-
-def limit_for(n_embd: int) -> None:
-    """Have torch compute a network of this width on as many threads as are fastest.
-
-    At most those of limit_alone. For a tiny width it is one: threads synchronise after every
-    operation, and there each takes microseconds; on a busy machine they mostly wait for the last
-    one. OMP_NUM_THREADS prevails.
-    """
-    limit_alone()
-    if n_embd <= TINY_WIDTH and not is_set_by_user():
-        torch.set_num_threads(1)
 
 
 def limit_alone() -> None:

@@ -53,8 +53,20 @@ def configure_for(n_embd: int, precision: str, library: Library | None = None) -
     precision, library: see `configure`; None is the library that is fastest on this machine.
     UserError if the device cannot compute in this precision.
     """
-    threads.limit_for(n_embd)
+    _limit_threads(n_embd)
     configure(precision, default_device(), library or products.choose(n_embd))
+
+
+def _limit_threads(n_embd: int) -> None:
+    """Have torch compute a network of this width on as many threads as are fastest.
+
+    At most those of threads.limit_alone. For a tiny width it is one: threads synchronise after
+    every operation, and there each takes microseconds; on a busy machine they mostly wait for the
+    last one. OMP_NUM_THREADS prevails.
+    """
+    threads.limit_alone()
+    if n_embd <= products.TINY_WIDTH and not threads.is_set_by_user():
+        torch.set_num_threads(1)
 
 
 def configure(precision: str, device: torch.device, library: Library) -> Kernels:
