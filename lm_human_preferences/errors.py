@@ -14,8 +14,8 @@ class UserError(ValueError):
 class OptionError(UserError):
     """A mistake in the value of one option or argument: str(e) is its name and the text.
 
-    A caller that got the value in another way takes the text alone, or gives it another name: see
-    about_option.
+    A caller that got the value in another way gives it another name: see about_option and
+    option_renamed.
     """
 
     def __init__(self, option: str, text: str) -> None:
@@ -35,3 +35,12 @@ def about_option(option: str) -> Iterator[None]:
     except UserError as e:
         text = e.text if isinstance(e, OptionError) else str(e)
         raise OptionError(option, text) from e
+
+
+@contextlib.contextmanager
+def option_renamed(option: str) -> Iterator[None]:
+    """Within the block, an OptionError is about `option`; other errors stay what they are."""
+    try:
+        yield
+    except OptionError as e:
+        raise OptionError(option, e.text) from e

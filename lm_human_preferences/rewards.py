@@ -1,7 +1,6 @@
 """Reward models: language models with a head that scores responses (the original's rewards.py)."""
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +11,10 @@ from torch import nn
 from lm_human_preferences import lm_tasks, storage
 from lm_human_preferences.distributed.comm import Comm
 from lm_human_preferences.errors import OptionError, UserError
-from lm_human_preferences.external_rewards.classifier import Classifier
+from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.classifier_files import is_classifier
 from lm_human_preferences.external_rewards.function import FunctionScorer
-from lm_human_preferences.external_rewards.texts import TextReward, TextScorer
+from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.language import trained_models
@@ -255,42 +254,6 @@ def networks_of(reward_model: ScoringModel | None) -> dict[str, Any]:
         return {SCOPE: reward_model}
     members = enumerate(reward_model.members)
     return {run_files.member_name(SCOPE, number): member for number, member in members}
-
-
-def text_scorer(name: str, *, chat: bool) -> TextScorer | None:
-    """The reward called `name` if it is one that reads texts; see load_reward_model.
-
-    It may also be that of a run that learns from a function.
-    """
-    if reward_function.is_one(name):
-        return FunctionScorer(reward_function.read(name))
-    directory, class_name = _split_class(name)
-    if storage.model_path(directory) is not None:
-        directory = storage.pinned(directory)
-    if is_classifier(directory):
-        return Classifier(directory, class_name or None, chat=chat)
-    if class_name:
-        raise OptionError(
-            '--rewards.class_name',
-            f'{class_name}: {directory} is no classifier of transformers, which has classes',
-        )
-    if not storage.is_remote(name) and run_files.has_reward_function(name):
-        return FunctionScorer(reward_function.of_run(name))
-    return None
-
-
-def _split_class(name: str) -> tuple[str, str]:
-    """(DIRECTORY, CLASS) of a reward called DIRECTORY#CLASS; '' where no class is named.
-
-    A local directory may have a # in its name, and so may a class.
-    """
-    parts = name.split('#')
-    for count in range(len(parts), 0, -1):
-        directory = '#'.join(parts[:count])
-        if os.path.exists(directory):
-            return directory, '#'.join(parts[count:])
-    directory, _, class_name = name.partition('#')
-    return directory, class_name
 
 
 def has_network(hparams: HParams) -> bool:

@@ -13,7 +13,7 @@ import click
 
 from lm_human_preferences.commands import serve_page
 from lm_human_preferences.commands.keys import Keys, keys_at_once
-from lm_human_preferences.errors import OptionError, UserError
+from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.hparams.labelling_options import LabelHParams, WebHParams
 from lm_human_preferences.label_types import TIE_KEY, Value
 from lm_human_preferences.labels import simulated_labeller
@@ -96,11 +96,8 @@ def _judge(folder: LabelFolder, reward: str) -> simulated_labeller.Judge:
     from lm_human_preferences.synthetic.known_judge import judge_by
 
     chat = bool(folder.task['task'].get('chat'))
-    try:
-        with warnings_only():
-            return judge_by(load_reward_model(reward, folder.encoding(), chat=chat))
-    except OptionError as e:
-        raise OptionError('--simulate.reward', e.text) from e
+    with option_renamed('--simulate.reward'), warnings_only():
+        return judge_by(load_reward_model(reward, folder.encoding(), chat=chat))
 
 
 class Session:

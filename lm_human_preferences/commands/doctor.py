@@ -121,7 +121,7 @@ def _products() -> str:
         f'{processor}: fp32 {rates.default:.3g} GFLOP/s by {default} and {rates.onednn:.3g} by'
         f' {onednn}, bf16 {rates.bf16:.3g}; {products.name_of(library)} is taken for fp32'
     )
-    if rates.error > products.LARGEST_ERROR:
+    if rates.onednn_rounds:
         found += f', as {onednn} rounds'
     if not processor.has_bf16:
         found += '; there are no instructions for bf16'

@@ -12,7 +12,8 @@ import torch
 
 from lm_human_preferences import rewards, storage
 from lm_human_preferences.distributed.comm import LocalComm
-from lm_human_preferences.errors import OptionError, UserError
+from lm_human_preferences.errors import OptionError, UserError, option_renamed
+from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.texts import TextReward
 from lm_human_preferences.hparams.reward_options import HParams
 from lm_human_preferences.label_types import LabelType
@@ -134,10 +135,8 @@ def _reward_for(folder: LabelFolder, run: str) -> rewards.FrozenRewardModel:
     encoding, chat = folder.encoding(), bool(folder.task['task'].get('chat'))
     if run == 'mock':
         return rewards.load_reward_model(run, encoding)
-    try:
-        scorer = rewards.text_scorer(run, chat=chat)
-    except OptionError as e:
-        raise OptionError('--reward', e.text) from e
+    with option_renamed('--reward'):
+        scorer = text_scorer(run, chat=chat)
     if scorer is not None:
         return TextReward(scorer, encoding, chat=chat)
     saved = saved_model(run)

@@ -25,10 +25,11 @@ class SavedTensors:
     """
 
     def __init__(self, directory: str) -> None:
-        files = _files_in(directory)
+        has_index = storage.exists(storage.join(directory, INDEX))
+        files = _files_of_index(directory) if has_index else [WEIGHTS]
         self.path = directory if len(files) > 1 else storage.join(directory, files[0])
         self._directory = directory
-        self.local_path = _fetched(directory, files)
+        self.local_path = _fetched(directory, [*files, INDEX] if has_index else files)
         self._files: dict[str, Any] = {}  # {name of a file: the open file}
         self._places: dict[str, str] = {}  # {name of a tensor: that of its file}
         for name in files:
@@ -79,26 +80,26 @@ def _opened(path: str) -> Any:
 
 
 def _fetched(directory: str, files: list[str]) -> str:
-    """The local directory with these files of `directory`, and with what describes them."""
+    """The local directory with these files of `directory`, and with config.json.
+
+    UserError where there are no weights.
+    """
+    if files == [WEIGHTS] and not storage.exists(storage.join(directory, WEIGHTS)):
+        raise UserError(
+            f'{directory} has a config.json but no {WEIGHTS}; pickled weights are not read: save it'
+            ' again with save_pretrained'
+        )
     if not storage.is_remote(directory):
         return directory
-    names = ['config.json', *files]
-    if storage.exists(storage.join(directory, INDEX)):
-        names.append(INDEX)
-    copies = storage.cached_paths([storage.join(directory, name) for name in names])
+    copies = storage.cached_paths(
+        [storage.join(directory, name) for name in ('config.json', *files)]
+    )
     return os.path.dirname(copies[0])
 
 
-def _files_in(directory: str) -> list[str]:
-    """The names of the files with tensors."""
+def _files_of_index(directory: str) -> list[str]:
+    """The names of the files with tensors, where there are several."""
     index = storage.join(directory, INDEX)
-    if not storage.exists(index):
-        if not storage.exists(storage.join(directory, WEIGHTS)):
-            raise UserError(
-                f'{directory} has a config.json but no {WEIGHTS}; pickled weights are not read:'
-                ' save it again with save_pretrained'
-            )
-        return [WEIGHTS]
     content: Any = storage.read_json(index)
     try:
         names = sorted(set(content['weight_map'].values()))

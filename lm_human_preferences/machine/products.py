@@ -58,6 +58,11 @@ class Rates:
     bf16: float
     error: float
 
+    @property
+    def onednn_rounds(self) -> bool:
+        """Whether oneDNN loses digits of float32 products."""
+        return self.error > LARGEST_ERROR
+
     def of(self, library: Library) -> float:
         """The rate of float32 products by `library`."""
         return self.onednn if library == 'onednn' else self.default
@@ -83,7 +88,7 @@ def faster_library(processor: Processor, measured: Callable[[], Rates]) -> Libra
     if known is not None:
         return known
     found = measured()
-    if found.error > LARGEST_ERROR or found.onednn < MARGIN * found.default:
+    if found.onednn_rounds or found.onednn < MARGIN * found.default:
         return 'default'
     return 'onednn'
 
@@ -256,7 +261,7 @@ def note_on_bf16(precision: str, *, keep: bool = True) -> str | None:
 
 def rounds(library: Library) -> bool:
     """Whether `library` loses digits here, so that `precision.configure` takes the other one."""
-    return library == 'onednn' and rates().error > LARGEST_ERROR
+    return library == 'onednn' and rates().onednn_rounds
 
 
 def note_on_another(library: Library, own: Library) -> str | None:

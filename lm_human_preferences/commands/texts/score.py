@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import click
 import torch
 
-from lm_human_preferences import rewards
 from lm_human_preferences.commands.sample_policy import warnings_only
-from lm_human_preferences.errors import OptionError, UserError
+from lm_human_preferences.errors import UserError, option_renamed
 from lm_human_preferences.evaluation.reward_on_labels import RECORD, load, record_of, saved_model
+from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.texts import TextScorer, joined
 from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.labels.texts import records
@@ -45,15 +45,12 @@ def score(
 
     A JSON object is printed for each record; by an ensemble, each score NAME has the spread of its
     members as NAME_std. run: a run with a reward model, the reward model's directory, local or
-    remote, a reward that reads texts (rewards.text_scorer), or the known one of reviews. The other
-    arguments: see hparams.labelling_options.ScoreHParams.
+    remote, a reward that reads texts (external_rewards.by_name), or the known one of reviews. The
+    other arguments: see hparams.labelling_options.ScoreHParams.
     """
     found = records.read(file)
-    try:
-        with warnings_only():
-            scorer = rewards.text_scorer(run, chat=True)
-    except OptionError as e:
-        raise OptionError('RUN', e.text) from e
+    with option_renamed('RUN'), warnings_only():
+        scorer = text_scorer(run, chat=True)
     if scorer is not None:
         _refuse_lengths(query_length, response_length)
         _score_texts(scorer, found, batch_size)
