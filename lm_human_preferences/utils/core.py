@@ -81,9 +81,10 @@ def logprobs_from_logits(*, logits: torch.Tensor, labels: torch.Tensor) -> torch
     Without log_softmax, which sums so many terms one after another that it errs by 2e-5. The
     largest logit is subtracted first: at a temperature of 0.001 logits have no digits to spare.
     """
-    shifted = logits - logits.detach().amax(-1, keepdim=True)
-    chosen = shifted.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    return chosen - shifted.exp().sum(-1).log()
+    maximum = logits.detach().amax(-1, keepdim=True)
+    chosen = logits.gather(-1, labels.unsqueeze(-1)) - maximum
+    total = (logits - maximum).exp_().sum(-1, keepdim=True)
+    return (chosen - total.log()).squeeze(-1)
 
 
 def logprobs_and_entropies(
