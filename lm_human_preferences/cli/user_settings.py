@@ -10,7 +10,8 @@ from lm_human_preferences.checkpointing import names
 from lm_human_preferences.cli import option_help
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams import policy_options
-from lm_human_preferences.hparams.task_options import GPT2_TEXTS, TaskHParams
+from lm_human_preferences.hparams.task_options import TaskHParams
+from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.runs import run_files
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
@@ -71,12 +72,12 @@ def with_end_of_response(settings: Mapping[str, Any], task: TaskHParams) -> dict
     model = given.get('policy.initial_model', task.policy.initial_model)
     token = task.truncate_token
     is_given = bool(given.keys() & {'truncate_token', 'truncate_text'})
-    if is_given or token not in GPT2_TEXTS or not model:
+    if is_given or token not in released.TEXTS_OF_TOKENS or not model:
         return settings
     from lm_human_preferences.language import tokenisers  # a library that --help does not need
 
     if tokenisers.may_have_own(model):
-        settings['task.truncate_text'] = GPT2_TEXTS[token]
+        settings['task.truncate_text'] = released.TEXTS_OF_TOKENS[token]
     return settings
 
 

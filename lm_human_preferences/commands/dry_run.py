@@ -26,7 +26,7 @@ from lm_human_preferences.hparams.policy_options import RewardHParams
 from lm_human_preferences.hparams.reward_options import LabelHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
 from lm_human_preferences.labels import held_out, label_files, simulated
-from lm_human_preferences.language import datasets, encodings
+from lm_human_preferences.language import datasets
 from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.reward_models import places
 from lm_human_preferences.runs import run_dir, run_settings
@@ -125,10 +125,10 @@ class DryRun:
 
     def _check_sizes(self, sizes: Sizes, encoding: Encoding) -> None:
         """Whether the task suits the initial model, and its networks fit into memory."""
-        if _has_encoder(encoding):
+        if encoding.is_here:
             lm_tasks.check_task(self.hparams.task, encoding, sizes)
         else:
-            self.unchecked.append("GPT-2's encoding, which is needed to check lengths")
+            self.unchecked.append(f'the encoding {encoding.name}, which is needed to check lengths')
         hparams = self.hparams
         if isinstance(hparams, train_policy.HParams) and _is_elsewhere(hparams.rewards):
             # Whether it is a network of ours is not known: then it takes memory as one of them.
@@ -151,7 +151,7 @@ class DryRun:
             self.unchecked.append(f'--task.query_dataset {name}')
             return
         datasets.get_dataset(name)
-        if encoding is None or not _has_encoder(encoding):
+        if encoding is None or not encoding.is_here:
             return
         encoder = encoding.get_encoder()
         lm_tasks.make_query_sampler(hparams=task, encoder=encoder, batch_size=1)()
@@ -165,7 +165,7 @@ class DryRun:
         if hparams.labels.source == 'mock':
             self._check_known_reward(encoding)
             simulated.check_num_train(hparams)
-        elif not elsewhere and encoding is not None and _has_encoder(encoding):
+        elif not elsewhere and encoding is not None and encoding.is_here:
             labels, _ = label_files.load_labels(hparams, encoding)
             held_out.split(labels, hparams)
 
@@ -236,11 +236,6 @@ def _elsewhere(labels: LabelHParams) -> list[str]:
         for name, path in labels.sources().items()
         if storage.is_remote(path) and not storage.is_here(path)
     ]
-
-
-def _has_encoder(encoding: Encoding) -> bool:
-    """Whether texts can be encoded without fetching anything."""
-    return encoding is not encodings.Main or storage.is_here(encoding.path('encoder.json'))
 
 
 def dry_run(

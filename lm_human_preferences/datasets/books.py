@@ -13,8 +13,8 @@ from lm_human_preferences.utils.logging import log_line
 
 PUBLIC = 'https://openaipublic.blob.core.windows.net/lm-human-preferences'
 URL = f'{PUBLIC}/datasets/book_passages/{{mode}}.jsonl'
-GPT2 = 'main'  # the encoding of token ids in labels that do not say another
 LABELS = f'{PUBLIC}/labels/descriptiveness/offline_5k.json'
+ENCODING = 'main'  # of the published labels, which do not name it
 
 
 def books_generator(
@@ -77,8 +77,8 @@ def _query(label: dict[str, Any]) -> str | tuple[int, ...]:
     query = label['query'] if 'query' in label else label['prompt']
     if isinstance(query, str):
         return query
-    encoding = label.get('encoding', GPT2)
-    if encoding != GPT2:
+    encoding = label.get('encoding', ENCODING)
+    if encoding != ENCODING:
         raise UserError(
             f'the labels hold token ids of encoding {encoding!r:.80}, which cannot stand in for'
             ' books: name a .jsonl file of texts as --task.query_dataset'

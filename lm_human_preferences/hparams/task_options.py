@@ -7,9 +7,6 @@ from lm_human_preferences.datasets import registry
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
-# The tokens of GPT-2 at which experiments end a response, and their texts.
-GPT2_TEXTS = {13: '.', 198: '\n'}
-
 
 @dataclass
 class PolicyHParams(hyperparams.HParams):

@@ -164,6 +164,11 @@ class Encoding:
         assert base_path is not None
         return storage.join(base_path, name)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether texts can be encoded without fetching anything."""
+        return self.base_path is None or storage.is_here(self.path(BYTE_PAIR_FILES[0]))
+
     def fits(self, rows: int) -> bool:
         """Whether a network whose embedding has so many rows can be one of this encoding."""
         return rows == self.n_vocab

@@ -24,7 +24,7 @@ from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
 from lm_human_preferences.language.encodings import Encoder, Encoding
-from lm_human_preferences.language.gpt2.sizes import released_name
+from lm_human_preferences.language.gpt2.released import released_name
 from lm_human_preferences.runs import run_files
 
 TOKENISER = run_files.TOKENISER
@@ -188,6 +188,14 @@ def read(directory: str) -> TokeniserEncoding:
 def reader(encoder: Encoder, is_chat: bool | None) -> Encoder:
     """What decodes texts for people to read: of a chat, without the marks of its template."""
     return encoder.reader() if is_chat and isinstance(encoder, TokeniserEncoder) else encoder
+
+
+def of_unmarked_labels(encoding: Encoding) -> Encoding:
+    """The encoding of labels of token ids that do not name it, for a model of `encoding`.
+
+    It is the model's, if that is one of the original's, else that of the published labels.
+    """
+    return encodings.Main if isinstance(encoding, TokeniserEncoding) else encoding
 
 
 def may_have_own(model: str) -> bool:

@@ -12,13 +12,8 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.language import architectures, encodings, tokenisers
 from lm_human_preferences.language.architectures import Architecture
-from lm_human_preferences.language.gpt2.sizes import (
-    RELEASED,
-    HParams,
-    load_hparams,
-    released_name,
-    test_hparams,
-)
+from lm_human_preferences.language.gpt2 import released
+from lm_human_preferences.language.gpt2.sizes import HParams, load_hparams, test_hparams
 from lm_human_preferences.language.network import HEADS, Network
 from lm_human_preferences.language.weights import (
     CHECKPOINT_FILES,
@@ -94,7 +89,7 @@ class TrainedModel:
         Those of a released model are known.
         """
         files = []
-        if self.savedir is not None and released_name(self.name) is not None:
+        if self.savedir is not None and released.released_name(self.name) is not None:
             names = ('hparams.json', *CHECKPOINT_FILES)
             files = [storage.join(self.savedir, name) for name in names]
         if self.encoding.base_path is not None:
@@ -205,24 +200,24 @@ class TrainedModel:
 
 def known_sizes(name: str) -> Sizes | None:
     """The sizes of a model that are known without its files, as of a released one; else None."""
-    released = released_name(name)
-    return None if released is None else HParams(**RELEASED[released])
+    size = released.released_name(name)
+    return None if size is None else HParams(**released.RELEASED[size])
 
 
 def _directory_of(name: str) -> str | None:
     """The directory of the model `name`; None for 'test'."""
     if name == 'test':
         return None
-    released = released_name(name)
-    if released is not None:
-        return f'gs://gpt-2/models/{released}'
+    size = released.released_name(name)
+    if size is not None:
+        return released.directory_of(size)
     if storage.model_path(name) is not None:
         return storage.pinned(name)
     if storage.exists(storage.join(name, 'policy', 'hparams.json')):  # a run directory
         return storage.join(name, 'policy')
     if not storage.is_remote(name) and not storage.exists(name):
         raise UserError(
-            f'there is no model {name!r}: give one of {", ".join(RELEASED)}, the directory of a'
-            ' model, or ORG/NAME of the hub'
+            f'there is no model {name!r}: give one of {", ".join(released.RELEASED)}, the directory'
+            ' of a model, or ORG/NAME of the hub'
         )
     return name

@@ -12,7 +12,7 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.policy_options import HParams as PolicyHParams
 from lm_human_preferences.hparams.reward_options import HParams as RewardHParams
 from lm_human_preferences.hparams.task_options import TaskHParams
-from lm_human_preferences.language.gpt2.sizes import OTHER_NAMES, OWNER, released_name
+from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.run_story import curves, label_facts
 from lm_human_preferences.run_story.curves import Curve, Log
 from lm_human_preferences.run_story.label_facts import LabelFacts
@@ -130,9 +130,9 @@ def _run_of(model_dir: str) -> RunFacts | None:
 
 def hub_name(model: str) -> str | None:
     """What the hub calls a model that a run names; None for one that is not of the hub."""
-    released = released_name(model)
-    if released is not None:
-        return OWNER + next(name for name, size in OTHER_NAMES.items() if size == released)
+    name = released.released_name(model)
+    if name is not None:
+        return released.hub_name(name)
     try:
         path = storage.model_path(model)
     except storage.StorageError:

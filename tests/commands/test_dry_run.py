@@ -10,7 +10,7 @@ from experiments import resolved
 from lm_human_preferences import session, storage
 from lm_human_preferences.distributed.libraries import horovod_build, mpi_library
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.language.gpt2 import sizes
+from lm_human_preferences.language.gpt2 import released
 from lm_human_preferences.runs import run_lock
 from lm_human_preferences.training import memory
 
@@ -75,7 +75,7 @@ def test_nothing_is_saved(tmp_path):
 def test_what_is_remote_is_not_checked_and_named(tmp_path):
     *_, last = told('train_policy descriptiveness first --mpi 1', tmp_path)
     assert (
-        last == "not checked, because it is not on this machine: GPT-2's encoding, which is needed"
+        last == 'not checked, because it is not on this machine: the encoding main, which is needed'
         ' to check lengths, '
         '--task.query_dataset books, --rewards.train_new_model.labels.source '
         'https://openaipublic.blob.core.windows.net/lm-human-preferences/labels/descriptiveness/offline_5k.json'
@@ -95,7 +95,7 @@ def test_sizes_of_released_models_are_known(tmp_path, monkeypatch):
     lines = told('train_policy sentiment first --mpi 1 --task.policy.initial_model 774M', tmp_path)
     warnings = [line for line in lines if line.startswith('WARNING: training takes about ')]
     assert warnings and '--ppo.micro_batch_size' in warnings[-1]
-    assert sizes.RELEASED['124M']['n_embd'] == 768
+    assert released.RELEASED['124M']['n_embd'] == 768
 
 
 def write_labels(path, **changes):

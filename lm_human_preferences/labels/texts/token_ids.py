@@ -28,11 +28,10 @@ def marked(label: dict[str, Any], encoding: str) -> dict[str, Any]:
 def encoding_of(objects: Sequence[Any], encoding: Encoding, source: str) -> Encoding:
     """The encoding of labels of token ids, for a model of `encoding`.
 
-    Labels that do not say it are of the model's, if that is one of the original's, else of GPT-2's.
+    Labels that do not say it are of that of `tokenisers.of_unmarked_labels`.
     UserError where they say several, or one whose tokeniser is not at hand.
     """
-    is_of_model = isinstance(encoding, tokenisers.TokeniserEncoding)
-    unsaid = encodings.Main.name if is_of_model else encoding.name
+    unsaid = tokenisers.of_unmarked_labels(encoding).name
     names = [label.get(FIELD, unsaid) for label in objects if isinstance(label, dict)]
     for index, name in enumerate(names):
         if name != names[0]:

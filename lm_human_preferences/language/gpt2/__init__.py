@@ -1,1 +1,1 @@
-"""What concerns GPT-2 alone: its parameters, released sizes, and TensorFlow's names for them."""
+"""What concerns GPT-2 alone: its parameters, what of it was released, and TensorFlow's names."""

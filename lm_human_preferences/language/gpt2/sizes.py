@@ -1,4 +1,4 @@
-"""The sizes of a GPT-2: of a released one by its name, of another by a file in its directory."""
+"""The sizes of a GPT-2, as a file in its directory has them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,17 +8,6 @@ from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.model_sizes import FLOAT, HALF, Sizes
 from lm_human_preferences.utils.hyperparams import option
 
-_GPT2 = dict(n_vocab=50257, n_ctx=1024)
-# Sizes of the released models by name, as in their hparams.json.
-RELEASED = {
-    '124M': dict(**_GPT2, n_embd=768, n_head=12, n_layer=12),
-    '355M': dict(**_GPT2, n_embd=1024, n_head=16, n_layer=24),
-    '774M': dict(**_GPT2, n_embd=1280, n_head=20, n_layer=36),
-    '1558M': dict(**_GPT2, n_embd=1600, n_head=25, n_layer=48),
-}
-# The same models by their names in Hugging Face's collection, also with its owner before them.
-OTHER_NAMES = {'gpt2': '124M', 'gpt2-medium': '355M', 'gpt2-large': '774M', 'gpt2-xl': '1558M'}
-OWNER = 'openai-community/'
 # The name of each size in config.json of `transformers`, and its value where that omits it.
 HUGGING_FACE_SIZES = dict(
     n_vocab=('vocab_size', 50257),
@@ -84,12 +73,6 @@ class HParams(Sizes):
             raise ValueError(f'{width} {self.n_embd} is not a multiple of {heads} {self.n_head}')
 
 
-def released_name(name: str) -> str | None:
-    """The name in RELEASED of the model `name`; None where it is none of these, or a directory."""
-    released = OTHER_NAMES.get(name.removeprefix(OWNER), name)
-    return released if released in RELEASED and not storage.exists(name) else None
-
-
 def test_hparams() -> HParams:
     """The tiny model of the original's tests, with random weights."""
     return HParams(n_vocab=27, n_ctx=8, n_layer=2, n_embd=7, n_head=1)
@@ -112,7 +95,7 @@ def is_own(config: Any, n_vocab: int) -> bool:
     if not isinstance(width, int):
         return True  # and load_config says that it is no size
     return (
-        config.get('vocab_size', _GPT2['n_vocab']) == n_vocab
+        config.get('vocab_size', 50257) == n_vocab
         and config.get('activation_function', 'gelu_new') in TANH_GELUS
         and config.get('n_inner') in (None, 4 * width)
         and config.get('layer_norm_epsilon', 1e-5) == 1e-5

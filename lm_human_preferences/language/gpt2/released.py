@@ -1,0 +1,33 @@
+"""What OpenAI released of GPT-2: models by name, and what its experiments say in its tokens."""
+
+from lm_human_preferences import storage
+
+_SHARED = dict(n_vocab=50257, n_ctx=1024)
+# Sizes of the released models by name, as in their hparams.json.
+RELEASED = {
+    '124M': dict(**_SHARED, n_embd=768, n_head=12, n_layer=12),
+    '355M': dict(**_SHARED, n_embd=1024, n_head=16, n_layer=24),
+    '774M': dict(**_SHARED, n_embd=1280, n_head=20, n_layer=36),
+    '1558M': dict(**_SHARED, n_embd=1600, n_head=25, n_layer=48),
+}
+# The same models by their names in Hugging Face's collection, also with its owner before them.
+OTHER_NAMES = {'gpt2': '124M', 'gpt2-medium': '355M', 'gpt2-large': '774M', 'gpt2-xl': '1558M'}
+OWNER = 'openai-community/'
+# The tokens at which experiments end a response, and their texts.
+TEXTS_OF_TOKENS = {13: '.', 198: '\n'}
+
+
+def released_name(name: str) -> str | None:
+    """The name in RELEASED of the model `name`; None where it is none of these, or a directory."""
+    released = OTHER_NAMES.get(name.removeprefix(OWNER), name)
+    return released if released in RELEASED and not storage.exists(name) else None
+
+
+def hub_name(released: str) -> str:
+    """What the hub calls the model that is called `released` in RELEASED."""
+    return OWNER + next(name for name, size in OTHER_NAMES.items() if size == released)
+
+
+def directory_of(released: str) -> str:
+    """Where OpenAI keeps the model that is called `released` in RELEASED."""
+    return f'gs://gpt-2/models/{released}'
