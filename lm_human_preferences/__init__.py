@@ -1,3 +1,3 @@
-"""Fine-tuning language models from human preferences: a PyTorch port of OpenAI's release of 2019."""
+"""Fine-tuning language models from human preferences: OpenAI's release of 2019 in PyTorch."""
 
 __version__ = '1.0.0'

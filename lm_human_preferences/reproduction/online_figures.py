@@ -19,6 +19,7 @@ import torch
 
 from lm_human_preferences import lm_tasks, storage, train_policy
 from lm_human_preferences.distributed.comm import LocalComm
+from lm_human_preferences.errors import OptionError
 from lm_human_preferences.evaluation import optimum
 from lm_human_preferences.reproduction import jobs, online_picture, plan
 from lm_human_preferences.reproduction.figures import write_table
@@ -101,7 +102,6 @@ class Run:
             assert variant.rewards.train_new_model is not None
             variant.rewards.train_new_model.batch_size = BATCH_SIZE
         variant.run.save_interval = variant.ppo.nupdates  # measured at the end
-        variant.validate()
         return variant
 
 
@@ -126,12 +126,17 @@ def figures(
 
     quick: the small set. seeds: runs of each kind, None for as many as the set has. processes: None
     for one per CPU. ensemble, epochs, initial: see Scale; initial None is that of the set.
+    UserError for more initial labels than a run has.
     """
     outputs.check_output_dir(output_dir, TABLE, PICTURE)
     scale = (QUICK if quick else FULL).with_seeds(seeds)
     scale = dataclasses.replace(
         scale, ensemble=ensemble, epochs=epochs, initial=initial or scale.initial
     )
+    if scale.initial > scale.labels:
+        raise OptionError(
+            '--initial', f'{initial} is more than the {scale.labels} labels that each run learns'
+        )
     rows = _run_all(hparams, scale, output_dir, processes)
     log_line(*summary(rows))
     with outputs.translate_errors(output_dir, fix='make room there, and the same command goes on'):

@@ -646,6 +646,12 @@ def test_online_figures_differ_in_what_they_say():
         assert (hparams.rewards.ensemble, new_model.epochs, new_model.batch_size) == (1, 1, 8)
 
 
+def test_online_figures_take_no_more_initial_labels_than_a_run_has(tmp_path):
+    policy = resolved('train_policy', 'mock_sentiment')
+    with pytest.raises(UserError, match='^--initial 257 is more than the 256 labels that each'):
+        online_figures.figures(policy, str(tmp_path), quick=True, initial=257)
+
+
 def test_online_figures_of_ensembles(monkeypatch, tmp_path):
     asked = {}
     monkeypatch.setattr(online_figures.jobs, 'finish', lambda processes, todo: asked.update(todo))

@@ -111,18 +111,22 @@ def test_what_is_right_in_each_label_type():
 
 
 def test_all_answers_to_one_question_are_together_in_the_interval():
-    """Four labellers agree on each of ten questions, of which the rewards get eight right."""
+    """Four labellers agree on each of ten questions but the first, of which two say the other.
+
+    The rewards get eight right.
+    """
     query = torch.arange(10).repeat_interleave(4)[:, None]
     samples = {'sample0': torch.zeros(40, 1, dtype=torch.int64), 'sample1': query % 5 + 1}
     best = (query[:, 0] < 8).long()
+    best[:2] = 0
     labels = {'query': query, **samples, 'best': best}
     best_of_2 = label_types.get('best_of_2')
     prediction = predict(rewards_are_first_tokens, labels, best_of_2, 16, LocalComm())
-    assert prediction.accuracy == 0.8
-    interval = clustered_interval([4] * 8 + [0] * 2, [4] * 10)
+    assert prediction.accuracy == 0.75
+    interval = clustered_interval([2] + [4] * 7 + [0] * 2, [4] * 10)
     assert prediction.interval() == pytest.approx(interval)
     assert str(prediction) == (
-        'as the labeller in 80.0 % of 40 labels (95 % interval 49.0 to 94.3); chance is 50.0 %'
+        'as the labeller in 75.0 % of 40 labels (95 % interval 46.0 to 91.3); chance is 50.0 %'
     )
 
 

@@ -278,6 +278,25 @@ def test_what_lasts_is_what_a_trainer_holds(kind, tmp_path):
     assert expected_values == pytest.approx(values, rel=0.02)
 
 
+def test_room_on_the_disk_is_asked_for_all_that_a_run_writes(tmp_path, monkeypatch):
+    """Two reward models, and 8 checkpoints of the policy: every third of 23 updates."""
+    planned = []
+    monkeypatch.setattr(checkpoints, 'check_disk_space', lambda *each: planned.extend(each))
+    hparams = resolved('train_policy', 'test')
+    settings = {'ppo.total_episodes': 23 * 32, 'ppo.batch_size': 32, 'run.save_interval': 3}
+    hparams.override_from_dict(
+        {**settings, 'run.save_dir': str(tmp_path), 'rewards.ensemble': 2},
+    )
+    sizes = TrainedModel('test').hparams()
+    plans.check_disk_space(hparams, sizes)
+    policy, *reward_models = planned
+    size = plans.checkpoint_size(plans.policy_networks(hparams), sizes)
+    assert policy == checkpoints.Planned(f'{tmp_path}/policy/checkpoints', 8, size)
+    size = plans.checkpoint_size(plans.REWARD_NETWORKS, sizes)
+    for name, each in zip(('reward_model', 'reward_model_1'), reward_models, strict=True):
+        assert each == checkpoints.Planned(f'{tmp_path}/{name}/checkpoints', 1, size)
+
+
 GB = 10**9
 
 

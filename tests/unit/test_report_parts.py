@@ -157,6 +157,8 @@ def test_a_long_curve_keeps_its_ends_and_extremes():
     xs, ys = charts.thinned(range(5000), values)
     assert len(xs) <= charts.MOST_POINTS and sorted(xs) == xs
     assert {0, 1234, 4321, 4999} <= set(xs) and (min(ys), max(ys)) == (-7.0, 7.0)
+    whole = range(charts.MOST_POINTS)
+    assert charts.thinned(whole, values)[0] == list(whole)
 
 
 @pytest.mark.parametrize(
