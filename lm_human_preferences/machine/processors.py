@@ -5,8 +5,10 @@ Reads Linux's files about them; imports nothing heavy.
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 CPUINFO = Path('/proc/cpuinfo')
@@ -122,12 +124,20 @@ def thread_count(
     """How many threads `local_rank` takes: one for each core of its share of this host.
 
     affinities: the processors that each rank of this host may use; MPI may bind ranks to some.
-    core_of: see core_of_each. quota: of all ranks of this host together, see cpu_quota. A share of
-    1.5 is two threads, which rest a quarter of the time.
+    core_of: of the processors of all ranks, see core_of_each. quota: of all ranks of this host
+    together, see cpu_quota. A share of 1.5 is two threads, which rest a quarter of the time.
     """
-    own = affinities[local_rank]
-    cores = {core_of.get(processor, str(processor)) for processor in own}
-    share = len(cores) // affinities.count(own)
+    cores_of_ranks = []
+    # By core: ranks may be bound to different hyperthreads of the same one.
+    ranks_on: Counter[str] = Counter()
+    for affinity in affinities:
+        cores = {core_of.get(processor, str(processor)) for processor in affinity}
+        cores_of_ranks.append(cores)
+        ranks_on.update(cores)
+    own = Fraction()
+    for core in cores_of_ranks[local_rank]:
+        own += Fraction(1, ranks_on[core])
+    share = math.floor(own)
     if quota is not None:
         share = min(share, math.ceil(quota / len(affinities)))
     return max(1, share)

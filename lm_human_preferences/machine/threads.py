@@ -22,7 +22,7 @@ def limit_threads(affinities: Sequence[Collection[int]], local_rank: int) -> Non
 
     affinities: the processors that each rank of this host may use; MPI may bind ranks to some.
     """
-    cores = processors.core_of_each(affinities[local_rank])
+    cores = processors.core_of_each(set().union(*affinities))
     share = processors.thread_count(affinities, local_rank, cores, processors.cpu_quota())
     torch.set_num_threads(min(share, torch.get_num_threads()))
 

@@ -293,11 +293,17 @@ def test_a_process_takes_no_more_threads_than_it_may_use(monkeypatch, by_itself,
 
 def test_hyperthreads_are_of_one_core(monkeypatch, tmp_path):
     monkeypatch.setattr(processors, 'SIBLINGS', f'{tmp_path}/{{}}')
-    for processor, siblings in {0: '0,4', 4: '0,4', 1: '1,5'}.items():
+    for processor, siblings in {0: '0,4', 4: '0,4', 1: '1,5', 5: '1,5'}.items():
         (tmp_path / str(processor)).write_text(f'{siblings}\n')
     cores = processors.core_of_each([0, 1, 4, 7])
     assert cores == {0: '0,4', 1: '1,5', 4: '0,4'}
     assert processors.thread_count([{0, 1, 4, 7}], 0, cores, None) == 3
+    counts = []
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: 2)
+    monkeypatch.setattr(torch, 'set_num_threads', counts.append)
+    monkeypatch.setattr(processors, 'cpu_quota', lambda: None)
+    threads.limit_threads([[0, 1], [4, 5]], 0)
+    assert counts == [1]  # two ranks share both cores
 
 
 class OnTwoHosts(comms.EngineComm):
