@@ -234,8 +234,8 @@ def resume(settings: dict[str, Any], save_dir: str) -> None:
     if mpi is None:
         mpi = run_dir.ranks_of(hparams.run.directory)
     experiment = run_settings.experiment_of(directory, command)
-    arguments = {'hparams': hparams, 'experiment': experiment}
-    launch.start_job(TRAIN[command], arguments, mpi)
+    binds = settings_of_experiments().get(f'{command}/{experiment}', {})
+    launch.start_job(TRAIN[command], launch.training_arguments(hparams, experiment, binds), mpi)
 
 
 def options_of_resume() -> dict[str, dataclasses.Field]:

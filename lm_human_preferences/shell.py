@@ -29,6 +29,12 @@ def typed(command: str) -> str:
     return os.path.join(os.path.relpath(folder), command)
 
 
+def option_words(name: str, value: object) -> list[str]:
+    """The words of a command that give the option `name` this value, not yet quoted."""
+    text = str(value)
+    return [f'--{name}={text}'] if text.startswith('-') else [f'--{name}', text]
+
+
 def _pipenv() -> str:
     """The pipenv that started this program: the user's, or .venv/bin/pipenv of tools/setup.sh."""
     own = os.path.join(sys.prefix, 'bin', 'pipenv')

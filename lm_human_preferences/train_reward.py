@@ -33,10 +33,16 @@ MEMBER_SEED_STRIDE = 1_000_003  # as that of ranks, no seed of a run comes near 
 __all__ = ['HParams', 'LabelHParams', 'RewardModelTrainer', 'RunHParams', 'train']
 
 
-def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = None) -> None:
+def train(
+    hparams: HParams,
+    comm: Comm | None = None,
+    experiment: str | None = None,
+    task_options: Mapping[str, Any] | None = None,
+) -> None:
     """Train a reward model and save it to SAVE_DIR/reward_model: `./launch.py train_reward`.
 
-    experiment: that the hyperparameters are of, for the record.
+    experiment: that the hyperparameters are of, for the record. task_options: see
+    console.announce_reward_model.
     """
     comm = session.connect(hparams, comm)
     with run_dir.lock_run_dir(hparams, comm):
@@ -45,7 +51,7 @@ def train(hparams: HParams, comm: Comm | None = None, experiment: str | None = N
         clock = TimeLeft(dict.fromkeys(plans.reward_phases(hparams.ensemble), 1))
         train_in_run(hparams, comm, hparams.run, records, clock)
     if comm.rank == 0:
-        console.announce_reward_model(hparams.run.save_dir, experiment)
+        console.announce_reward_model(hparams.run.save_dir, experiment, task_options or {})
 
 
 def member_seed(seed: int | None, member: int) -> int:

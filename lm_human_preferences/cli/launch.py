@@ -24,7 +24,8 @@ from lm_human_preferences.cli.user_settings import (
 )
 from lm_human_preferences.distributed import launch_methods, launcher, waiting, worker
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.runs import run_dir, run_lock
+from lm_human_preferences.run_story import commands
+from lm_human_preferences.runs import run_dir, run_files, run_lock
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.combos import Trial
 from lm_human_preferences.utils.hyperparams import option
@@ -311,8 +312,24 @@ class ExperimentLauncher:
             mpi = launch.mpi
             if mpi is None and job.hparams.run.resume:
                 mpi = run_dir.ranks_of(job.hparams.run.directory)
-            arguments = {'hparams': job.hparams, 'experiment': job.experiment}
+            arguments = training_arguments(job.hparams, job.experiment, job.binds)
             start_job(self.job, arguments, mpi)
+
+
+def training_arguments(
+    hparams: 'Training', experiment: str | None, binds: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of the job that trains with `hparams`.
+
+    binds: what the experiment sets; nothing where it is not known.
+    """
+    arguments: dict[str, Any] = {'hparams': hparams, 'experiment': experiment}
+    if hparams.writes()[-1] == run_files.REWARD.command:
+        options = commands.differences(hparams, binds)
+        arguments['task_options'] = {
+            name: value for name, value in options.items() if name.startswith('task.')
+        }
+    return arguments
 
 
 def _nothing_is_saved(settings: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from lm_human_preferences import shell
 from lm_human_preferences.hparams import policy_options
 from lm_human_preferences.runs import command_record, run_settings
 from lm_human_preferences.runs.run_files import COMMANDS, REWARD
@@ -50,7 +51,7 @@ def repeating(
         words += ['--mpi', str(ranks)]
     for key, value in differences(hparams, binds).items():
         for each in value if isinstance(value, tuple | list) else [value]:
-            words += _words(key, str(each) if in_full else _told(key, each))
+            words += shell.option_words(key, each if in_full else _told(key, each))
     return shlex.join(words)
 
 
@@ -212,7 +213,3 @@ def _told(key: str, value: Any) -> str:
     if value is not None and is_of_names(key):
         return NAMES
     return shortened(value) if isinstance(value, str) else str(value)
-
-
-def _words(key: str, value: str) -> list[str]:
-    return [f'--{key}={value}'] if value.startswith('-') else [f'--{key}', value]

@@ -11,7 +11,7 @@ import os
 import shlex
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -261,20 +261,25 @@ def announce_policy(hparams: policy_options.HParams) -> None:
     announce_next(f'The policy is in {storage.join(save_dir, "policy")}', **commands)
 
 
-def announce_reward_model(save_dir: str | None, experiment: str | None) -> None:
+def announce_reward_model(
+    save_dir: str | None, experiment: str | None, task_options: Mapping[str, object]
+) -> None:
     """Print where the reward model is, and what to do with it.
 
-    experiment: that it is of, None where that is not known.
+    experiment: that it is of, None where that is not known. task_options: {name: value} of those of
+    its task that differ from the experiment's; a policy has to have the same task.
     """
     if save_dir is None:
         announce_next('Nothing was saved, because --save_dir is None.')
         return
     events = shlex.quote(storage.join(save_dir, 'tb'))
-    name = os.path.basename(save_dir.rstrip('/'))
+    words = [os.path.basename(save_dir.rstrip('/'))]
+    for option, value in task_options.items():
+        words += shell.option_words(option, value)
     announce_next(
         f'The reward model is in {storage.join(save_dir, "reward_model")}',
         train_a_policy=(
-            f'./launch.py train_policy {experiment or "EXPERIMENT"} {shlex.quote(name)}'
+            f'./launch.py train_policy {experiment or "EXPERIMENT"} {shlex.join(words)}'
             f' --rewards.train_new_model off --rewards.trained_model {shlex.quote(save_dir)}'
         ),
         look_at_its_curves=f'tensorboard --logdir {events}',

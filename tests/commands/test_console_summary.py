@@ -100,7 +100,7 @@ def test_rows_fit_a_terminal(capsys):
     assert max(map(len, capsys.readouterr().out.splitlines())) < 80
 
 
-def test_paths_are_quoted(tmp_path):
+def test_a_policy_has_the_task_of_its_reward_model_and_paths_are_quoted(tmp_path):
     folder = tmp_path / 'a b'
     result = invoke(
         [
@@ -110,12 +110,13 @@ def test_paths_are_quoted(tmp_path):
             '--mpi=1',
             f'--save_dir={folder}',
             '--labels.num_train=64',
+            '--task.query_suffix= ',
         ]
     )
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-2].endswith(
-        './launch.py train_policy test first --rewards.train_new_model off'
-        f" --rewards.trained_model '{folder}/first'"
+        "./launch.py train_policy test first --task.query_suffix ' '"
+        f" --rewards.train_new_model off --rewards.trained_model '{folder}/first'"
     )
 
 
