@@ -17,16 +17,29 @@ def typed(command: str) -> str:
     """`command`, which begins with ./launch.py, ./sample.py or a program such as tensorboard.
 
     It is returned as it finds this environment's Python: as it is where the environment is active,
-    else behind what this program was started by.
+    else behind what this program was started by. A script is named where the user has named one.
     """
+    is_script = command.startswith('./')
+    if is_script:
+        command = _beside_this_program(command)
     if os.environ.get('PIPENV_ACTIVE'):
         return f'{_pipenv()} run {command}'
     folder = os.path.dirname(sys.executable)
     if _is_active(folder):
         return command
-    if command.startswith('./'):
+    if is_script:
         return f'{os.path.relpath(sys.executable)} {command}'
     return os.path.join(os.path.relpath(folder), command)
+
+
+def _beside_this_program(command: str) -> str:
+    """`command` with the folder in which the user has named this program, if its script is there.
+
+    It is not where the program was started by other means than a script of this project.
+    """
+    script, space, rest = command.partition(' ')
+    path = os.path.join(os.path.dirname(sys.argv[0]) or '.', os.path.basename(script))
+    return f'{shlex.quote(path)}{space}{rest}' if os.path.exists(path) else command
 
 
 def option_words(name: str, value: object) -> list[str]:

@@ -54,6 +54,13 @@ def test_a_command_is_printed_as_this_one_was_started(
     assert shell.typed('tensorboard') == tensorboard
 
 
+def test_a_script_is_named_where_the_user_has_named_it(environment, monkeypatch):
+    monkeypatch.setenv('PATH', str(environment))
+    named = os.path.join(os.path.relpath(ROOT), 'launch.py')
+    monkeypatch.setattr(sys, 'argv', [named, 'ask'])
+    assert shell.typed(SAMPLE) == f'{os.path.relpath(ROOT)}/sample.py sample'
+
+
 def test_commands_at_the_end_of_a_training_and_in_errors_are_so_printed(environment, monkeypatch):
     monkeypatch.setenv('PIPENV_ACTIVE', '1')
     assert error_of(invoke('evaluate')) == (
