@@ -266,7 +266,11 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], seed: str | None
 def _settings(hparams: Training) -> dict[str, Any]:
     """{dotted name: value} of all that a resumed run goes on with."""
     original = _leaves(hparams.to_nested_dict(original_only=True))
-    return {**dict(original), **_lasting_additions(hparams)}
+    settings = {**dict(original), **_lasting_additions(hparams)}
+    if isinstance(hparams, policy_options.HParams):
+        # A group that is off has no values: all of them would differ, and not the group itself.
+        settings[NEW_MODEL] = 'off' if hparams.rewards.train_new_model is None else 'on'
+    return settings
 
 
 def _covers(explicitly_set: Collection[str], key: str) -> bool:

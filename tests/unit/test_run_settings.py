@@ -70,6 +70,15 @@ def test_a_run_that_was_killed_while_it_wrote_its_settings_goes_on(tmp_path, wri
     run_settings.check_settings(hparams, set())
 
 
+def test_a_reward_model_that_a_run_trains_cannot_be_left_out(tmp_path):
+    hparams = resolved('train_policy', 'test')
+    hparams.override_from_dict({'run.save_dir': str(tmp_path)})
+    write(tmp_path, run_settings.records(hparams, experiment='test', ranks=1))
+    hparams.override_from_dict({'rewards.train_new_model': 'off'})
+    with pytest.raises(ValueError, match='^--rewards.train_new_model cannot change: '):
+        run_settings.check_settings(hparams, {'rewards.train_new_model'})
+
+
 def test_the_second_file_holds_defaults_too(tmp_path):
     hparams = resolved('train_policy', 'test')
     write(tmp_path, run_settings.records(hparams, experiment='test', ranks=2))
