@@ -37,7 +37,7 @@ def check_directory(directory: str | None) -> None:
     if storage.is_remote(directory):
         raise UserError(f'--save_dir: {directory} is remote; give a local directory')
     existing = os.path.abspath(directory)
-    while not os.path.exists(existing):
+    while not os.path.lexists(existing):  # a link that leads nowhere cannot become a directory
         existing = os.path.dirname(existing)
     if not (os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)):
         raise UserError(

@@ -308,6 +308,7 @@ def test_a_warning_names_the_options_when_nothing_ends_in_time(tmp_path, monkeyp
     'save_dir, told',
     [
         ('{}/file', '{}/file/first cannot be made: {}/file is no directory that you may write to'),
+        ('{}/link', '{}/link/first cannot be made: {}/link is no directory that you may write to'),
         (
             's3://bucket',
             (
@@ -319,6 +320,7 @@ def test_a_warning_names_the_options_when_nothing_ends_in_time(tmp_path, monkeyp
 )
 def test_a_directory_that_cannot_be_is_refused_before_anything_is_loaded(tmp_path, save_dir, told):
     (tmp_path / 'file').write_text('')
+    (tmp_path / 'link').symlink_to('nowhere')
     result = invoke(f'train_policy test first --mpi 1 --save_dir {save_dir.format(tmp_path)}')
     assert (result.exit_code, result.output) == (
         2,
