@@ -110,7 +110,7 @@ def _on_reward_model(
 
 def _export(folder: LabelFolder, without: Collection[str], path: str, form: str) -> None:
     """Write the labels that count for training."""
-    labels = list(training_labels(folder, without, remarks=form == TEXT))
+    labels = list(training_labels(folder, without, in_full=form == TEXT))
     ties = inexact = 0
     if form != TEXT:
         choices = [label for label in labels if label[folder.label_type.field] != TIE]

@@ -23,6 +23,7 @@ REASONS = (  # for skipping a question
     'other',
 )
 REMARK = 'remark'  # the field that holds one
+LABELLER = 'labeller'  # the field of a label that says who gave it
 LONGEST_REMARK = 200  # characters
 # They change the direction of writing: marks, embeddings, overrides and isolates
 DIRECTIONS = '\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069'

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.reward_options import HParams
-from lm_human_preferences.labels.answers import REMARK, Answer
+from lm_human_preferences.labels.answers import LABELLER, REMARK, Answer
 from lm_human_preferences.labels.folder import LabelFolder, are_line_counts, is_folder
 from lm_human_preferences.language.encodings import Encoding
 
@@ -33,23 +33,25 @@ def parse_names(names: str | None) -> tuple[str, ...]:
 
 
 def training_labels(
-    folder: LabelFolder, without: Collection[str] = (), remarks: bool = False
+    folder: LabelFolder, without: Collection[str] = (), in_full: bool = False
 ) -> Iterator[dict[str, Any]]:
     """The labels that count for training as objects of a label file, the oldest first.
 
-    remarks: whether those with a remark have that, too.
+    in_full: whether they also have who gave them, and the remark of those with one.
     """
-    return as_objects(folder, folder.counted(without=without), remarks)
+    return as_objects(folder, folder.counted(without=without), in_full)
 
 
 def as_objects(
-    folder: LabelFolder, answers: Iterable[Answer], remarks: bool = False
+    folder: LabelFolder, answers: Iterable[Answer], in_full: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Yield each answer and what was asked as an object of a label file; see training_labels."""
     for answer in answers:
         tokens = folder.tokens(folder.questions[answer.question])
         label = {**tokens, folder.label_type.field: answer.value}
-        if remarks and answer.remark is not None:
+        if in_full:
+            label[LABELLER] = answer.labeller
+        if in_full and answer.remark is not None:
             label[REMARK] = answer.remark
         yield label
 

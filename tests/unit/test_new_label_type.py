@@ -229,7 +229,7 @@ def test_texts_are_imported_and_come_back(tmp_path):
         {'query': 'abc', **{f'sample{i}': letter * 4 for i, letter in enumerate('defg')}},
         {'query': 'bcd', **{f'sample{i}': letter * 4 for i, letter in enumerate('gfed')}},
     ]
-    texts = [{**text, 'ranking': [2, 0, 3, 1]} for text in texts]
+    texts = [{**text, 'ranking': [2, 0, 3, 1], 'labeller': 'anna'} for text in texts]
     (tmp_path / 'in.json').write_text(json.dumps(texts))
     run(f'import_labels test {tmp_path}/in.json {tmp_path}/f --labels.type ranking_of_4')
     run(f'labels {tmp_path}/f --export {tmp_path}/out.json --export_as text')

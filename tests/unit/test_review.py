@@ -116,17 +116,21 @@ def test_files_with_other_remarks_are_refused(tmp_path, remark):
         LabelFolder(str(path))
 
 
-def test_remarks_come_back_from_texts(tmp_path):
-    file = tmp_path / 'texts.jsonl'
-    record = {'query': 'a', 'sample0': 'ab', 'sample1': 'b', 'best': 1, 'remark': 'better'}
-    file.write_text(f'{json.dumps(record)}\n')
+def test_labellers_and_remarks_come_back_from_texts(tmp_path):
+    file = tmp_path / 'texts.json'
+    texts = {'query': 'a', 'sample0': 'ab', 'sample1': 'b'}
+    records = [
+        {**texts, 'best': 1, 'labeller': 'anna', 'remark': 'better'},
+        {**texts, 'best': 0, 'labeller': 'bob'},
+    ]
+    file.write_text(json.dumps(records))
     words = f'import_labels test {file} {tmp_path}/f --labels.type best_of_2'
     assert invoke(words).exit_code == 0
     for form in ('text', 'tokens'):
         result = invoke(f'labels {tmp_path}/f --export {tmp_path}/{form}.json --export_as {form}')
         assert result.exit_code == 0, result.output
-    assert json.loads((tmp_path / 'text.json').read_text()) == [record]
-    assert 'remark' not in json.loads((tmp_path / 'tokens.json').read_text())[0]
+    assert json.loads((tmp_path / 'text.json').read_text()) == records
+    assert not {'labeller', 'remark'} & json.loads((tmp_path / 'tokens.json').read_text())[0].keys()
 
 
 # ---------------------------------------------------------------- decisions

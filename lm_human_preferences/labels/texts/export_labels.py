@@ -8,7 +8,7 @@ from typing import Any
 
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType
-from lm_human_preferences.labels.answers import REMARK
+from lm_human_preferences.labels.answers import LABELLER, REMARK
 from lm_human_preferences.language.encodings import Encoder
 
 TOKENS, TEXT, PREFERENCES = 'tokens', 'text', 'preferences'
@@ -40,8 +40,8 @@ class TextExport:
         for label in labels:
             texts = {name: self._text(label[name]) for name in self.label_type.samples}
             answer = {self.label_type.field: label[self.label_type.field]}
-            remark = {REMARK: label[REMARK]} if REMARK in label else {}
-            yield {'query': self._query(label['query']), **texts, **answer, **remark}
+            about = {name: label[name] for name in (LABELLER, REMARK) if name in label}
+            yield {'query': self._query(label['query']), **texts, **answer, **about}
 
     def preferences(self, labels: Iterable[dict[str, Any]]) -> Iterator[dict[str, str]]:
         """Yield {prompt, chosen, rejected}: each two samples of which a label likes one better.

@@ -4,8 +4,8 @@
     {"prompt", "chosen", "rejected"}              preferences
     {"data", "annotations"}                       a task in Label Studio's JSON export
 
-Preferences are strings, or lists of chat messages {"role", "content"}; the task is one of Label
-Studio's pairwise template.
+A label may also have "labeller", who gave it, and "remark". Preferences are strings, or lists of
+chat messages {"role", "content"}; the task is one of Label Studio's pairwise template.
 
 A file is a JSON array of records, or has one a line if its name ends in .jsonl. Standard input may
 be either.
@@ -27,7 +27,8 @@ from lm_human_preferences import storage
 from lm_human_preferences.datasets.messages import are_messages, as_text
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.label_types import LabelType, Value, is_number
-from lm_human_preferences.labels.answers import REMARK
+from lm_human_preferences.labels.answers import LABELLER, REMARK
+from lm_human_preferences.runs import run_files
 
 PROMPTS = ('prompt', 'query', 'question')  # where a task of Label Studio may have its query
 # Begins a turn of a dialogue in one string, as in the data set hh-rlhf.
@@ -187,7 +188,20 @@ def _of_label(
     if label_type.field in record or needs_answer:
         answer = _checked_answer(record, label_type, where)
     remark = record.get(REMARK)
-    return TextLabel(query, samples, answer, remark=remark if isinstance(remark, str) else '')
+    return TextLabel(
+        query,
+        samples,
+        answer,
+        labeller=_labeller(record.get(LABELLER)),
+        remark=remark if isinstance(remark, str) else '',
+    )
+
+
+def _labeller(name: Any) -> str | None:
+    """The name of a labeller as it is, where it can be one in a folder."""
+    if isinstance(name, str) and run_files.LABELLER.fullmatch(name):
+        return name
+    return _annotator(name)
 
 
 def _checked_answer(record: dict[str, Any], label_type: LabelType, where: str) -> Value:
@@ -348,7 +362,7 @@ def _compared(result: dict[str, Any], data: dict[str, Any], where: str) -> tuple
 
 
 def _annotator(completed_by: Any) -> str | None:
-    """The name of a labeller, for the number or the record of a user of Label Studio.
+    """The name of a labeller, for the number or the record of a user of another tool.
 
     A digest keeps those apart whose addresses would look alike.
     """
