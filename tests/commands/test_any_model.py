@@ -156,15 +156,20 @@ def test_a_policy_is_sampled_evaluated_and_asked_about(trained, tmp_path):
 
 
 def test_a_reward_model_scores_texts(trained, tmp_path):
-    """As it scores tokens; by the model of the policy's run."""
-    texts = tmp_path / 'texts.jsonl'
-    texts.write_text('{"query": "abc", "response": "was"}\n')
-    (scored,) = run(f'score {trained.run} {texts}').stdout.splitlines()
+    """As it scores tokens: those of a sample, if it has them; by the model of the policy's run."""
     encoding = TrainedModel(str(trained.run)).encoding
     model, encoder = TrainedRewardModel(str(trained.run), encoding), encoding.get_encoder()
-    query, response = (torch.tensor([encoder.encode(text)]) for text in ('abc', 'was'))
-    expected = model.score(query, response).item()
-    assert json.loads(scored)['score'] == pytest.approx(expected, abs=1e-5)
+    query, response = encoder.encode('abc'), encoder.encode('was')
+    spelled = [token for letter in 'was' for token in encoder.encode(letter)]
+    assert spelled != response
+    texts = tmp_path / 'texts.jsonl'
+    record = {'query': 'abc', 'response': 'was'}
+    sampled = {**record, 'query_tokens': query, 'response_tokens': spelled}
+    texts.write_text(f'{json.dumps(record)}\n{json.dumps(sampled)}\n')
+    scored = run(f'score {trained.run} {texts}').stdout.splitlines()
+    for line, tokens in zip(scored, (response, spelled), strict=True):
+        expected = model.score(torch.tensor([query]), torch.tensor([tokens])).item()
+        assert json.loads(line)['score'] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_run_goes_on_without_the_model_that_it_began_with(trained, tmp_path):

@@ -16,9 +16,10 @@ from lm_human_preferences.evaluation.reward_on_labels import RECORD, load, recor
 from lm_human_preferences.external_rewards.by_name import text_scorer
 from lm_human_preferences.external_rewards.texts import TextScorer, joined
 from lm_human_preferences.hparams.model_sizes import Sizes
-from lm_human_preferences.labels.texts import records
+from lm_human_preferences.labels.texts import records, token_ids
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
 from lm_human_preferences.language import encodings
+from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.reward_models.ensemble import EnsembleReward, spread
 from lm_human_preferences.rewards import LearnedReward
 from lm_human_preferences.synthetic.known_reward import KnownReward
@@ -61,7 +62,7 @@ def score(
         _check_lengths(lengths, saved.hparams())
     encoding = encodings.Reviews if saved is None else saved.encoding
     tokeniser = Tokeniser(encoding.get_encoder(), *lengths, too_long, option='--too_long')
-    scored = [_tokens(record, where, tokeniser) for where, record in found]
+    scored = [_tokens(record, where, tokeniser, encoding) for where, record in found]
     model: LearnedReward | KnownReward
     with warnings_only():
         # Last, as it may be a large download.
@@ -119,16 +120,20 @@ def _lengths(run: str, query_length: int | None, response_length: int | None) ->
     return query_length, response_length
 
 
-def _tokens(record: Any, where: str, tokeniser: Tokeniser) -> Scored:
+def _tokens(record: Any, where: str, tokeniser: Tokeniser, encoding: Encoding) -> Scored:
+    """Those that the record of a sample has, else those of its texts."""
     query, responses = texts_of(record, where)
+    written = record.get('query_tokens'), record.get('response_tokens')
+    query_tokens = token_ids.of_text(written[0], query, encoding)
+    found = []
     try:
-        tokens = (
-            tokeniser.query(query, where),
-            [tokeniser.response(text, where) for text in responses.values()],
-        )
+        query_tokens = tokeniser.query(query, where, query_tokens)
+        for text in responses.values():
+            response_tokens = token_ids.of_text(written[1], text, encoding)
+            found.append(tokeniser.response(text, where, response_tokens))
     except Skipped:
-        tokens = None
-    return Scored(list(responses), tokens)
+        return Scored(list(responses), None)
+    return Scored(list(responses), (query_tokens, found))
 
 
 def texts_of(record: Any, where: str) -> tuple[str, dict[str, str]]:

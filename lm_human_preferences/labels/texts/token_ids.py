@@ -48,6 +48,22 @@ def encoding_of(objects: Sequence[Any], encoding: Encoding, source: str) -> Enco
         ) from e
 
 
+def of_text(tokens: Any, text: str, encoding: Encoding) -> list[int] | None:
+    """`tokens` without padding, where they are token ids of `encoding` that have this text; else
+    None.
+
+    A model may write a text in other tokens than it is encoded as. What says so need not name the
+    encoding: ids of another one have another text.
+    """
+    encoder = encoding.get_encoder()
+    if not _are_integers(tokens):
+        return None
+    real = [token for token in tokens if token != encoder.padding_token]
+    if not all(0 <= token < encoding.n_vocab for token in real):
+        return None
+    return real if encoder.decode(real) == text else None
+
+
 def as_texts(
     objects: Sequence[Any], label_type: LabelType, encoding: Encoding, source: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -72,7 +88,7 @@ def _text(label: dict[str, Any], field: str, encoder: Encoder, n_vocab: int, whe
     if field not in label:
         raise UserError(f'{where} has no field {field!r}')
     tokens, padding = label[field], encoder.padding_token
-    if not isinstance(tokens, list) or any(type(token) is not int for token in tokens):
+    if not _are_integers(tokens):
         raise UserError(f'{where}, field {field!r} must be token ids')
     real = [token for token in tokens if token != padding]
     if any(not 0 <= token < n_vocab for token in real):
@@ -81,3 +97,7 @@ def _text(label: dict[str, Any], field: str, encoder: Encoder, n_vocab: int, whe
             ' padding'
         )
     return '' if field == 'query' and real == [encoder.eot_token] else encoder.decode(real)
+
+
+def _are_integers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int for each in value)

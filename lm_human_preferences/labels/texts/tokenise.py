@@ -50,18 +50,24 @@ class Tokeniser:
         self.option = option
         self.counts: collections.Counter[str] = collections.Counter()
 
-    def query(self, text: str, where: str) -> list[int]:
-        """The tokens of a query, not padded; UserError, or Skipped, where it does not fit."""
-        tokens = self._encoded(text, where)
+    def query(self, text: str, where: str, tokens: list[int] | None = None) -> list[int]:
+        """The tokens of a query, not padded; UserError, or Skipped, where it does not fit.
+
+        tokens: those that it has, where they are known; None: those that it is encoded as.
+        """
+        if tokens is None:
+            tokens = self._encoded(text, where)
         if not tokens:
             if self.encoder.eot_token is None:
                 raise UserError(f'{where} has an empty query: the model needs at least one token')
             return [self.encoder.eot_token]
         return self._fitted(tokens, 'query', where)
 
-    def response(self, text: str, where: str) -> list[int]:
+    def response(self, text: str, where: str, tokens: list[int] | None = None) -> list[int]:
         """The same of a response, which may be empty."""
-        return self._fitted(self._encoded(text, where), 'response', where)
+        if tokens is None:
+            tokens = self._encoded(text, where)
+        return self._fitted(tokens, 'response', where)
 
     def question(self, label: TextLabel, fields: Sequence[str], where: str) -> dict[str, list[int]]:
         """{field: token ids, padded} of a query and its samples; fields: names of the samples."""
