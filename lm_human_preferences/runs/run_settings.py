@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 import sys
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 NEW_MODEL = 'rewards.train_new_model'
 INITIAL_MODEL = 'task.policy.initial_model'  # what settings that name it end with
+# What settings end with that may name a file or a folder, which a resumed run may have to read.
+PATHS = (INITIAL_MODEL, 'task.query_dataset', 'rewards.trained_model', 'labels.source')
 # The outcome of these is in the checkpoint: another value would have no effect on a resumed run.
 FIXED_ONCE_BEGUN = {
     'task.policy.initial_model',
@@ -67,6 +70,7 @@ def records(
         found[files.more_settings] = {
             'experiment': experiment,
             'ranks': ranks,
+            'directory': os.getcwd(),  # from which paths among the settings are to be read
             'options': additions,
         }
         # Last: where this file is, there is a run, whose other settings must be known by then.
@@ -179,9 +183,33 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
         )
     for text in changes.values():
         print(f'note: going on with {text}', file=sys.stderr)
+    for text in _elsewhere(hparams, directory):
+        print(f'note: {text}', file=sys.stderr)
     if isinstance(hparams, policy_options.HParams) and hparams.rewards.function is not None:
         is_given = _covers(explicitly_set, 'rewards.function')
         reward_function.check_resumed(directory, hparams.rewards.function, is_given=is_given)
+
+
+def _elsewhere(hparams: Training, directory: str) -> Iterator[str]:
+    """Yield, for the user, what the settings name that is where the run was started, and not here.
+
+    The run may do without it, if a checkpoint holds it.
+    """
+    files = run_files.COMMANDS[hparams.writes()[-1]]
+    started_in = _more_settings(directory, files).get('directory')
+    if not isinstance(started_in, str):  # it is a run of an earlier version
+        return
+    settings = _settings(hparams)
+    if settings.get(NEW_MODEL) == 'on':
+        del settings['rewards.trained_model']  # which the run makes itself
+    for key, value in settings.items():
+        if not key.endswith(PATHS) or key.startswith(f'{NEW_MODEL}.task.') or value is None:
+            continue
+        if not os.path.exists(value) and os.path.exists(os.path.join(started_in, value)):
+            yield (
+                f'--{key} {value} is not here, but in {started_in}, where this run was started: if'
+                ' it is missing, resume from there'
+            )
 
 
 def pins(hparams: Training, *, ask: bool = True) -> dict[str, str]:

@@ -79,6 +79,27 @@ def test_a_reward_model_that_a_run_trains_cannot_be_left_out(tmp_path):
         run_settings.check_settings(hparams, {'rewards.train_new_model'})
 
 
+def test_a_run_that_goes_on_elsewhere_says_which_files_are_where_it_was_started(
+    tmp_path, monkeypatch, capsys
+):
+    begun, run = tmp_path / 'begun', tmp_path / 'run'
+    for folder in (begun, run):
+        folder.mkdir()
+    (begun / 'mine.json').touch()
+    monkeypatch.chdir(begun)
+    hparams = resolved('train_reward', 'test')
+    hparams.override_from_dict({'labels.source': 'mine.json', 'run.save_dir': str(run)})
+    write(run, run_settings.records(hparams, experiment='test', ranks=1))
+    run_settings.check_settings(hparams, set())
+    assert capsys.readouterr().err == ''
+    monkeypatch.chdir(tmp_path)
+    run_settings.check_settings(hparams, set())
+    assert capsys.readouterr().err == (
+        f'note: --labels.source mine.json is not here, but in {begun}, where this run was started:'
+        ' if it is missing, resume from there\n'
+    )
+
+
 def test_the_second_file_holds_defaults_too(tmp_path):
     hparams = resolved('train_policy', 'test')
     write(tmp_path, run_settings.records(hparams, experiment='test', ranks=2))
