@@ -96,6 +96,26 @@ def test_how_a_run_multiplies_is_kept(tmp_path, products, kept):
         assert checkpoints.products == kept
 
 
+@pytest.mark.parametrize('begun, now', [('GPU', 'CPU'), ('CPU', 'GPU')])
+def test_a_run_that_goes_on_with_or_without_a_gpu_says_so(
+    tmp_path, monkeypatch, capsys, begun, now
+):
+    trainer, state = CountingTrainer(), checkpointer.random_state()
+    if begun == 'GPU':
+        state['cuda'] = state['torch']
+    monkeypatch.setattr(checkpointer, 'random_state', lambda: state)
+    with Checkpointer(str(tmp_path), LocalComm(), resume=False) as checkpoints:
+        checkpoints.set_seed(5)
+        checkpoints.save(trainer)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: now == 'GPU')
+    monkeypatch.setattr(checkpointer, 'set_seed', lambda seed, rank: None)
+    with Checkpointer(str(tmp_path), LocalComm(), resume=True) as checkpoints:
+        checkpoints.set_seed(None)
+        checkpoints.restore(trainer, saves=1)
+    note = f'note: 1 rank(s) on {now}, before 1 rank(s) on {begun}: responses and minibatches are'
+    assert note in capsys.readouterr().out
+
+
 def test_before_it_begins_there_is_room_for_all_that_it_will_save(tmp_path, monkeypatch):
     planned = []
     monkeypatch.setattr(saving, 'check_disk_space', planned.append)
