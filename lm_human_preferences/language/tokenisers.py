@@ -232,12 +232,13 @@ def _summary(path: str, md5: str) -> _Summary:
     try:
         token_of = tokens_of(rules)
         n_vocab = max(token_of.values()) + 1
+        digest = _digest(_that_encode(rules))
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise UserError(f'{path} is no tokeniser: {e!r:.80}') from e
     n_gpt2 = encodings.Main.n_vocab
     first = {text: token for text, token in token_of.items() if token < n_gpt2}
     is_gpt2 = len(first) == n_gpt2 and _digest(first) == GPT2_VOCABULARY
-    return _Summary(_digest(_that_encode(rules)), n_vocab, is_gpt2, token_of)
+    return _Summary(digest, n_vocab, is_gpt2, token_of)
 
 
 @functools.lru_cache(maxsize=8)

@@ -189,7 +189,15 @@ def test_a_tokeniser_with_the_vocabulary_of_gpt2_is_main(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'content', ['[]', '{}', '{"model": {"vocab": {}}}', '{"model": {"vocab": {"a": 0}}}', '{']
+    'content',
+    [
+        '[]',
+        '{}',
+        '{"model": {"vocab": {}}}',
+        '{"model": {"vocab": {"a": 0}}}',
+        '{"model": {"vocab": {"a": 0}, "merges": [1]}}',
+        '{',
+    ],
 )
 def test_damaged_files_are_told(tmp_path, content):
     (tmp_path / 'tokenizer.json').write_text(content)
