@@ -125,8 +125,9 @@ def _template_in(directory: str) -> str:
         return storage.read_text(path)
     template = read_object(directory, SETTINGS).get('chat_template')
     if isinstance(template, list):  # several, by name
-        by_name = {each.get('name'): each.get('template') for each in template}
-        template = by_name.get('default')
+        named = [each for each in template if isinstance(each, dict)]
+        defaults = [each.get('template') for each in named if each.get('name') == 'default']
+        template = defaults[-1] if defaults else None
     if not isinstance(template, str):
         raise UserError(
             f'--task.chat: {directory} has no chat template, neither {TEMPLATE} nor in {SETTINGS}:'

@@ -113,6 +113,9 @@ def test_where_the_template_is(tmp_path):
         place = place.get_encoder() if place is encodings.Test else place
         with pytest.raises(UserError, match=f'^--task.chat: .*{told}'):
             lm_tasks.query_formatter(task(), place)
+    encoder = encoder_of(tmp_path, template=['x', {'name': []}])
+    with pytest.raises(UserError, match=f'^--task.chat: {tmp_path} has no chat template'):
+        lm_tasks.query_formatter(task(), encoder)
     several = [{'name': 'tools', 'template': 'x'}, {'name': 'default', 'template': TEMPLATE}]
     encoder = encoder_of(tmp_path, template=several)
     assert encoder.decode(ChatTemplate(encoder, '', '', 9).context((0,))).startswith('<s><|user|>')
