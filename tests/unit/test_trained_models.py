@@ -307,6 +307,7 @@ def test_export_keeps_what_is_there(tmp_path, model_dir):
         ),
         ({'model_type': 'llama', 'num_hidden_layers': 10**9}, '1000000000 layers are not what'),
         ({'model_type': 'llama', 'hidden_size': -1}, 'does not describe a model that can be: '),
+        ({'model_type': 'llama', 'hidden_size': 0, 'head_dim': 8}, 'that can be: --n_embd must be'),
         ({'model_type': 'llama', 'vocab_size': 99}, 'the model knows 99 tokens, but its tokeniser'),
     ],
 )

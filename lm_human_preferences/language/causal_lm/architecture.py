@@ -94,10 +94,10 @@ def _sizes(path: str, content: str, n_vocab: int) -> TransformersSizes:
         with torch.device('meta'):
             empty = _empty(config)
         sizes = sizes_of(empty, n_vocab)
+        sizes.validate()
     rows = len(empty.get_output_embeddings().weight)
     if rows < n_vocab:
         raise UserError(f'{path}: the model knows {rows} tokens, but its tokeniser has {n_vocab}')
-    sizes.validate()
     return sizes
 
 
