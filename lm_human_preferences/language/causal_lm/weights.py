@@ -54,7 +54,7 @@ class PretrainedWeights:
 
     @functools.cached_property
     def model(self) -> Any:
-        """The model of transformers with the weights, in float32; UserError where some lack."""
+        """The model of transformers with the weights, in float32; UserError unless all fit."""
         import transformers
 
         with told(self.path):
@@ -65,10 +65,17 @@ class PretrainedWeights:
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are told below
                 dtype=torch.float32,
             )
         model, found = loaded
-        missing = sorted(found['missing_keys']) + sorted(map(str, found['mismatched_keys']))
+        mismatched = sorted(found['mismatched_keys'])
+        if mismatched:
+            name, stored, needed = mismatched[0]
+            raise UserError(
+                f'{self.path}: {name} is {tuple(stored)}, the model needs {tuple(needed)}'
+            )
+        missing = sorted(found['missing_keys'])
         if missing:
             raise UserError(
                 f'{self.path} lacks {missing[0]} and {len(missing) - 1} more of the model'
