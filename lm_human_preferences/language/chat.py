@@ -23,6 +23,7 @@ from lm_human_preferences.language.tokenisers import (
     TOKENISER,
     TokeniserEncoder,
     read_object,
+    special_tokens,
 )
 
 # A context may have so many tokens more than its query and the template: a query that was cut, put
@@ -138,12 +139,5 @@ def _template_in(directory: str) -> str:
 
 def _special_tokens(directory: str) -> dict[str, str]:
     """{name: text} of the special tokens that templates may name."""
-    found = {}
-    for file in ('special_tokens_map.json', SETTINGS):
-        settings: dict[str, Any] = read_object(directory, file)
-        for name in SPECIAL:
-            token = settings.get(name)
-            spelled = token.get('content') if isinstance(token, dict) else token
-            if isinstance(spelled, str):
-                found[name] = spelled
-    return found
+    older = special_tokens(directory, 'special_tokens_map.json', SPECIAL)
+    return older | special_tokens(directory, SETTINGS, SPECIAL)

@@ -322,9 +322,8 @@ def _bare(rule: Any) -> Any:
 
 def _eot_token(directory: str, summary: _Summary) -> int | None:
     """The token that ends a text, as the first file says that names one; None where none does."""
-    token = read_object(directory, SETTINGS).get('eos_token')
-    spelled = token.get('content') if isinstance(token, dict) else token
-    if isinstance(spelled, str) and spelled in summary.token_of:
+    spelled = special_tokens(directory, SETTINGS, ['eos_token']).get('eos_token')
+    if spelled in summary.token_of:
         return summary.token_of[spelled]
     for name in ('config.json', 'generation_config.json'):
         tokens = read_object(directory, name).get('eos_token_id')
@@ -332,6 +331,18 @@ def _eot_token(directory: str, summary: _Summary) -> int | None:
         if type(first) is int and 0 <= first < summary.n_vocab:
             return first
     return None
+
+
+def special_tokens(directory: str, file: str, names: Iterable[str]) -> dict[str, str]:
+    """{name: text} of those special tokens that a JSON file of the directory spells."""
+    settings = read_object(directory, file)
+    found = {}
+    for name in names:
+        token = settings.get(name)
+        spelled = token.get('content') if isinstance(token, dict) else token
+        if isinstance(spelled, str):
+            found[name] = spelled
+    return found
 
 
 def read_object(directory: str, name: str) -> dict[str, Any]:

@@ -84,14 +84,8 @@ def is_read_as_written(encoding: Encoding, directory: str) -> bool:
 
 def _special_tokens(encoding: TokeniserEncoding, known: Mapping[str, int]) -> dict[str, str]:
     """{name: text} of the special tokens that a model's tokeniser names, if they are `known`."""
-    settings = tokenisers.read_object(encoding.directory, tokenisers.SETTINGS)
-    found = {}
-    for name in _NAMED:
-        token = settings.get(name)
-        spelled = token.get('content') if isinstance(token, dict) else token
-        if isinstance(spelled, str) and spelled in known:
-            found[name] = spelled
-    return found
+    spelled = tokenisers.special_tokens(encoding.directory, tokenisers.SETTINGS, _NAMED)
+    return {name: text for name, text in spelled.items() if text in known}
 
 
 def _of_own(encoding: Encoding) -> tokenizers.Tokenizer:
