@@ -38,16 +38,13 @@ GPT2_VOCABULARY = 'e35d8b86ebd35ebd260d040aa455e09759f7e675f4dbb7f3d727516f27eca
 class TokeniserEncoder:
     """Text to token ids of a tokenizer.json and back, see the head of this module.
 
-    rules: what the file holds. n_vocab: the padding token is the first id that is no token.
-    directory: what the file is in.
+    rules: what the file holds. The padding token is the first id that is no token.
     """
 
-    def __init__(
-        self, rules: Mapping[str, Any], n_vocab: int, eot_token: int | None, directory: str
-    ) -> None:
-        self.directory = directory
-        self.eot_token = eot_token
-        self.padding_token = n_vocab
+    def __init__(self, encoding: TokeniserEncoding, rules: Mapping[str, Any]) -> None:
+        self.directory = encoding.directory
+        self.eot_token = encoding.eot_token
+        self.padding_token = encoding.n_vocab
         self.spells_special = True
         self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(_without_prefix_space(rules)))
         self._tokenizer.no_truncation()
@@ -109,9 +106,7 @@ class TokeniserEncoding(Encoding):
 
     def get_encoder(self) -> TokeniserEncoder:
         """The encoder, made once. UserError where its file is missing or damaged."""
-        path = storage.join(self.directory, TOKENISER)
-        md5 = storage.md5(storage.cached_path(path))
-        return _encoder(self.directory, md5, self.n_vocab, self.eot_token)
+        return _encoder(self, _md5_of(self.directory))
 
     def fits(self, rows: int) -> bool:
         """See Encoding: an embedding may have more rows, which belong to no token."""
@@ -220,14 +215,18 @@ class _Summary(NamedTuple):
     token_of: dict[str, int]
 
 
+def _md5_of(directory: str) -> str:
+    """That of the tokenizer.json, which may change."""
+    return storage.md5(storage.cached_path(storage.join(directory, TOKENISER)))
+
+
 def _summary_of(directory: str) -> _Summary:
-    path = storage.join(directory, TOKENISER)
-    return _summary(path, storage.md5(storage.cached_path(path)))
+    return _summary(storage.join(directory, TOKENISER), _md5_of(directory))
 
 
 @functools.lru_cache(maxsize=8)
 def _summary(path: str, md5: str) -> _Summary:
-    """md5: of the file, which may change."""
+    """md5: see _md5_of."""
     rules = _read_rules(path)
     try:
         token_of = tokens_of(rules)
@@ -242,12 +241,12 @@ def _summary(path: str, md5: str) -> _Summary:
 
 
 @functools.lru_cache(maxsize=8)
-def _encoder(directory: str, md5: str, n_vocab: int, eot_token: int | None) -> TokeniserEncoder:
-    """md5: of the file, which may change."""
-    path = storage.join(directory, TOKENISER)
+def _encoder(encoding: TokeniserEncoding, md5: str) -> TokeniserEncoder:
+    """md5: see _md5_of."""
+    path = storage.join(encoding.directory, TOKENISER)
     rules = _read_rules(path)
     try:
-        return TokeniserEncoder(rules, n_vocab, eot_token, directory)
+        return TokeniserEncoder(encoding, rules)
     except Exception as e:  # the library raises no other
         raise UserError(f'{path} is no tokeniser: {e}') from e
 
