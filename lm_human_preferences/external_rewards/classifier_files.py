@@ -14,10 +14,11 @@ import torch
 
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.hparams.model_sizes import FLOAT
 from lm_human_preferences.language.causal_lm.architecture import dropout_in
 from lm_human_preferences.language.causal_lm.library import told
 from lm_human_preferences.language.causal_lm.weights import PretrainedWeights
-from lm_human_preferences.language.weights import FLOAT, SLACK_BYTES
+from lm_human_preferences.language.weights import SLACK_BYTES
 
 CONFIG = 'config.json'
 MODEL_CLASS = 'AutoModelForSequenceClassification'

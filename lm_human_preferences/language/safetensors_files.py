@@ -25,6 +25,8 @@ class SavedTensors:
     """
 
     def __init__(self, directory: str) -> None:
+        from safetensors import safe_open
+
         has_index = storage.exists(storage.join(directory, INDEX))
         files = _files_of_index(directory) if has_index else [WEIGHTS]
         self.path = directory if len(files) > 1 else storage.join(directory, files[0])
@@ -34,7 +36,7 @@ class SavedTensors:
         self._places: dict[str, str] = {}  # {name of a tensor: that of its file}
         for name in files:
             with self._damage_is_told(name):
-                file = _opened(os.path.join(self.local_path, name))
+                file: Any = safe_open(os.path.join(self.local_path, name), 'pt')
                 self._files[name] = file
                 self._places.update(dict.fromkeys(file.keys(), name))
 
@@ -71,12 +73,6 @@ class SavedTensors:
             raise UserError(
                 f'{storage.join(self._directory, name)} is damaged or missing: {e}'
             ) from e
-
-
-def _opened(path: str) -> Any:
-    from safetensors import safe_open
-
-    return safe_open(path, 'pt')
 
 
 def _fetched(directory: str, files: list[str]) -> str:

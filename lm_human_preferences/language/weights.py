@@ -16,7 +16,7 @@ from lm_human_preferences.checkpointing import checkpoints, names
 from lm_human_preferences.checkpointing.tf_bundle import Bundle, BundleError
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.errors import UserError
-from lm_human_preferences.hparams.model_sizes import Sizes
+from lm_human_preferences.hparams.model_sizes import FLOAT, Sizes
 from lm_human_preferences.language.safetensors_files import SavedTensors
 
 TRANSFORMER = 'transformer.'  # what GPT-2's own names begin with, except those of its heads
@@ -24,7 +24,6 @@ EMBEDDING = f'{TRANSFORMER}wte.weight'  # which every GPT-2 has
 # Of a checkpoint that is neither of a step nor in several parts: those of releases are not.
 CHECKPOINT_FILES = (names.LIST, f'model.ckpt{names.INDEX}', f'model.ckpt{names.DATA}')
 SLACK_BYTES = 1 << 24  # by which a model may be larger than its file
-FLOAT = 4  # bytes of a weight in memory
 
 
 class Weights(Protocol):
@@ -99,7 +98,28 @@ class CheckpointWeights:
             copy_value(self._bundle[variable], target, f'{self.path}: {variable}')
 
 
-class SafetensorsWeights:
+class TransformersWeights:
+    """What holds of the safetensors in a directory of transformers, whoever reads them.
+
+    saved: the tensors by the names in its files.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.saved = SavedTensors(directory)
+
+    def __len__(self) -> int:
+        return len(self.saved)
+
+    def nbytes(self) -> int:
+        """Bytes of all tensors in float32."""
+        return FLOAT * self.saved.numbers()
+
+    def scopes(self) -> list[str]:
+        """That of the only network."""
+        return ['']
+
+
+class SafetensorsWeights(TransformersWeights):
     """The safetensors in a directory that `transformers` has saved a GPT-2 in.
 
     Their names are this program's own. GPT2Model leaves out what they begin with, GPT2LMHeadModel
@@ -107,24 +127,13 @@ class SafetensorsWeights:
     """
 
     def __init__(self, directory: str) -> None:
-        self._saved = SavedTensors(directory)
-        self.path = self._saved.path
-        is_whole = any(name.startswith(TRANSFORMER) for name in self._saved)
+        super().__init__(directory)
+        self.path = self.saved.path
+        is_whole = any(name.startswith(TRANSFORMER) for name in self.saved)
         self._left_out = '' if is_whole else TRANSFORMER
 
-    def __len__(self) -> int:
-        return len(self._saved)
-
     def __contains__(self, name: object) -> bool:
-        return self.name_of(str(name)) in self._saved
-
-    def nbytes(self) -> int:
-        """Bytes of all tensors in float32."""
-        return FLOAT * self._saved.numbers()
-
-    def scopes(self) -> list[str]:
-        """That of the only network."""
-        return ['']
+        return self.name_of(str(name)) in self.saved
 
     def name_of(self, name: str) -> str:
         """The name in the files, which is the own one or what it ends with."""
@@ -133,8 +142,8 @@ class SafetensorsWeights:
     def load(self, name: str, parameter: torch.Tensor) -> None:
         """Copy the tensor, whatever its type is in its file."""
         stored = self.name_of(name)
-        value = self._saved.read(stored).float()
-        what = f'{self._saved.place(stored)}: {stored}'
+        value = self.saved.read(stored).float()
+        what = f'{self.saved.place(stored)}: {stored}'
         copy_value(value.numpy(), parameter.detach(), what)
 
 

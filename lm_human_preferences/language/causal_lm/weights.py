@@ -10,11 +10,10 @@ import torch
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.causal_lm.library import told
 from lm_human_preferences.language.causal_lm.network import CAUSAL_LM
-from lm_human_preferences.language.safetensors_files import SavedTensors
-from lm_human_preferences.language.weights import FLOAT, copy_value
+from lm_human_preferences.language.weights import TransformersWeights, copy_value
 
 
-class PretrainedWeights:
+class PretrainedWeights(TransformersWeights):
     """The safetensors beside a config.json, a `language.weights.Weights`.
 
     transformers reads them, because it knows what older versions called the tensors of a family.
@@ -24,24 +23,13 @@ class PretrainedWeights:
     def __init__(
         self, directory: str, config: Any, model_class: str = 'AutoModelForCausalLM'
     ) -> None:
+        super().__init__(directory)
         self._config = config
         self._model_class = model_class
         self.path = directory
-        self._saved = SavedTensors(directory)
-
-    def __len__(self) -> int:
-        return len(self._saved)
 
     def __contains__(self, name: object) -> bool:
         return str(name) in self._tensors
-
-    def nbytes(self) -> int:
-        """Bytes of all tensors in float32."""
-        return FLOAT * self._saved.numbers()
-
-    def scopes(self) -> list[str]:
-        """That of the only network."""
-        return ['']
 
     def name_of(self, name: str) -> str:
         """transformers' name of a parameter."""
@@ -59,7 +47,7 @@ class PretrainedWeights:
 
         with told(self.path):
             loaded: Any = getattr(transformers, self._model_class).from_pretrained(
-                self._saved.local_path,
+                self.saved.local_path,
                 config=self._config,
                 local_files_only=True,
                 use_safetensors=True,
