@@ -15,19 +15,19 @@ import torch
 from lm_human_preferences import storage
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.hparams.model_sizes import FLOAT
-from lm_human_preferences.language.causal_lm.architecture import dropout_in
-from lm_human_preferences.language.causal_lm.library import told
+from lm_human_preferences.language.causal_lm.library import (
+    MOST_LAYERS,
+    config_of,
+    empty_model,
+    told,
+)
 from lm_human_preferences.language.causal_lm.weights import PretrainedWeights
 from lm_human_preferences.language.weights import SLACK_BYTES
 
 CONFIG = 'config.json'
 MODEL_CLASS = 'AutoModelForSequenceClassification'
 KIND = 'ForSequenceClassification'  # what the names of such models end with
-MOST_LAYERS = 1000  # of a config that can be meant; MOST_LABELS as well
-MOST_LABELS = 10_000
-# What a config.json does not decide: in which numbers a model is computed, by which code, and how
-# much of it is new.
-_OURS_TO_SAY = ('_attn_implementation', 'attn_implementation', 'torch_dtype', 'dtype')
+MOST_LABELS = 10_000  # of a config that can be meant
 _AS_SAVED = {'sinusoidal_pos_embds': False}  # where positions are in the file, none are made
 
 
@@ -59,12 +59,9 @@ def read_config(directory: str) -> Any:
     if not _is_of_classifier(content):
         raise UserError(f'{path} is not of a sequence classifier')
     _check_content(content, path)
-    taken = {key: value for key, value in content.items() if key not in _OURS_TO_SAY}
-    taken |= {key: value for key, value in _AS_SAVED.items() if key in taken}
-    from transformers import AutoConfig
-
+    as_saved = {key: value for key, value in _AS_SAVED.items() if key in content}
     with told(path):
-        return AutoConfig.for_model(**{**taken, **dict.fromkeys(dropout_in(taken), 0.0)})
+        return config_of({**content, **as_saved})
 
 
 def _check_content(content: dict[str, Any], path: str) -> None:
@@ -106,12 +103,9 @@ def read_model(directory: str, config: Any) -> Any:
 
     Its size is compared with that of the files before any memory is taken for it.
     """
-    import transformers
-    from transformers.initialization import no_init_weights
-
     weights = PretrainedWeights(directory, config, MODEL_CLASS)
-    with told(weights.path), no_init_weights(), torch.device('meta'):
-        empty = getattr(transformers, MODEL_CLASS).from_config(config, dtype=torch.float32)
+    with told(weights.path), torch.device('meta'):
+        empty = empty_model(config, MODEL_CLASS)
     needed = FLOAT * sum(parameter.numel() for parameter in empty.parameters())
     if needed > SLACK_BYTES + 4 * weights.nbytes():
         raise UserError(

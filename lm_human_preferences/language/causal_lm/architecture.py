@@ -13,7 +13,13 @@ from lm_human_preferences import storage
 from lm_human_preferences.checkpointing.variables import VariableNames
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language.causal_lm import probe
-from lm_human_preferences.language.causal_lm.library import told
+from lm_human_preferences.language.causal_lm.library import (
+    MOST_LAYERS,
+    config_of,
+    dropout_in,
+    empty_model,
+    told,
+)
 from lm_human_preferences.language.causal_lm.network import (
     CAUSAL_LM,
     OwnNames,
@@ -21,10 +27,6 @@ from lm_human_preferences.language.causal_lm.network import (
 )
 from lm_human_preferences.language.causal_lm.sizes import TransformersSizes, sizes_of
 from lm_human_preferences.language.causal_lm.weights import PretrainedWeights
-
-MOST_LAYERS = 1000  # of a config that can be meant
-# What a config.json does not decide: how a model is computed, and by whose code.
-_OURS_TO_SAY = ('auto_map', '_attn_implementation', 'attn_implementation', 'torch_dtype', 'dtype')
 
 
 class CausalLM:
@@ -55,7 +57,7 @@ class CausalLM:
     def embedding(self) -> str:
         """See Architecture: the embedding of tokens, which each family calls differently."""
         with told(self.path), torch.device('meta'):
-            empty = _empty(self._config)
+            empty = empty_model(self._config)
         table = empty.get_input_embeddings().weight
         (found,) = (name for name, each in empty.named_parameters() if each is table)
         return CAUSAL_LM + found
@@ -63,7 +65,7 @@ class CausalLM:
     def create(self, scalar_heads: Iterable[str]) -> TransformersNetwork:
         """See Architecture."""
         with told(self.path):
-            return TransformersNetwork(_empty(self._config), self.sizes(), scalar_heads)
+            return TransformersNetwork(empty_model(self._config), self.sizes(), scalar_heads)
 
     def saved_weights(self, directory: str) -> PretrainedWeights:
         """See Architecture."""
@@ -92,24 +94,13 @@ def _sizes(path: str, content: str, n_vocab: int) -> TransformersSizes:
                 ' attention, so their positions cannot be set from outside, as padding needs'
             )
         with torch.device('meta'):
-            empty = _empty(config)
+            empty = empty_model(config)
         sizes = sizes_of(empty, n_vocab)
         sizes.validate()
     rows = len(empty.get_output_embeddings().weight)
     if rows < n_vocab:
         raise UserError(f'{path}: the model knows {rows} tokens, but its tokeniser has {n_vocab}')
     return sizes
-
-
-def _empty(config: Any) -> Any:
-    """A model with memory for its parameters but no values in it."""
-    from transformers import AutoModelForCausalLM
-    from transformers.initialization import no_init_weights
-
-    with no_init_weights():
-        causal_lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    causal_lm.tie_weights()  # as far as the config says so
-    return causal_lm
 
 
 def _read_content(path: str) -> dict[str, Any]:
@@ -130,20 +121,12 @@ def _read_content(path: str) -> dict[str, Any]:
 
 
 def _config_of(content: dict[str, Any], path: str) -> Any:
-    """The config of transformers, without dropout."""
-    from transformers import AutoConfig
-
-    taken = {key: value for key, value in content.items() if key not in _OURS_TO_SAY}
-    config = AutoConfig.for_model(**{**taken, **dict.fromkeys(dropout_in(taken), 0.0)})
+    """What `config_of` gives; UserError for more layers than a config.json at `path` can mean."""
+    config = config_of(content)
     layers = config.num_hidden_layers
     if not 0 < layers <= MOST_LAYERS:
         raise UserError(f'{path}: {layers} layers are not what a model can have')
     return config
-
-
-def dropout_in(content: dict[str, Any]) -> list[str]:
-    """The settings that say how much is dropped at random."""
-    return [key for key in content if 'dropout' in key or key.endswith(('_pdrop', 'layerdrop'))]
 
 
 def _is_known(family: str) -> bool:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
+
+import torch
 
 from lm_human_preferences.errors import UserError
 
+MOST_LAYERS = 1000  # of a config that can be meant
+# What a config.json does not decide: in which numbers a model is computed, and by whose code.
+_OURS_TO_SAY = ('auto_map', '_attn_implementation', 'attn_implementation', 'torch_dtype', 'dtype')
 # transformers switches initialisation off, and the generator is put back, for all threads at once.
 _one_at_a_time = threading.RLock()
 
@@ -18,8 +24,6 @@ def told(path: str) -> Iterator[None]:
 
     Random numbers go on as if nothing had been drawn: where a model begins does not depend on it.
     """
-    import torch
-
     # Outside of the try below, with all that it imports: what cannot be imported is no fault of a
     # model's files.
     import transformers.modeling_utils
@@ -34,3 +38,27 @@ def told(path: str) -> Iterator[None]:
     except Exception as e:  # of any kind: the numbers are whatever a file says
         reason = ' '.join(str(e).split())
         raise UserError(f'{path} does not describe a model that can be: {reason:.300}') from e
+
+
+def config_of(content: dict[str, Any]) -> Any:
+    """The config of transformers that a config.json describes, without dropout."""
+    from transformers import AutoConfig
+
+    taken = {key: value for key, value in content.items() if key not in _OURS_TO_SAY}
+    return AutoConfig.for_model(**{**taken, **dict.fromkeys(dropout_in(taken), 0.0)})
+
+
+def dropout_in(content: dict[str, Any]) -> list[str]:
+    """The settings that say how much is dropped at random."""
+    return [key for key in content if 'dropout' in key or key.endswith(('_pdrop', 'layerdrop'))]
+
+
+def empty_model(config: Any, model_class: str = 'AutoModelForCausalLM') -> Any:
+    """A model with memory for its parameters but no values in it. model_class: of transformers."""
+    import transformers
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        model = getattr(transformers, model_class).from_config(config, dtype=torch.float32)
+    model.tie_weights()  # as far as the config says so
+    return model

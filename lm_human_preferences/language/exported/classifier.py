@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lm_human_preferences.errors import UserError
+from lm_human_preferences.language.causal_lm.library import empty_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,8 +63,7 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
     gets a row if it has none. name: of the model, for errors. UserError where transformers has no
     such classifier.
     """
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-    from transformers.initialization import no_init_weights
+    from transformers import AutoConfig
 
     family = causal_lm.config.model_type
     if not has_classifier(causal_lm.config):
@@ -86,8 +86,8 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
             'problem_type': 'regression',
         }
     )
-    with no_init_weights(), torch.random.fork_rng(devices=[]):
-        model: Any = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    with torch.random.fork_rng(devices=[]):
+        model = empty_model(config, 'AutoModelForSequenceClassification')
     model.eval()
     _copy_body(causal_lm, model)
     constant = _set_head(model, head, n_vocab)
