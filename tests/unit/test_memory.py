@@ -213,7 +213,7 @@ def test_what_the_last_block_keeps_of_tokens_that_are_not_read(family):
 
 def test_what_experts_keep_is_a_guess():
     """Which of them compute depends on values."""
-    found = kept.kept_by(tiny('mixtral').config, reduced=False)
+    found = kept.kept_by(tiny('mixtral'), reduced=False)
     assert found == kept.Kept(FLOAT * (4 * 32 + 64 + 48 + 48 + 64 + 36 + 2 * (128 + 80)), 0)
 
 
@@ -227,7 +227,7 @@ TEST_TASK = {
 
 def test_a_block_that_cannot_be_traced_leaves_no_hooks():
     """They would keep all that later passes save for the gradient."""
-    kept.kept_by(tiny('mixtral').config, reduced=False)
+    kept.kept_by(tiny('mixtral'), reduced=False)
     parameter = torch.ones(3, requires_grad=True)
     gone = weakref.ref(parameter)
     parameter.square().sum().backward()

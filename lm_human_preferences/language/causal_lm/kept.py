@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -29,28 +30,34 @@ class _PassedError(Exception):
     """The block has been passed; what comes after it is not needed."""
 
 
-def kept_by(config: Any, reduced: bool) -> Kept:
-    """What a block of a model with this config keeps. reduced: it computes in bf16.
+def kept_by(causal_lm: Any, reduced: bool) -> Kept:
+    """What a block of a model, which may be without values, keeps. reduced: it computes in bf16.
 
     Where values decide what is computed, as with experts, it is a guess.
     """
     logger = logging.getLogger('torch._subclasses.fake_tensor')
     was_disabled, logger.disabled = logger.disabled, True
     try:
-        return _traced(config, reduced)
+        return _traced(causal_lm.config, reduced)
     except Exception:  # of any kind: it is a family's own code
-        return _guessed(config, reduced)
+        return _guessed(causal_lm, reduced)
     finally:
         logger.disabled = was_disabled
 
 
 def _traced(config: Any, reduced: bool) -> Kept:
-    """As kept_by; raises whatever code raises that would need values."""
+    """As kept_by, of a config; raises whatever code raises that would need values."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from transformers import AutoModelForCausalLM
 
     kept: dict[int, torch.Tensor] = {}
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda each: _keep(kept, each), _unpack)
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        """Remember a tensor, one of each storage."""
+        kept[_storage_of(tensor)] = tensor
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     # Closed in any case: a block that raises would leave the hooks to all that comes after it.
     in_block = contextlib.ExitStack()
 
@@ -74,18 +81,15 @@ def _traced(config: Any, reduced: bool) -> Kept:
             )
         for own in (mask, *model.parameters()):
             kept.pop(_storage_of(own), None)
-        return _sum_of(list(kept.values()))
+        return _sum_of(kept.values())
 
 
-def _guessed(config: Any, reduced: bool) -> Kept:
+def _guessed(causal_lm: Any, reduced: bool) -> Kept:
     """What goes into each product with a weight and what comes out of it, as if all were so."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device('meta'):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    config = causal_lm.config
     chosen = getattr(config, 'num_experts_per_tok', None) or 1
     numbers = 4 * config.hidden_size
-    for weight in blocks_of(model)[0].parameters():
+    for weight in blocks_of(causal_lm)[0].parameters():
         if weight.ndim > 1:
             times = chosen if weight.ndim > 2 else 1  # a weight for each expert
             numbers += times * sum(weight.shape[-2:])
@@ -101,7 +105,7 @@ def blocks_of(causal_lm: Any) -> list[nn.Module]:
     return [causal_lm.base_model]
 
 
-def _sum_of(tensors: list[torch.Tensor]) -> Kept:
+def _sum_of(tensors: Iterable[torch.Tensor]) -> Kept:
     """Of tensors with different storages; copies of weights in bf16 have no tokens in them."""
     bytes_of_all = 0
     numbers_of_pairs = 0
@@ -113,16 +117,6 @@ def _sum_of(tensors: list[torch.Tensor]) -> Kept:
         elif number % LENGTH == 0:
             bytes_of_all += stored
     return Kept(bytes_of_all // LENGTH, numbers_of_pairs // LENGTH**2)
-
-
-def _keep(kept: dict[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    """Remember a tensor, one of each storage."""
-    kept[_storage_of(tensor)] = tensor
-    return tensor
-
-
-def _unpack(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _storage_of(tensor: torch.Tensor) -> int:

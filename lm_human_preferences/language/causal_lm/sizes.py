@@ -77,7 +77,7 @@ def sizes_of(causal_lm: 'PreTrainedModel', n_vocab: int) -> TransformersSizes:
     head_width = getattr(config, 'head_dim', None) or config.hidden_size // heads
     key_value_heads = getattr(config, 'num_key_value_heads', None) or heads
     length, is_window = longest(config)
-    kept = kept_by(config, reduced=False)
+    kept = kept_by(causal_lm, reduced=False)
     return TransformersSizes(
         family=config.model_type,
         n_vocab=n_vocab,
@@ -88,7 +88,7 @@ def sizes_of(causal_lm: 'PreTrainedModel', n_vocab: int) -> TransformersSizes:
         n_layer=len(blocks),
         keys=key_value_heads * head_width,
         kept=kept.of_a_token,
-        kept_in_bf16=kept_by(config, reduced=True).of_a_token,
+        kept_in_bf16=kept_by(causal_lm, reduced=True).of_a_token,
         kept_of_pairs=kept.of_a_pair,
         numbers_of_blocks=sum(each.numel() for each in nn.ModuleList(blocks).parameters()),
         numbers=sum(each.numel() for each in causal_lm.parameters()),
