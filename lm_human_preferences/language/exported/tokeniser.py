@@ -108,11 +108,8 @@ def _of_own(encoding: Encoding) -> tokenizers.Tokenizer:
 
 def _byte_pairs(encoding: Encoding) -> tokenizers.Tokenizer:
     """GPT-2's."""
-    vocab_path, merges_path = map(encoding.path, BYTE_PAIR_FILES)
-    vocab: Any = storage.read_json(vocab_path)
-    lines = storage.read_text(merges_path).split('\n')[1:-1]
-    merges = [tuple(line.split(' ')) for line in lines]
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
+    vocab, merges = (storage.cached_path(encoding.path(name)) for name in BYTE_PAIR_FILES)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(vocab, merges))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.add_special_tokens([END_OF_TEXT])
