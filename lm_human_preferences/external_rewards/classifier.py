@@ -22,11 +22,11 @@ from lm_human_preferences.external_rewards.classifier_files import (
 )
 from lm_human_preferences.external_rewards.texts import Texts
 from lm_human_preferences.language.causal_lm.library import told
+from lm_human_preferences.language.exported.classifier import CONSTANT
 from lm_human_preferences.utils.core import default_device
 
 BATCH = 16_384  # tokens that go through it at a time
-CONSTANT = 'reward_constant'  # of the config of a reward model that `export` wrote
-LARGEST = 1e30  # such a constant
+LARGEST = 1e30  # a constant of a reward model that `export` wrote
 NO_TOKEN = -1  # that none is: a family which looks for its padding token finds none
 
 

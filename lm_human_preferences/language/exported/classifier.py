@@ -46,15 +46,6 @@ class Classifier(NamedTuple):
     constant: float
 
 
-def has_classifier(config: Any) -> bool:
-    """Whether transformers has a sequence classifier for models of this config."""
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as KNOWN,
-    )
-
-    return config.model_type in KNOWN
-
-
 @torch.no_grad()
 def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> Classifier:
     """The body of `causal_lm` with a head, which reads the last token that is not padding.
@@ -64,9 +55,12 @@ def classifier_of(causal_lm: Any, head: RewardHead, n_vocab: int, name: str) -> 
     such classifier.
     """
     from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as KNOWN,
+    )
 
     family = causal_lm.config.model_type
-    if not has_classifier(causal_lm.config):
+    if family not in KNOWN:
         raise UserError(
             f'{name} cannot be exported: transformers has no sequence classifier for models of the'
             f' family {family}, and only that has a place for a score'
