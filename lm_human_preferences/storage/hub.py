@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lm_human_preferences.storage import hub_client
-from lm_human_preferences.storage.hub_client import Unreachable, explained, library
+from lm_human_preferences.storage.hub_client import Unreachable, api, explained, library
 from lm_human_preferences.storage.paths import (
     HUB,
     HubPath,
@@ -125,11 +125,7 @@ def exists(path: str) -> bool:
     try:
         hub_client.require(hub)
         with explained(hub):
-            return (
-                library()
-                .HfApi()
-                .file_exists(hub.repository, hub.name, revision=commit, repo_type=hub.kind)
-            )
+            return api().file_exists(hub.repository, hub.name, revision=commit, repo_type=hub.kind)
     except NotFound:
         return False
     except Unreachable as e:
@@ -296,15 +292,11 @@ def _known_commit(hub: HubPath) -> str | None:
 
 
 def _resolve(hub: HubPath, *, local_files_only: bool = False) -> str:
-    revision = (
-        library()
-        .HfApi()
-        .resolve_revision(
-            hub.repository,
-            revision=hub.revision,
-            repo_type=hub.kind,
-            local_files_only=local_files_only,
-        )
+    revision = api().resolve_revision(
+        hub.repository,
+        revision=hub.revision,
+        repo_type=hub.kind,
+        local_files_only=local_files_only,
     )
     return revision.resolved
 

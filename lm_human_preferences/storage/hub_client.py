@@ -43,6 +43,11 @@ def library() -> Any:
     return huggingface_hub
 
 
+def api() -> Any:
+    """The questions that huggingface_hub can ask."""
+    return library().HfApi()
+
+
 def is_forbidden() -> bool:
     """Whether the user forbids to ask the hub."""
     return is_offline() or library().is_offline_mode()
@@ -72,15 +77,8 @@ def require(hub: HubPath) -> None:
 
 
 def _describe(hub: HubPath) -> Any:
-    return (
-        library()
-        .HfApi()
-        .repo_info(
-            hub.repository,
-            revision=hub.revision,
-            repo_type=hub.kind,
-            timeout=blobs.READ_TIMEOUT,
-        )
+    return api().repo_info(
+        hub.repository, revision=hub.revision, repo_type=hub.kind, timeout=blobs.READ_TIMEOUT
     )
 
 
