@@ -92,17 +92,14 @@ class ChatTemplate:
 
         whole: what `query` was cut from. Half a dialogue would lack its question.
         """
-        if len(query) < len(whole) and self.is_dialogue(whole):
+        # The role that a dialogue begins with is in its first tokens.
+        if len(query) < len(whole) and messages.is_dialogue(self.encoder.decode(whole[:16])):
             return TOO_LONG
         try:
             context = self.context(tuple(query))
         except UserError:
             return REFUSED
         return TOO_LONG if len(context) > self.length else None
-
-    def is_dialogue(self, query: Sequence[int]) -> bool:
-        """Whether a query is a dialogue, and not the text of one message."""
-        return messages.is_dialogue(self.encoder.decode(query[:16]))
 
     def contexts(self, queries: Sequence[Sequence[int]]) -> list[list[int]]:
         """The contexts of padded queries, padded on the right to the same length."""
