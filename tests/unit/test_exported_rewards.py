@@ -131,6 +131,14 @@ def test_own_encodings_become_tokenisers(tmp_path, name):
     assert found.pad_token_id == encoding.n_vocab
 
 
+def test_damaged_files_of_an_own_encoding_are_one_line(tmp_path, monkeypatch):
+    (tmp_path / 'encoder.json').write_text('{"!": 0,')
+    (tmp_path / 'vocab.bpe').write_text('')
+    monkeypatch.setenv('LMHP_GPT2_ENCODINGS', str(tmp_path))
+    with pytest.raises(UserError, match='encoder.json is not JSON'):
+        tokeniser.write_tokeniser(encodings.Main, 1024, str(tmp_path))
+
+
 def test_a_family_whose_tokeniser_has_rules_of_its_own(tmp_path):
     """It is noticed, and told on the page and on the console."""
     from transformers import PreTrainedTokenizerFast

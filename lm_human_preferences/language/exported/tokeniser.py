@@ -107,7 +107,8 @@ def _of_own(encoding: Encoding) -> tokenizers.Tokenizer:
 
 
 def _byte_pairs(encoding: Encoding) -> tokenizers.Tokenizer:
-    """GPT-2's."""
+    """GPT-2's; UserError where its files are damaged."""
+    encoding.get_encoder()  # which says what is wrong with them
     vocab, merges = (storage.cached_path(encoding.path(name)) for name in BYTE_PAIR_FILES)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(vocab, merges))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
