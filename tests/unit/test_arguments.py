@@ -53,7 +53,15 @@ def test_words(words, given):
     assert read == {'arg': 'a', **given}
 
 
-NAMES = ('ppo.batch_size', 'ppo.lr', 'ppo.lam', 'run.log_interval', 'task.log_internals', 'seed')
+NAMES = (
+    'ppo.batch_size',
+    'ppo.lr',
+    'ppo.lam',
+    'run.log_interval',
+    'task.log_internals',
+    'rewards.train_new_model.rollout_batch_size',
+    'seed',
+)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +76,7 @@ NAMES = ('ppo.batch_size', 'ppo.lr', 'ppo.lam', 'run.log_interval', 'task.log_in
         ('run_log_intervall', 'run.log_interval'),  # nearly the same as a whole
         ('ppo.lerning_rate', 'ppo.lr'),
         ('ppo.lambda', 'ppo.lam'),
+        ('rollout_batch_sizes', 'rewards.train_new_model.rollout_batch_size'),  # and no shorter one
         ('ppo.zzz', None),
         ('seeds', 'seed'),
     ],
@@ -78,6 +87,12 @@ def test_what_an_unknown_option_may_have_meant(name, meant):
         arguments.read_words([f'--{name}', '1'], fields, {}, ())
     hint = f' (did you mean --{meant}?)' if meant else ''
     assert str(caught.value) == f'no such option: --{name}{hint}'
+
+
+def test_what_is_less_alike_was_not_meant():
+    """Four letters of six and of five; of six and of seven."""
+    assert arguments.did_you_mean('policy', ['polis', 'polite']) == ' (did you mean polis?)'
+    assert arguments.did_you_mean('policy', ['polizei']) == ''
 
 
 @settings(max_examples=300, deadline=None)

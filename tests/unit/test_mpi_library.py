@@ -287,6 +287,21 @@ def test_horovod_counts_for_the_ranks_that_are_there(build, launched, mpiexec):
     assert engines.expected_engine('auto') == 'horovod'
 
 
+def test_one_rank_without_horovod_is_enough_for_another_engine(monkeypatch):
+    asked = []
+
+    def torch_over_mpi(comm, seconds):
+        asked.append((comm, seconds))
+        return types.SimpleNamespace(name='torch')
+
+    monkeypatch.setattr(engines, 'torch_over_mpi', torch_over_mpi)
+    monkeypatch.setattr(mpi_library, 'soname_in_use', lambda: 'libmpi.so.12')
+    monkeypatch.setattr(horovod_build, 'why_not', lambda soname, has_gpu: 'it is old')
+    ranks = types.SimpleNamespace(all_gather_object=lambda reason: [None, reason])
+    assert engines.create_engine('auto', ranks, 60).name == 'torch, as it is old'
+    assert asked == [(ranks, 60)]
+
+
 def test_no_horovod(no_horovod, mpiexec, monkeypatch):
     mpiexec(False)
     assert engines.expected_engine('auto') == 'torch'
