@@ -14,16 +14,17 @@ os.environ.setdefault('MPIR_CVAR_CH4_PROGRESS_THROTTLE', '1')
 # The tests start hundreds of processes: each would compile the package anew.
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 
+# It would import trio, which nothing here uses and selenium brings.
+os.environ['HYPOTHESIS_NO_PLUGINS'] = '1'
+
 # As in a shell where the environment is active: there the commands that are printed are short.
 os.environ.pop('PIPENV_ACTIVE', None)
 os.environ['PATH'] = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
 
 import hypothesis
 import pytest
-import torch
 from golden_data import bpe_directory, why_no_cases
 
-from lm_human_preferences.training import precision
 from lm_human_preferences.utils.logging import configure_console
 
 pytest_plugins = [
@@ -36,7 +37,6 @@ pytest_plugins = [
 ]
 
 gc.disable()  # until all tests are collected, see there
-torch.set_num_threads(1)
 hypothesis.settings.load_profile(
     'ci'
 )  # the same inputs each time; `--hypothesis-profile default` draws new ones
@@ -77,6 +77,9 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     """What is here now stays: looking for garbage in it would take seconds of the tests' time."""
+    import torch  # here: it takes seconds, and the process that only hands out tests needs none
+
+    torch.set_num_threads(1)
     gc.freeze()
     gc.enable()
 
@@ -100,6 +103,10 @@ os.register_at_fork(
 @pytest.fixture(autouse=True)
 def ordinary_process():
     """What a test has set up of this process, as a training in it does, ends with the test."""
+    import torch
+
+    from lm_human_preferences.training import precision
+
     with precision.plain():
         yield
     torch.set_num_threads(1)

@@ -17,7 +17,6 @@ from ranks import on_ranks
 from tiny_causal_lms import save, tiny
 from tiny_tokenisers import write_byte_level
 from trainers import rollout_of
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sample
 from lm_human_preferences import ppo, train_policy, train_reward
@@ -71,6 +70,8 @@ class Trained:
     """What a run that trained both models has left, on a machine without its initial model."""
 
     def __init__(self, folder, family):
+        from transformers import AutoModelForCausalLM
+
         self.family = family
         model = make_model(folder / 'model', family, **MAKE[family])
         self.original = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -120,6 +121,8 @@ def test_all_files_of_a_run_are_known_to_be_its_own(trained):
 
 def test_an_export_is_what_transformers_loads(trained, tmp_path):
     """The same logits, the tokeniser, and the dropout that the model came with."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     run(f'export {trained.run} {tmp_path}/exported')
     exported = tmp_path / 'exported'
     theirs = AutoModelForCausalLM.from_pretrained(exported).eval()

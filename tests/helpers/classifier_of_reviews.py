@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from tiny_tokenisers import write_words
-from transformers import AutoConfig, AutoModelForSequenceClassification
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -48,6 +47,8 @@ def write(directory: Path, steps: int = STEPS) -> str:
 
 def train(steps: int) -> torch.nn.Module:
     """The classifier after so many batches of reviews, which is always the same."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
     encoder = encodings.Reviews.get_encoder()  # whose token ids are those of the words in order
     texts, shares = zip(*itertools.islice(reviews.labelled_reviews('train'), N_REVIEWS))
     rows = [encoder.encode(text) for text in texts]
