@@ -4,6 +4,7 @@ It plays the part of the sentiment classifier with which the paper simulates hum
 """
 
 import functools
+import inspect
 import itertools
 import os
 import sys
@@ -122,11 +123,17 @@ def _log_odds(
     return total
 
 
+class _Solver(torch.optim.LBFGS):
+    """PyTorch's, without the wrapper that imports the compiler first, for longer than a fit."""
+
+    add_param_group = inspect.unwrap(torch.optim.LBFGS.add_param_group)
+
+
 @functools.cache
 def _weights() -> torch.Tensor:
     """The weights of `_log_odds`: from the cache, unless that cannot be written.
 
-    PyTorch's LBFGS imports its compiler, so a fit takes seconds, and every process would need one.
+    A fit takes a second, and every process would need one.
     """
     depends_on = [sys.modules[__name__], reviews, language_model]
     try:
@@ -153,11 +160,11 @@ def _fit() -> torch.Tensor:
     targets = torch.tensor(positive_shares, dtype=torch.float64)
     n = encoder.padding_token + 1
     weights = torch.zeros(3, n, n, dtype=torch.float64, requires_grad=True)
-    solver = torch.optim.LBFGS([weights], max_iter=100, line_search_fn='strong_wolfe')
+    solver = _Solver([weights], max_iter=100, line_search_fn='strong_wolfe')
 
     def loss() -> torch.Tensor:
         """The loss over all reviews with the penalty; leaves its gradient in the weights."""
-        solver.zero_grad()
+        weights.grad = None
         log_odds = _log_odds(weights, tokens, encoder.padding_token)
         error = F.binary_cross_entropy_with_logits(log_odds, targets)
         total = error + L2_PENALTY * weights.square().sum() / len(texts)
