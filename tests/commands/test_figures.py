@@ -20,7 +20,7 @@ from command_line import error_of, invoke
 from experiments import resolved
 from launched import PYTHONPATH, Launch, eventually
 
-from lm_human_preferences import storage, train_policy, train_reward
+from lm_human_preferences import lm_tasks, storage, train_policy, train_reward
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.evaluation import measure, optimum
 from lm_human_preferences.hparams.policy_options import AdaptiveKLParams
@@ -34,6 +34,7 @@ from lm_human_preferences.reproduction import (
     worker_pool,
 )
 from lm_human_preferences.rewards import TrainedRewardModel
+from lm_human_preferences.synthetic import known_reward
 
 ANCHORS = Path(__file__).parents[3] / 'shared' / 'anchors.json'
 TINY = plan.Scale(labels=(64, 32), targets=(1.0, 2.0), curve=1.0, episodes=(512, 1024), seeds=2)
@@ -368,6 +369,9 @@ def test_members_are_those_of_train_reward(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_workers(tmp_path):
+    # Else a worker would make them, and be killed: they would be made again.
+    lm_tasks.initial_model('reviews')
+    known_reward.KnownReward(encodings.Reviews)
     launch = Launch(
         tmp_path,
         str(tmp_path / 'out'),
