@@ -14,7 +14,11 @@ IN_FILES = ('tiny_causal_lms', 'tiny_classifiers', 'from transformers import GPT
 IN_NAMES = (
     'transformers',
     'llama',
+    # Benchmarks that compare with it.
+    '[ppo_update]',
+    '[reward_step]',
     '[sampling]',
+    '[tokenise]',
     'exported',
     'runs_in_the_store',
     'ModelDirectory',
