@@ -44,8 +44,10 @@ MPIEXEC = Path(sys.executable).with_name('mpiexec')
 
 def torchrun(ranks):
     """The words before the command that so many ranks are to run."""
-    words = ('-m', 'torch.distributed.run', '--standalone', '--no-python')
-    return (sys.executable, *words, f'--nproc-per-node={ranks}')
+    # As the script torchrun; nothing that is imported is garbage to look for.
+    program = 'import gc; gc.disable(); from torch.distributed.run import main; main()'
+    words = ('--standalone', '--no-python', f'--nproc-per-node={ranks}')
+    return (sys.executable, '-c', program, *words)
 
 
 TORCHRUN = torchrun(2)

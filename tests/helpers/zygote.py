@@ -28,7 +28,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -36,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from blobserver.server import install_redirect
 
 import launch
+from lm_human_preferences.distributed import worker
 
 # What trainings import when they start: each child would spend seconds on it.
 PRELOADED = (
@@ -215,8 +215,8 @@ def threads_of_this_process() -> int:
 
 
 if __name__ == '__main__':
-    torch.set_num_threads(1)
+    worker.import_for_good('torch').set_num_threads(1)
     for module in PRELOADED:
-        importlib.import_module(f'lm_human_preferences.{module}')
+        worker.import_for_good(f'lm_human_preferences.{module}')
     gc.freeze()  # no child looks for garbage in what is here, and so copies it
     Zygote(multiprocessing.connection.Connection(int(sys.argv[1]))).serve()
