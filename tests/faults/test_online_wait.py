@@ -51,6 +51,7 @@ def test_two_ranks_wait_longer_than_every_timeout(tmp_path, engine):
     with meanwhile(answer_late, launch.run):
         status = launch.wait()
     assert status == 0, launch.errors()
+    assert launch.output().startswith(f'2 ranks, averaging by {engine}')
     answers = lines_of(launch.run / 'labels/answers/anna.jsonl')
     assert answers[16]['time'] - answers[15]['time'] > SHORTEST_TIMEOUT
     first, second = [line['labels'] for line in models_of(launch.run)]
