@@ -223,9 +223,10 @@ def result_of(directory):
 
 
 def result_anywhere(directory):
-    """The result of the run in `directory`, where that is not told."""
+    """The result of the run in `directory`, where that is not told, nor where it was started."""
+    told = re.compile(rb'%b(/again)?' % re.escape(os.fsencode(directory)))
     return {
-        key: value.replace(os.fsencode(directory), b'DIR') if isinstance(key, str) else value
+        key: told.sub(b'DIR', value) if isinstance(key, str) else value
         for key, value in result_of(directory / 'run').items()
     }
 

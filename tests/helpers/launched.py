@@ -190,9 +190,10 @@ class Launch:
 
     def saved_step(self):
         """A regular expression for what is said when a training of a policy is asked to end."""
+        script = REPOSITORY / 'launch.py'
         return (
-            r'Step \d+ of the policy is saved; to go on from there: \./launch\.py resume'
-            rf' {re.escape(str(self.run))}'
+            r'Step \d+ of the policy is saved; to go on from there:'
+            rf' {re.escape(f"{script} resume {self.run}")}'
         )
 
     def assert_checkpoint_is_intact(self):
