@@ -13,12 +13,14 @@ from pathlib import Path
 _ROOT = Path(__file__).parents[1]  # of the project
 
 
-def typed(command: str) -> str:
+def typed(command: str, *words: str) -> str:
     """`command`, which begins with ./launch.py, ./sample.py or a program such as tensorboard.
 
-    It is returned as it finds this environment's Python: as it is where the environment is active,
-    else behind what this program was started by. A script is named where the user has named one.
+    words: what follows it, and is quoted where a shell needs that. The command is returned as it
+    finds this environment's Python: as it is where the environment is active, else behind what
+    this program was started by. A script is named where the user has named one.
     """
+    command = ' '.join([command, *map(shlex.quote, words)])
     is_script = command.startswith('./')
     if is_script:
         command = _beside_this_program(command)

@@ -54,5 +54,5 @@ def _ending(folder: str, summary: dict[str, Any]) -> str:
     done = ', '.join(f'{name} {count}' for name, count in summary['done'].items())
     return (
         f'Saved: {done}. {summary["open"]} questions are open. The report:'
-        f' {shell.typed(f"./launch.py labels {folder}")}'
+        f' {shell.typed("./launch.py labels", folder)}'
     )

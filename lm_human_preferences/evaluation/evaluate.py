@@ -119,7 +119,7 @@ def _in_a_name(value: Any) -> str:
 def _write(results: dict[str, Any], output_dir: str, names: tuple[str, str]) -> None:
     """Write the results and the picture to the files `names` in `output_dir`."""
     results_name, picture_name = names
-    command = shell.typed(f'./launch.py evaluate {shlex.quote(results["save_dir"])}')
+    command = shell.typed('./launch.py evaluate', results['save_dir'])
     fix = f'`{command} --output_dir ANOTHER` writes elsewhere'
     with outputs.translate_errors(output_dir, fix):
         picture.draw(results, os.path.join(output_dir, picture_name))

@@ -99,7 +99,7 @@ class LabelFolder:
                 ' answers are added; copy it to this machine'
             )
         if not is_folder(path):
-            command = shell.typed(f'./launch.py ask EXPERIMENT {path}')
+            command = shell.typed('./launch.py ask EXPERIMENT', path)
             raise UserError(f'{path} is no folder of labels: it has no {TASK}; {command} makes one')
         self.task = read_task(path)
         self.label_type = label_type_of(self.task)

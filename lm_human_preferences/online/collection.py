@@ -266,7 +266,7 @@ class Collection(Hook):
             folder = os.path.join(run.directory, LABELS)
             how = (
                 f'step {step} is saved: {progress.label_command(folder)} answers, then'
-                f' {shell.typed(f"./launch.py resume {run.save_dir}")} goes on'
+                f' {shell.typed("./launch.py resume", str(run.save_dir))} goes on'
             )
         raise UserError(
             f'--rewards.online.patience {self.online.patience:g}: {missing} of'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Sequence
 
 from lm_human_preferences import shell
@@ -97,4 +96,4 @@ def waiting_line(missing: int, wanted: int, active: Sequence[str], folder: str) 
 
 def label_command(folder: str) -> str:
     """The command with which people answer."""
-    return shell.typed(f'./launch.py label {shlex.quote(folder)} --labeller NAME')
+    return shell.typed('./launch.py label', folder, '--labeller', 'NAME')

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import shlex
 from typing import Any
 
 import numpy as np
@@ -54,10 +53,8 @@ def figures(
         for name in TABLES:
             write_table(os.path.join(output_dir, f'{name}.csv'), rows[name])
         _draw(rows, scale.curve, output_dir)
-    more = shell.typed(
-        f'./launch.py figures {shlex.quote(output_dir)}{" --quick" if quick else ""}'
-        f' --seeds {2 * scale.seeds}'
-    )
+    words = [output_dir, *(['--quick'] if quick else []), '--seeds', str(2 * scale.seeds)]
+    more = shell.typed('./launch.py figures', *words)
     log_line(
         f'figure2.png, figure3.png and the tables they show are in {output_dir}',
         f'More seeds, without redoing these runs: {more}',

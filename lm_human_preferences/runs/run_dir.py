@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -76,14 +75,14 @@ def has_begun(hparams: Training) -> bool:
 
 def refuse_existing(hparams: Training) -> None:
     """UserError if a run has written the files that one with `hparams` would write."""
-    directory = hparams.run.save_dir
+    directory = str(hparams.run.save_dir)
     if has_begun(hparams):
         if launch_methods.current().was_restarted:
             raise UserError(
                 f'{directory} holds what this run had saved before torchrun or Slurm started it'
                 ' again: give --run.resume on, so that it goes on from there'
             )
-        command = shell.typed(f'./launch.py resume {directory}')
+        command = shell.typed('./launch.py resume', directory)
         raise UserError(
             f'{directory} holds a run already: go on with it by `{command}`,'
             ' take another NAME, or give --overwrite to delete it and start anew'
@@ -252,7 +251,7 @@ def resume_hint(hparams: Training) -> str:
     if directory is None:
         return 'Nothing is saved, because --save_dir is None.'
     assert save_dir is not None
-    command = shell.typed(f'./launch.py resume {shlex.quote(save_dir)}')
+    command = shell.typed('./launch.py resume', save_dir)
     if hparams.writes()[-1] == POLICY.command:
         saved = names.resumable(os.path.join(directory, POLICY.unfinished))
         if saved:

@@ -175,11 +175,11 @@ def check_settings(hparams: Training, explicitly_set: Collection[str]) -> None:
     _refuse_what_has_no_effect(hparams, changes, explicitly_set)
     implicit = [text for key, text in changes.items() if not _covers(explicitly_set, key)]
     if implicit:
-        save_dir = hparams.run.save_dir
+        save_dir = str(hparams.run.save_dir)
         raise UserError(
             f'{save_dir} was started with other settings than {", ".join(implicit)}: pass the'
             ' options that are to change, or keep all settings with'
-            f' `{shell.typed(f"./launch.py resume {save_dir}")}`'
+            f' `{shell.typed("./launch.py resume", save_dir)}`'
         )
     for text in changes.values():
         print(f'note: going on with {text}', file=sys.stderr)

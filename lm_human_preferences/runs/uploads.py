@@ -306,7 +306,7 @@ class DirectoryUploader:
         while not self.try_sync():
             if isinstance(self.last_error, LeaseLost) or time.monotonic() > deadline:
                 reason = self.last_error or 'a file is missing'
-                command = shell.typed(f'./launch.py resume {self.url}')
+                command = shell.typed('./launch.py resume', self.url)
                 raise UserError(
                     f'{self.url} is not complete: {reason}; all of the run is in'
                     f' {self.directory}, and `{command}` here uploads the rest'

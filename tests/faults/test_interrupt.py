@@ -33,7 +33,7 @@ def test_while_ranks_start(mpi, number, tmp_path):
     assert not (directory / 'lock').exists()
     hints = ('Nothing is saved yet; the same command starts again.',)
     if directory.exists():  # the signal came late, perhaps after a step
-        command = f'./launch.py resume {directory}'
+        command = f'{REPOSITORY}/launch.py resume {directory}'
         hints = (
             f'No step is saved yet; to start again with the same settings: {command}',
             f'is saved; to go on from there: {command}',

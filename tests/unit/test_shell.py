@@ -52,6 +52,7 @@ def test_a_command_is_printed_as_this_one_was_started(
     monkeypatch.setenv('PATH', str(environment) if is_on_path else os.defpath)
     assert shell.typed(SAMPLE) == sampling
     assert shell.typed('tensorboard') == tensorboard
+    assert shell.typed('tensorboard', '--logdir', 'my runs') == f"{tensorboard} --logdir 'my runs'"
 
 
 def test_a_script_is_named_where_the_user_has_named_it(environment, monkeypatch):
