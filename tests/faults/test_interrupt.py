@@ -7,7 +7,7 @@ import stat
 
 import pytest
 from command_line import error_of, invoke
-from launched import SMALL, Launch, eventually, needs_mpi
+from launched import REPOSITORY, SMALL, Launch, eventually, needs_mpi
 
 FOREVER = ('--ppo.total_episodes=64_000_000', '--run.log_interval=1')
 
