@@ -75,8 +75,13 @@ def test_runs_of_the_same_colour_have_other_lines(tmp_path):
 def test_settings_in_which_policies_differ_are_compared(tmp_path):
     runs = [RunFacts(str(tmp_path), policy=policy_options.HParams()) for _ in range(2)]
     runs[1].policy.ppo.lr = 0.5
+    runs[1].policy.run.override_from_dict({'serve': 'on', 'serve.labellers': 'anna'})
     own = str(runs[0].policy.ppo.lr)
-    assert compared_runs.comparison(['a', 'b'], runs).settings == [['--ppo.lr', own, '0.5']]
+    rate, *others = compared_runs.comparison(['a', 'b'], runs).settings
+    assert rate == ['--ppo.lr', own, '0.5']
+    assert any('anna' in row for row in others)
+    named = compared_runs.comparison(['a', 'b'], runs, has_names=False).settings
+    assert named[0] == rate and not any('anna' in row for row in named)
 
 
 def test_curves_of_one_chart_have_colours_of_their_own(tmp_path):
