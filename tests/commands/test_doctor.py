@@ -60,6 +60,16 @@ def test_all_is_named(quick):
     assert status == 0 and 'LMHP_OFFLINE=1' in found['store'][1]
 
 
+@pytest.mark.parametrize(
+    'why_not, first', [(None, 'two by horovod'), ('it is old', 'two by torch')]
+)
+def test_horovod_is_tried_where_it_suits(quick, monkeypatch, why_not, first):
+    monkeypatch.setattr(doctor.mpi_library, 'expected_soname', lambda: 'libmpi.so.12')
+    monkeypatch.setattr(doctor.horovod_build, 'why_not', lambda soname, has_gpu: why_not)
+    _, found = examined()
+    assert list(found)[10] == first
+
+
 def test_products_and_threads_are_told(quick, monkeypatch):
     rates = Rates(default=118, onednn=57.4, bf16=0.51, error=3e-3)
     processor = Processor(processors.INTEL, 'Xeon', ('avx2', 'avx512f', 'avx512_vnni'))
