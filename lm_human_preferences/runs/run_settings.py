@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import secrets
@@ -52,6 +53,7 @@ def records(
     What was said of one start of the program, as that it resumes, leaves no trace. experiment: None
     where that is not known. commands: whose files these are; None: all that the run writes.
     """
+    hparams = _with_initial_model_as_begun(hparams)
     nested, additions = hparams.to_nested_dict(original_only=True), _lasting_additions(hparams)
     settings = {hparams.writes()[-1]: (nested, additions)}
     if len(hparams.writes()) > 1:  # the reward model is trained in the same run
@@ -76,6 +78,27 @@ def records(
         # Last: where this file is, there is a run, whose other settings must be known by then.
         found[files.settings] = nested
     return found
+
+
+def _with_initial_model_as_begun(hparams: Training) -> Training:
+    """`hparams` with the model that the run began with, where it goes on with its own instead.
+
+    That model may be gone from this machine, but what is told of the run is to name it.
+    """
+    directory = hparams.run.directory
+    if directory is None or hparams.task.policy.initial_model != hparams.run.save_dir:
+        return hparams
+    begun = type(hparams)()
+    try:
+        read_settings(begun, directory)
+    except storage.NotFound:
+        return hparams
+    name = begun.task.policy.initial_model
+    hparams = copy.deepcopy(hparams)
+    hparams.task.policy.initial_model = name
+    if isinstance(hparams, policy_options.HParams) and hparams.rewards.train_new_model is not None:
+        hparams.rewards.train_new_model.task.policy.initial_model = name
+    return hparams
 
 
 def read_settings(hparams: Training, directory: str) -> None:

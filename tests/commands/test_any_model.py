@@ -184,7 +184,7 @@ def test_a_run_goes_on_without_the_model_that_it_began_with(trained, tmp_path):
     for name in before:
         if name.startswith(('ref_policy/', 'reward_model/')):
             np.testing.assert_array_equal(after[name], before[name])
-    # It knows that from now on, wherever it goes.
+    # Once more, wherever it goes.
     again = moved.rename(tmp_path / 'again')
     run(f'resume {again} --ppo.total_episodes 320')
     assert step_of(again) == 5

@@ -70,6 +70,17 @@ def test_a_run_that_was_killed_while_it_wrote_its_settings_goes_on(tmp_path, wri
     run_settings.check_settings(hparams, set())
 
 
+def test_a_run_that_goes_on_with_its_own_model_still_says_with_which_it_began(tmp_path):
+    hparams = resolved('train_policy', 'test')
+    own = str(tmp_path)
+    hparams.override_from_dict({'run.save_dir': own})
+    records = run_settings.records(hparams, experiment='test', ranks=1)
+    write(tmp_path, records)
+    for prefix in ('', 'rewards.train_new_model.'):
+        hparams.override_from_dict({f'{prefix}task.policy.initial_model': own})
+    assert run_settings.records(hparams, experiment='test', ranks=1) == records
+
+
 def test_a_reward_model_that_a_run_trains_cannot_be_left_out(tmp_path):
     hparams = resolved('train_policy', 'test')
     hparams.override_from_dict({'run.save_dir': str(tmp_path)})
