@@ -1,4 +1,4 @@
-"""Standard output and standard error that never end a run with a traceback.
+"""Standard streams that never end a run with a traceback.
 
 Characters that the encoding lacks are escaped; a closed pipe, as after `| head`, ends it quietly.
 """
@@ -25,12 +25,14 @@ def note(message: str) -> None:
 def make_safe() -> None:
     """Let anything be printed; characters that the encoding lacks become escapes such as \\u201c.
 
-    Where a stream is closed from the start, nothing is printed. What is still buffered when the
-    process ends, and finds no reader, is dropped without a message.
+    Where a stream is closed from the start, nothing is printed or read. What is still buffered when
+    the process ends, and finds no reader, is dropped without a message.
     """
+    if sys.stdin is None:  # the file was closed when Python started, as by `<&-`
+        sys.stdin = open(os.devnull, encoding='utf-8')
     for name in ('stdout', 'stderr'):
         stream = getattr(sys, name)
-        if stream is None:  # the file was closed when Python started, as by `>&-`
+        if stream is None:
             setattr(sys, name, open(os.devnull, 'w', encoding='utf-8'))
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors='backslashreplace')

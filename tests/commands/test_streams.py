@@ -1,4 +1,4 @@
-"""Standard output in another encoding, or closed, does not end a run with a traceback."""
+"""Standard streams in another encoding, or closed, do not end a run with a traceback."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from golden_data import require, require_bpe
 from launched import ONE_AND_TWO, PATIENCE, REPOSITORY, ROOT_MAY, eventually, needs_mpi
 
 from lm_human_preferences.checkpointing import checkpoints
+from lm_human_preferences.utils import streams
 
 LATIN = {'PYTHONIOENCODING': 'latin-1', 'PYTHONUTF8': '0'}
 ASCII = {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0', 'PYTHONIOENCODING': ''}
@@ -163,6 +164,14 @@ def test_training_whose_output_nobody_reads_any_more(tmp_path, size):
     )
     assert status == 141 and b'Error' not in errors
     assert checkpoints.latest(str(tmp_path / 'run' / 'policy' / 'checkpoints'))
+
+
+def test_standard_input_that_is_closed_is_empty(monkeypatch):
+    """As by `<&-`, or where a service starts a command."""
+    monkeypatch.setattr(sys, 'stdin', None)
+    streams.make_safe()
+    with sys.stdin:
+        assert sys.stdin.buffer.read() == b''
 
 
 @pytest.mark.parametrize(
