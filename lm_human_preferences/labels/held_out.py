@@ -95,9 +95,10 @@ class Prediction:
 
     def statistics(self) -> dict[str, float]:
         """As TensorBoard has them."""
-        if self.accuracy is None:
-            return {'agreement': self.agreement}
-        return {'accuracy': self.accuracy, 'agreement': self.agreement}
+        numbers = {'agreement': self.agreement, 'effective_labels': self.effective}
+        if self.accuracy is not None:
+            numbers['accuracy'] = self.accuracy
+        return numbers
 
     def __str__(self) -> str:
         if self.accuracy is None or self.chance is None:

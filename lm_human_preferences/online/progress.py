@@ -39,6 +39,7 @@ class Report:
             'labels': self.batch.labels,
             'loss': self.loss,
             'held_out_accuracy': _accuracy(self.held_out),
+            'held_out_effective_labels': self.held_out and self.held_out.effective,
             'own_accuracy': _accuracy(self.previous),
             'policy_wins': self.wins.rate,
             'comparisons': self.wins.comparisons,

@@ -95,6 +95,17 @@ class RunFacts:
         return None
 
     @property
+    def held_out_labels(self) -> float | None:
+        """How many independent labels would tell as much as those held out do.
+
+        None where the log does not say, as in runs of earlier versions.
+        """
+        for prefix in HELD_OUT:
+            if f'{prefix}effective_labels' in self.curves:
+                return self.curves[f'{prefix}effective_labels'].last
+        return None
+
+    @property
     def reward_trainer(self) -> RunFacts:
         """The run that trained the reward model, as far as that is known."""
         return self.reward_run or self

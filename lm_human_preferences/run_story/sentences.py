@@ -13,7 +13,7 @@ from lm_human_preferences.run_story import label_facts
 from lm_human_preferences.run_story.commands import shortened
 from lm_human_preferences.run_story.facts import KNOWN, RunFacts
 from lm_human_preferences.run_story.label_facts import Agreement, LabelFacts, Source
-from lm_human_preferences.runs import command_record
+from lm_human_preferences.runs import command_record, run_settings
 
 PAPER = 'Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (arXiv:1909.08593)'
 OWN_MODELS = {
@@ -229,28 +229,34 @@ def held_out(facts: RunFacts) -> list[str]:
     name, value = facts.held_out
     share = facts.labels.held_out if facts.labels is not None else 0
     part = f' (a share of {share:g} of all)' if share else ''
+    model = _measured_on_held_out(facts)
     if name == 'accuracy':
         return [
-            f'The reward model likes best what the labeller liked best in {_percent(value)} of the'
+            f'{model} likes best what the labeller liked best in {_percent(value)} of the'
             f' labels that were held out of its training{part}{_interval(facts, value)}.'
         ]
     return [
-        f'The rewards correlate by {value:.3f} with the labels that were held out of the'
-        f' training{part}.'
+        f'{model} gives rewards that correlate by {value:.3f} with the labels that were held out of'
+        f' its training{part}.'
     ]
 
 
-def _interval(facts: RunFacts, accuracy: float) -> str:
-    """About the 95 % interval of the accuracy on labels held out; '' where it is not known.
+def _measured_on_held_out(facts: RunFacts) -> str:
+    """Which reward model the log tells of: of an ensemble the first, or online the mean of all."""
+    hparams = facts.policy or facts.reward
+    is_online = facts.labels is not None and facts.labels.reward_models > 0
+    if hparams is None or is_online or run_settings.members(hparams) == 1:
+        return 'The reward model'
+    return f'The first of the {run_settings.members(hparams)} reward models'
 
-    How many these were is only about their share of all; and each counts as a question of its own.
-    """
-    labels = facts.labels
-    if labels is None or not labels.count or not labels.held_out:
+
+def _interval(facts: RunFacts, accuracy: float) -> str:
+    """The 95 % interval of the accuracy on labels held out; '' where it is not known."""
+    count = facts.held_out_labels
+    if not count:
         return ''
-    count = labels.count * labels.held_out
     low, high = wilson_interval(accuracy * count, count)
-    return f'; the 95 % interval is about {100 * low:.1f} to {100 * high:.1f} %'
+    return f'; the 95 % interval is {100 * low:.1f} to {100 * high:.1f} %'
 
 
 def not_known(facts: RunFacts | None, *, has_policy: bool) -> list[str]:

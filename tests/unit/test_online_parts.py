@@ -595,6 +595,7 @@ def test_the_line_of_a_training():
         'labels': 9,
         'loss': 1.25,
         'held_out_accuracy': 0.5,
+        'held_out_effective_labels': 10,
         'own_accuracy': 0.75,
         'policy_wins': 0.75,
         'comparisons': 4,
