@@ -121,7 +121,7 @@ def of_online(run: str, hparams: PolicyHParams) -> LabelFacts:
         sources=(source,),
         label_type='' if new_model is None else new_model.labels.type,
         count=count if isinstance(count, int) else None,
-        labellers=len(counts) if counts is not None else None,
+        labellers=sum(map(bool, counts.values())) if counts is not None else None,
         held_out=0.0 if new_model is None else new_model.labels.held_out,
         errors=online.error,
         reward_models=len(batches),

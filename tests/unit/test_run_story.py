@@ -227,9 +227,10 @@ def test_labels_that_people_gave_while_the_policy_trained(tmp_path):
     run = write_run(tmp_path / 'run', rewards__online='on', rewards__online__labels=50)
     make_folder(run / 'labels', 3, labellers=2)
     answer_all(run / 'labels', 'anna', 0)
+    answers = {'anna': 3, 'bert': 0}  # who has opened the page and left
     batches = [
         {'model': 1, 'step': 0, 'wanted': 1, 'labels': 1, 'answers': {'anna': 1}, 'digest': ''},
-        {'model': 2, 'step': 5, 'wanted': 2, 'labels': 3, 'answers': {'anna': 3}, 'digest': ''},
+        {'model': 2, 'step': 5, 'wanted': 2, 'labels': 3, 'answers': answers, 'digest': ''},
         {'trained': 2, 'step': 5, 'loss': 1.0},
     ]
     lines = [json.dumps(each) for each in batches]
