@@ -25,6 +25,11 @@ from transformers import pipeline
 
 generate = pipeline('text-generation', model='ORG/NAME')
 generate('The beginning of a text', max_new_tokens=24)"""
+_USE_CHAT_POLICY = """\
+from transformers import pipeline
+
+generate = pipeline('text-generation', model='ORG/NAME')
+generate([{'role': 'user', 'content': 'A question'}], max_new_tokens=24)"""
 _USE_REWARD = """\
 from transformers import pipeline
 
@@ -84,7 +89,13 @@ def policy_card(
                 ]
             ),
         ]
-    parts += ['## Use', code_block([_USE_POLICY], 'python') if has_tokeniser else _NO_TOKENISER]
+    parts.append('## Use')
+    if not has_tokeniser:
+        parts.append(_NO_TOKENISER)
+    elif _is_chat(facts):
+        parts.append(code_block([_USE_CHAT_POLICY], 'python'))
+    else:
+        parts.append(code_block([_USE_POLICY], 'python'))
     if facts is not None:
         parts += ['## Training', bullets(_policy_training(facts))]
         parts += _about_reward(facts)
@@ -146,9 +157,12 @@ def _name(facts: RunFacts) -> str:
     return os.path.basename(os.path.abspath(facts.directory))
 
 
+def _is_chat(facts: RunFacts | None) -> bool:
+    return facts is not None and facts.task is not None and facts.task.chat
+
+
 def _how_text_is_read(facts: RunFacts | None) -> list[str]:
-    is_chat = facts is not None and facts.task is not None and facts.task.chat
-    return [_ONE_TEXT, _DIALOGUES] if is_chat else [_ONE_TEXT]
+    return [_ONE_TEXT, _DIALOGUES] if _is_chat(facts) else [_ONE_TEXT]
 
 
 def _constant(constant: float) -> str:

@@ -163,6 +163,11 @@ def test_the_page_of_a_reward_model(tmp_path):
     assert 'A dialogue is read as text, without' in card_of(chat, has_policy=False)[0]
 
 
+def test_the_page_of_a_chat_policy_gives_it_a_message(tmp_path):
+    run = write_run(tmp_path / 'run', task__chat=True)
+    assert "generate([{'role': 'user', 'content': " in card_of(run)[0]
+
+
 def test_a_model_that_belongs_to_no_run(tmp_path, monkeypatch):
     """Not even where the program is started in a run."""
     write_run(tmp_path / 'run')
