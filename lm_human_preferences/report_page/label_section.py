@@ -103,7 +103,7 @@ def _rows(
         rows.append(
             [
                 name if has_names else f'labeller {place}',
-                str(found['answers']),
+                _answers(found),
                 str(found['skipped']),
                 str(found['taken_back']),
                 '–' if found['median_seconds'] is None else f'{found["median_seconds"]:.1f}',
@@ -114,6 +114,15 @@ def _rows(
             ]
         )
     return rows
+
+
+def _answers(labeller: Mapping[str, Any]) -> str:
+    """How many a labeller has given, and how many of them prefer nothing."""
+    told = str(labeller['answers'])
+    ties = labeller.get('ties', 0)
+    if ties:
+        told += f', {ties} without a preference'
+    return told
 
 
 def _comparison(found: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from test_label_folder import answer_all
 from lm_human_preferences import storage
 from lm_human_preferences.commands import dry_run
 from lm_human_preferences.hparams import policy_options, reward_options
+from lm_human_preferences.label_types import TIE
 from lm_human_preferences.labels.folder import LabelFolder
 from lm_human_preferences.report_page import label_section
 from lm_human_preferences.reproduction import learning_curve
@@ -288,9 +289,9 @@ class SettingsOfTwo(reward_options.HParams):
 
 
 def test_all_sources_of_labels_are_told_and_a_learning_curve_has_its_own(tmp_path, monkeypatch):
-    for name, labeller in (('first', 'anna'), ('second', 'bert')):
-        make_folder(tmp_path / name, 2)
-        answer_all(tmp_path / name, labeller, 0)
+    for name, labeller, answer in (('first', 'anna', 0), ('second', 'bert', TIE)):
+        make_folder(tmp_path / name, 2, task={'ties': True})
+        answer_all(tmp_path / name, labeller, answer)
     hparams = SettingsOfTwo()
     hparams.override_from_dict(EXPERIMENTS['train_reward/test'])
     hparams.labels.source = f'{tmp_path}/first'
@@ -299,7 +300,10 @@ def test_all_sources_of_labels_are_told_and_a_learning_curve_has_its_own(tmp_pat
     found = facts.RunFacts(str(tmp_path), reward=hparams, labels=labels)
     page = label_section.labels(found, has_names=True, calibrate=False, identity='')
     assert page.told[0].endswith('of the folder first and of the folder second.')
-    assert [row[0] for row in page.rows] == ['anna', 'bert']
+    assert [row[:2] for row in page.rows] == [
+        ['anna', '2'],
+        ['bert', '2, 2 without a preference'],
+    ]
     monkeypatch.setattr(learning_curve, 'record_of', lambda run: hparams)
     measured = learning_curve._settings('measured', 'run', None)
     assert measured.labels.sources() == {'source': 'measured', 'more': None}
