@@ -196,6 +196,8 @@ def test_texts_are_scored(tmp_path, classes):
     assert invoke(['score', f'{odd}#good', str(texts)]).stdout == result.stdout
     told = error_of(invoke(f'score {tmp_path}#good {texts}'))
     assert told == f'RUN good: {tmp_path} is no classifier of transformers, which has classes'
+    told = error_of(invoke(f'score {tmp_path}/gone#good {texts}'))
+    assert told == f'RUN {tmp_path}/gone: there is no such directory'
 
 
 def test_labels_are_given_and_predicted_by_any_reward(tmp_path):
