@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import NamedTuple
 
 from lm_human_preferences import shell, storage
 from lm_human_preferences.datasets import registry
-from lm_human_preferences.errors import OptionError
+from lm_human_preferences.errors import OptionError, UserError
 from lm_human_preferences.hparams.policy_options import HParams
 from lm_human_preferences.language.trained_models import TrainedModel
 from lm_human_preferences.runs import run_files, run_settings
@@ -119,6 +120,19 @@ def label_source(hparams: HParams) -> str | None:
     return None
 
 
+def _reward_without_own_directory(run: str, policy: str) -> str:
+    """What a run learned from that has no reward_model/, as commands take it.
+
+    policy: its directory, whose checkpoint has a copy of a reward model.
+    """
+    with contextlib.suppress(UserError):
+        hparams = run_settings.load_run_hparams(run)
+        given = hparams.rewards
+        if given.train_new_model is None and given.trained_model is not None:
+            return reward_model_of(run, hparams)
+    return policy
+
+
 def reward_model_dir(path: str) -> str:
     """`path`, or its reward_model/ if `path` is a run directory; UserError if neither is one."""
     if storage.exists(storage.join(path, 'hparams.json')):
@@ -129,7 +143,7 @@ def reward_model_dir(path: str) -> str:
     advice = f'train one with {shell.typed("./launch.py train_reward")}'
     policy = storage.join(path, run_files.POLICY.network)
     if storage.exists(storage.join(policy, 'hparams.json')):
-        advice = f'if that run had --rewards.online, its reward model is in {policy}'
+        advice = f'the reward of that run is {_reward_without_own_directory(path, policy)}'
     raise OptionError(
         '--rewards.trained_model',
         f'{path}: neither it nor its reward_model/ has an hparams.json, nor is it a sequence'

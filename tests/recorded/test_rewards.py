@@ -15,6 +15,7 @@ from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
 from lm_human_preferences.rewards import RewardModel, TrainedRewardModel, scoring_model
+from lm_human_preferences.runs import run_settings
 from lm_human_preferences.synthetic.known_reward import KnownReward
 
 ATOL = 2e-5
@@ -119,11 +120,19 @@ def test_a_directory_without_a_reward_model_is_refused(tmp_path):
         TrainedRewardModel(str(tmp_path), encodings.Test)
 
 
-def test_where_the_reward_model_of_an_online_run_is(tmp_path):
+def test_where_the_reward_of_a_run_is_that_has_no_directory_of_its_own(tmp_path):
+    """In the policy's, as of an online run, or what the run was given."""
     policy = tmp_path / 'policy'
     policy.mkdir()
     (policy / 'hparams.json').write_text('{}')
-    with pytest.raises(UserError, match=f'--rewards.online, its reward model is in {policy}$'):
+    with pytest.raises(UserError, match=f'the reward of that run is {policy}$'):
+        TrainedRewardModel(str(tmp_path), encodings.Test)
+    hparams = resolved('train_policy', 'test')
+    given = {'train_new_model': 'off', 'trained_model': 'films', 'class_name': 'GOOD'}
+    hparams.override_from_dict({f'rewards.{name}': value for name, value in given.items()})
+    for name, content in run_settings.records(hparams, experiment='test', ranks=1).items():
+        (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(UserError, match='the reward of that run is films#GOOD$'):
         TrainedRewardModel(str(tmp_path), encodings.Test)
 
 
