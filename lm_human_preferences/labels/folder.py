@@ -222,7 +222,8 @@ class LabelFolder:
     def answers_that_count(self, question: Question, without: Collection[str] = ()) -> list[Answer]:
         """The decision on a question; else the first answer, or all where it is for several.
 
-        The oldest is the first. without: labellers whose answers and decisions do not count.
+        The oldest is the first. Those that were imported after it count as well: nobody gave them
+        by accident at the same time. without: labellers whose answers and decisions do not count.
         """
         decision = self.decision_on(question, without)
         if decision is not None:
@@ -233,7 +234,9 @@ class LabelFolder:
             if answer.value is not None and answer.labeller not in without
         ]
         answers.sort(key=_age)
-        return answers if question.labellers > 1 else answers[:1]
+        if question.labellers > 1:
+            return answers
+        return [*answers[:1], *(answer for answer in answers[1:] if answer.is_imported)]
 
     def counted(self, kind: str = TRAIN, without: Collection[str] = ()) -> list[Answer]:
         """The answers to questions of a kind that count, the oldest first; see answers_that_count.

@@ -232,6 +232,25 @@ def test_all_answers_to_a_question_are_brought_in_and_the_last_one_counts(tmp_pa
     assert [answer.value for answer in log.uuids.values()] == answers
 
 
+SHORT_PAIRS = {
+    'label_type': 'best_of_2',
+    'encoding': 'test',
+    'instructions': '',
+    'task': {'query_length': 1, 'response_length': 1},
+}
+
+
+def test_all_who_answered_a_question_count_where_each_has_a_file(tmp_path):
+    tokens = {'query': [0], 'sample0': [1], 'sample1': [2]}
+    for name in ('anna', 'bob'):
+        labels = [(records.TextLabel('a', ('b', 'c'), answer=0, labeller=name), tokens)]
+        with QuestionWriter(str(tmp_path / 'f'), SHORT_PAIRS) as writer:
+            into_folder.add_questions(labels, writer, ['imported'] * 2)
+            into_folder.add_answers(labels, writer.folder, 'imported')
+            counted = writer.folder.counted()
+    assert [answer.labeller for answer in counted] == ['anna', 'bob']
+
+
 def test_imported_labels_keep_their_order(tmp_path):
     """Of which training takes the first ones. Each has a time of its own, in the order of the file,
     also where labellers take turns."""
@@ -244,10 +263,8 @@ def test_imported_labels_keep_their_order(tmp_path):
         )
         for number in range(7)
     ]
-    task = {'query_length': 1, 'response_length': 1}
-    record = {'label_type': 'best_of_2', 'encoding': 'test', 'instructions': '', 'task': task}
     before = time.time()
-    with QuestionWriter(str(tmp_path / 'f'), record) as writer:
+    with QuestionWriter(str(tmp_path / 'f'), SHORT_PAIRS) as writer:
         into_folder.add_questions(questions, writer, ['imported'] * 2)
         into_folder.add_answers(questions, writer.folder, 'imported')
         counted = writer.folder.counted()
