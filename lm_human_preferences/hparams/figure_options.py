@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from lm_human_preferences.hparams import reward_options
 from lm_human_preferences.utils import hyperparams
 from lm_human_preferences.utils.hyperparams import option
 
@@ -23,7 +24,12 @@ class HParams(hyperparams.HParams):
         'instead of the figures, measure what reward models are worth that have learned from few'
         ' labels: for numbers of labels, epochs and ensembles',
     )
-    ensemble: int = option(1, 'with --online: reward models whose mean is the reward', at_least=1)
+    ensemble: int = option(
+        1,
+        'with --online: reward models whose mean is the reward',
+        at_least=1,
+        at_most=reward_options.MOST_MEMBERS,
+    )
     epochs: int = option(
         1, 'with --online: how many times reward models go through the labels', at_least=1
     )

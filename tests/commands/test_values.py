@@ -4,6 +4,8 @@ started or written."""
 import pytest
 from command_line import error_of, invoke
 
+from lm_human_preferences.hparams import figure_options
+
 NEW = '--rewards.train_new_model'
 
 
@@ -92,6 +94,12 @@ def test_a_bad_value_of_a_switch_is_not_taken_for_a_folder(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert error_of(invoke('figures --quick maybe')) == "--quick must be true or false, got 'maybe'"
     assert not list(tmp_path.iterdir())
+
+
+def test_figures_take_no_larger_ensembles_than_trainings():
+    hparams = figure_options.HParams(online=True, ensemble=101)
+    with pytest.raises(ValueError, match='^--ensemble must be from 1 to 100, got 101$'):
+        hparams.validate()
 
 
 @pytest.mark.parametrize(
