@@ -9,6 +9,7 @@ import ast
 import contextlib
 import dataclasses
 import difflib
+import os
 import re
 import types
 from collections.abc import Collection, Mapping, Sequence
@@ -68,6 +69,8 @@ def read_words(
     while words:
         word = words.pop(0)
         if re.match('-[A-Za-z]', word):
+            if os.path.exists(word):
+                raise UserError(f'{word}: give a file whose name begins with a dash as ./{word}')
             raise UserError(f'{word}: options begin with two dashes: -{word}')
         if not word.startswith('--'):
             by_position.append((word, bare_flag))

@@ -135,3 +135,10 @@ def test_any_words_are_read_or_refused(words):
             arguments.convert(key, fields[key], given[key])
     except UserError:
         pass  # anything else would reach the user as a traceback
+
+
+def test_a_file_whose_name_begins_with_a_dash_is_not_taken_for_an_option(tmp_path, monkeypatch):
+    (tmp_path / '-texts').touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r'begins with a dash as \./-texts$'):
+        arguments.read_words(['-texts'], {}, {'file': 'FILE'})
