@@ -68,10 +68,14 @@ def reward_model_of(save_dir: str, hparams: HParams) -> str:
     reward model is gone, or if the reward model was retrained while the policy learned.
     hparams: train_policy's.
     """
+    policy = storage.join(save_dir, run_files.POLICY.network)
     if hparams.rewards.online is not None:
-        return storage.join(save_dir, 'policy')
+        return policy
     if hparams.rewards.train_new_model is not None:
-        return storage.join(save_dir, run_files.REWARD.network)
+        own = storage.join(save_dir, run_files.REWARD.network)
+        if storage.exists(storage.join(own, 'hparams.json')):
+            return own
+        return policy
     name = hparams.rewards.trained_model
     assert name is not None
     if name == 'mock':
@@ -80,7 +84,7 @@ def reward_model_of(save_dir: str, hparams: HParams) -> str:
         return f'{name}#{hparams.rewards.class_name}'
     is_there = storage.is_remote(name) or os.path.exists(name)
     if name == 'test' or not is_there:
-        return storage.join(save_dir, run_files.POLICY.network)
+        return policy
     return name
 
 

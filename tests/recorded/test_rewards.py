@@ -14,6 +14,7 @@ from lm_human_preferences import lm_tasks
 from lm_human_preferences.distributed.comm import LocalComm
 from lm_human_preferences.errors import UserError
 from lm_human_preferences.language import encodings
+from lm_human_preferences.reward_models import places
 from lm_human_preferences.rewards import RewardModel, TrainedRewardModel, scoring_model
 from lm_human_preferences.runs import run_settings
 from lm_human_preferences.synthetic.known_reward import KnownReward
@@ -134,6 +135,14 @@ def test_where_the_reward_of_a_run_is_that_has_no_directory_of_its_own(tmp_path)
         (tmp_path / name).write_text(json.dumps(content))
     with pytest.raises(UserError, match='the reward of that run is films#GOOD$'):
         TrainedRewardModel(str(tmp_path), encodings.Test)
+
+
+def test_a_run_whose_reward_model_was_deleted_has_a_copy_in_its_policy(tmp_path):
+    hparams = resolved('train_policy', 'test')
+    assert places.reward_model_of(str(tmp_path), hparams) == f'{tmp_path}/policy'
+    (tmp_path / 'reward_model').mkdir()
+    (tmp_path / 'reward_model/hparams.json').touch()
+    assert places.reward_model_of(str(tmp_path), hparams) == f'{tmp_path}/reward_model'
 
 
 @pytest.mark.parametrize('rank', [0, 1])
