@@ -19,7 +19,6 @@ from lm_human_preferences.hparams.model_sizes import Sizes
 from lm_human_preferences.labels.texts import records, token_ids
 from lm_human_preferences.labels.texts.tokenise import Skipped, Tokeniser
 from lm_human_preferences.language import encodings
-from lm_human_preferences.language.encodings import Encoding
 from lm_human_preferences.reward_models.ensemble import EnsembleReward, spread
 from lm_human_preferences.rewards import LearnedReward
 from lm_human_preferences.synthetic.known_reward import KnownReward
@@ -62,7 +61,7 @@ def score(
         _check_lengths(lengths, saved.hparams())
     encoding = encodings.Reviews if saved is None else saved.encoding
     tokeniser = Tokeniser(encoding.get_encoder(), *lengths, too_long, option='--too_long')
-    scored = [_tokens(record, where, tokeniser, encoding) for where, record in found]
+    scored = [_tokens(record, where, tokeniser, encoding.n_vocab) for where, record in found]
     model: LearnedReward | KnownReward
     with warnings_only():
         # Last, as it may be a large download.
@@ -120,16 +119,16 @@ def _lengths(run: str, query_length: int | None, response_length: int | None) ->
     return query_length, response_length
 
 
-def _tokens(record: Any, where: str, tokeniser: Tokeniser, encoding: Encoding) -> Scored:
-    """Those that the record of a sample has, else those of its texts."""
+def _tokens(record: Any, where: str, tokeniser: Tokeniser, n_vocab: int) -> Scored:
+    """Those that the record of a sample has, else those of its texts. n_vocab: see of_text."""
     query, responses = texts_of(record, where)
     written = record.get('query_tokens'), record.get('response_tokens')
-    query_tokens = token_ids.of_text(written[0], query, encoding)
+    query_tokens = token_ids.of_text(written[0], query, tokeniser.encoder, n_vocab)
     found = []
     try:
         query_tokens = tokeniser.query(query, where, query_tokens)
         for text in responses.values():
-            response_tokens = token_ids.of_text(written[1], text, encoding)
+            response_tokens = token_ids.of_text(written[1], text, tokeniser.encoder, n_vocab)
             found.append(tokeniser.response(text, where, response_tokens))
     except Skipped:
         return Scored(list(responses), None)

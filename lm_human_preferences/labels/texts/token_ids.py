@@ -28,8 +28,8 @@ def marked(label: dict[str, Any], encoding: str) -> dict[str, Any]:
 def encoding_of(objects: Sequence[Any], encoding: Encoding, source: str) -> Encoding:
     """The encoding of labels of token ids, for a model of `encoding`.
 
-    Labels that do not say it are of that of `tokenisers.of_unmarked_labels`.
-    UserError where they say several, or one whose tokeniser is not at hand.
+    Labels that do not name theirs have that of `tokenisers.of_unmarked_labels`.
+    UserError where they name several, or one whose tokeniser is not at hand.
     """
     unsaid = tokenisers.of_unmarked_labels(encoding).name
     names = [label.get(FIELD, unsaid) for label in objects if isinstance(label, dict)]
@@ -48,20 +48,19 @@ def encoding_of(objects: Sequence[Any], encoding: Encoding, source: str) -> Enco
         ) from e
 
 
-def of_text(tokens: Any, text: str, encoding: Encoding) -> list[int] | None:
-    """`tokens` without padding, where they are token ids of `encoding` that have this text; else
+def of_text(tokens: Any, text: str, encoder: Encoder, n_vocab: int) -> list[int] | None:
+    """`tokens` without padding, where they are token ids that `encoder` decodes to this text; else
     None.
 
-    A model may write a text in other tokens than it is encoded as. What says so need not name the
-    encoding: ids of another one have another text.
+    A model may write a text in other tokens than it is encoded as. A record of them need not name
+    the encoding: ids of another one have another text. n_vocab: tokens of the encoding.
     """
-    encoder = encoding.get_encoder()
     if not _are_integers(tokens):
         return None
-    real = [token for token in tokens if token != encoder.padding_token]
-    if not all(0 <= token < encoding.n_vocab for token in real):
+    real = _without_padding(tokens, encoder, n_vocab)
+    if real is None or encoder.decode(real) != text:
         return None
-    return real if encoder.decode(real) == text else None
+    return real
 
 
 def as_texts(
@@ -87,16 +86,22 @@ def _text(label: dict[str, Any], field: str, encoder: Encoder, n_vocab: int, whe
     """The text of a field; that of an empty query is empty, see tokenise.Tokeniser."""
     if field not in label:
         raise UserError(f'{where} has no field {field!r}')
-    tokens, padding = label[field], encoder.padding_token
+    tokens = label[field]
     if not _are_integers(tokens):
         raise UserError(f'{where}, field {field!r} must be token ids')
-    real = [token for token in tokens if token != padding]
-    if any(not 0 <= token < n_vocab for token in real):
+    real = _without_padding(tokens, encoder, n_vocab)
+    if real is None:
         raise UserError(
-            f'{where}, field {field!r} must be token ids 0 to {n_vocab - 1}, or {padding} for'
-            ' padding'
+            f'{where}, field {field!r} must be token ids 0 to {n_vocab - 1}, or'
+            f' {encoder.padding_token} for padding'
         )
     return '' if field == 'query' and real == [encoder.eot_token] else encoder.decode(real)
+
+
+def _without_padding(tokens: list[int], encoder: Encoder, n_vocab: int) -> list[int] | None:
+    """Those that are no padding; None where one is no token."""
+    real = [token for token in tokens if token != encoder.padding_token]
+    return real if all(0 <= token < n_vocab for token in real) else None
 
 
 def _are_integers(value: Any) -> bool:
