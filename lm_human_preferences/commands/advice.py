@@ -6,8 +6,6 @@ and a tiny network: see docs/labelling.md.
 
 from __future__ import annotations
 
-import shlex
-
 from lm_human_preferences import shell
 
 # Up to so many labels, so many epochs. Fewer leave the reward model ignorant; more teach it the
@@ -31,10 +29,9 @@ def training_command(folder: str, label_type: str, labels: int, without: str | N
     """
     epochs, members = epochs_and_members(labels)
     new_model = '--rewards.train_new_model'
-    left_out = f' {new_model}.labels.without {shlex.quote(without)}' if without else ''
-    return shell.typed(
-        f'./launch.py train_policy EXPERIMENT NAME {new_model}.labels.source {shlex.quote(folder)}'
-        f' {new_model}.labels.type {label_type} {new_model}.labels.num_train None{left_out}'
-        f' {new_model}.epochs {epochs}'
-        f' --rewards.ensemble {members}'
-    )
+    words = [f'{new_model}.labels.source', folder, f'{new_model}.labels.type', label_type]
+    words += [f'{new_model}.labels.num_train', 'None']
+    if without:
+        words += [f'{new_model}.labels.without', without]
+    words += [f'{new_model}.epochs', str(epochs), '--rewards.ensemble', str(members)]
+    return shell.typed('./launch.py train_policy EXPERIMENT NAME', *words)

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 from typing import Any
 
 from lm_human_preferences import lm_tasks, shell, storage
@@ -59,10 +58,8 @@ def evaluate(save_dir: str, *, directory: str | None = None, **settings: Any) ->
         f'Saved {" and ".join(names)} in {save_dir if output_dir == directory else output_dir}'
     )
     if not ends_training:  # a training says itself what comes next
-        log_line(
-            'Sample from the policy: '
-            + shell.typed(f'./sample.py sample --save_dir {shlex.quote(save_dir)} --nsamples 8')
-        )
+        command = shell.typed('./sample.py sample --save_dir', save_dir, '--nsamples', '8')
+        log_line(f'Sample from the policy: {command}')
     return results
 
 
