@@ -24,12 +24,8 @@ _USE_POLICY = """\
 from transformers import pipeline
 
 generate = pipeline('text-generation', model='ORG/NAME')
-generate('The beginning of a text', max_new_tokens=24)"""
-_USE_CHAT_POLICY = """\
-from transformers import pipeline
-
-generate = pipeline('text-generation', model='ORG/NAME')
-generate([{'role': 'user', 'content': 'A question'}], max_new_tokens=24)"""
+generate(%s, max_new_tokens=24)"""
+_TEXT, _MESSAGES = "'The beginning of a text'", "[{'role': 'user', 'content': 'A question'}]"
 _USE_REWARD = """\
 from transformers import pipeline
 
@@ -92,10 +88,9 @@ def policy_card(
     parts.append('## Use')
     if not has_tokeniser:
         parts.append(_NO_TOKENISER)
-    elif _is_chat(facts):
-        parts.append(code_block([_USE_CHAT_POLICY], 'python'))
     else:
-        parts.append(code_block([_USE_POLICY], 'python'))
+        query = _MESSAGES if _is_chat(facts) else _TEXT
+        parts.append(code_block([_USE_POLICY % query], 'python'))
     if facts is not None:
         parts += ['## Training', bullets(_policy_training(facts))]
         parts += _about_reward(facts)

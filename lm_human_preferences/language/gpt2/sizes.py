@@ -94,8 +94,9 @@ def is_own(config: Any, n_vocab: int) -> bool:
     width = config.get('n_embd', 768)
     if not isinstance(width, int):
         return True  # and load_config says that it is no size
+    name_of_vocabulary, tokens = HUGGING_FACE_SIZES['n_vocab']
     return (
-        config.get('vocab_size', 50257) == n_vocab
+        config.get(name_of_vocabulary, tokens) == n_vocab
         and config.get('activation_function', 'gelu_new') in TANH_GELUS
         and config.get('n_inner') in (None, 4 * width)
         and config.get('layer_norm_epsilon', 1e-5) == 1e-5
