@@ -119,11 +119,19 @@ def _is_amd_with_bf16(processor: Processor) -> bool:
     return processor.vendor == processors.AMD and 'avx512_bf16' in processor.features
 
 
-def prepacks_few_rows(processor: Processor) -> bool:
-    """Whether oneDNN multiplies few rows by prepacked weights faster than MKL by others."""
+def prepacked_rows(processor: Processor, library: Library) -> range:
+    """How many rows oneDNN multiplies by prepacked weights faster than `library` by others.
+
+    More rows gain less, and a training would keep copies of networks that never sample. A single
+    row is read at the rate of the memory: MKL does so by weights as they are.
+    """
+    features = processor.features
+    if library == 'onednn':
+        return range(1, 65) if 'avx512f' in features else range(0)
+    is_faster = processor.vendor == processors.INTEL and 'avx512f' in features
     if processor.vendor == processors.AMD:
-        return _ends_at_avx2(processor.features)
-    return processor.vendor == processors.INTEL and 'avx512f' in processor.features
+        is_faster = _ends_at_avx2(features)
+    return range(2, 33) if is_faster else range(0)
 
 
 def rates(*, keep: bool = True) -> Rates:

@@ -17,10 +17,9 @@ from lm_human_preferences.utils.core import default_device
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 # Words of the vocabulary whose logits MKL computes at once: all 50,257 take 1.4 times as long.
 _VOCABULARY_PIECE = 1024
-# Up to so many rows, some processors multiply by prepacked weights faster than MKL does by others:
-# 8 rows 1.4 times, 32 rows 1.1 times. Smaller weights gain nothing, nor do those that learn: laying
-# them out for each batch takes as long as they save in 24 tokens.
-_FEW_ROWS = 32
+# Few rows are multiplied faster by prepacked weights, 8 of them 1.4 times. Smaller weights gain
+# nothing, nor do those that learn: laying them out for each batch takes as long as they save in 24
+# tokens.
 _LARGE_WEIGHT = 2**18
 
 
@@ -30,16 +29,15 @@ class Kernels:
 
     The defaults suit PyTorch's own settings. reduced: the type that layers compute in, if it is not
     that of their weights. prepack: reorders weights for oneDNN; set where products without gradient
-    use it. prepacked_rows: if set, only those of up to so many rows with a weight that does not
-    learn. fuses_attention: whether scaled_dot_product_attention is faster than two products and a
-    softmax. vocabulary_piece: how many words' logits are computed at once, where all at once take
-    longer.
+    use it. prepacked_rows: if set, only those of so many rows with a weight that does not learn.
+    fuses_attention: whether scaled_dot_product_attention is faster than two products and a softmax.
+    vocabulary_piece: how many words' logits are computed at once, where all at once take longer.
     """
 
     library: Library = 'default'
     reduced: torch.dtype | None = None
     prepack: Callable[[torch.Tensor], torch.Tensor] | None = None
-    prepacked_rows: int | None = None
+    prepacked_rows: range | None = None
     fuses_attention: bool = True
     vocabulary_piece: int | None = None
 
@@ -85,12 +83,12 @@ def configure(precision: str, device: torch.device, library: Library) -> Kernels
         return _kernels
     keep_freed_memory()
     library = _select(library)
-    few_rows = library == 'default' and products.prepacks_few_rows(processors.this_processor())
+    few_rows = products.prepacked_rows(processors.this_processor(), library)
     _kernels = Kernels(
         library=library,
         reduced=reduced,
         prepack=_prepack_operator(reduced or torch.float32) if reduced or few_rows else None,
-        prepacked_rows=None if reduced else _FEW_ROWS,
+        prepacked_rows=None if reduced else few_rows,
         fuses_attention=library == 'default' and reduced is None,
         vocabulary_piece=_VOCABULARY_PIECE if library == 'default' else None,
     )
@@ -216,7 +214,7 @@ def _takes_prepacked(x: torch.Tensor, weight: torch.Tensor) -> bool:
     if _kernels.prepacked_rows is None:
         return True
     rows = x.numel() // x.shape[-1]
-    is_few = 1 < rows <= _kernels.prepacked_rows
+    is_few = rows in _kernels.prepacked_rows
     return is_few and not weight.requires_grad and weight.numel() >= _LARGE_WEIGHT
 
 

@@ -391,7 +391,7 @@ def test_weights_laid_out_give_the_same_digits(net, library):
     assert (fused - exact).norm() < (low - exact).norm() < 0.02 * exact.norm()
 
 
-FEW = precision._FEW_ROWS
+FEW = 32
 
 
 @needs_bf16
@@ -411,7 +411,7 @@ FEW = precision._FEW_ROWS
 def test_few_rows_are_multiplied_by_weights_laid_out(
     net, library, monkeypatch, rows, learns, size, is_laid_out
 ):
-    monkeypatch.setattr(products, 'prepacks_few_rows', lambda processor: True)
+    monkeypatch.setattr(products, 'prepacked_rows', lambda *_: range(2, FEW + 1))
     monkeypatch.setattr(precision, '_LARGE_WEIGHT', size)
     precision.configure('fp32', CPU, library)
     net.requires_grad_(learns)
@@ -431,13 +431,13 @@ def test_few_rows_are_multiplied_by_weights_laid_out(
     ):
         assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     for weight in (layer.weight, table, transposed):
-        assert hasattr(weight, 'prepacked') == (is_laid_out and library == 'default')
+        assert hasattr(weight, 'prepacked') == is_laid_out
 
 
 @needs_bf16
 @torch.no_grad()
 def test_weights_are_laid_out_for_each_precision(net, monkeypatch):
-    monkeypatch.setattr(products, 'prepacks_few_rows', lambda processor: True)
+    monkeypatch.setattr(products, 'prepacked_rows', lambda *_: range(2, FEW + 1))
     monkeypatch.setattr(precision, '_LARGE_WEIGHT', 1)
     net.requires_grad_(False)
     x, layer = torch.randn(FEW, 64), net.transformer.h[0].mlp.c_fc

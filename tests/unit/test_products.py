@@ -88,12 +88,23 @@ def test_the_library_of_kinds_of_processors(text, rates, library):
 
 
 def test_few_rows_go_to_weights_laid_out_on_processors_where_that_is_faster():
-    kinds = [
-        name
-        for name, (text, _, _) in KINDS.items()
-        if products.prepacks_few_rows(processors.parse_cpuinfo(text))
-    ]
-    assert kinds == ['Intel without bf16', 'Intel with AMX', 'Intel with bf16, no AMX', 'AVX2 only']
+    rows = {}
+    for name, (text, _, library) in KINDS.items():
+        rows[name] = products.prepacked_rows(processors.parse_cpuinfo(text), library)
+    many, few, none = range(1, 65), range(2, 33), range(0)
+    assert rows == {
+        'AMD with bf16': many,
+        'Intel without bf16': few,
+        'Intel with AMX': few,
+        'Intel with bf16, no AMX': few,
+        'AVX2 only': few,
+        'another with AVX-512': many,
+        'another, about as fast': none,
+        'ARM that rounds': none,
+        'ARM': none,
+    }
+    arm = processors.parse_cpuinfo(KINDS['ARM'][0])
+    assert products.prepacked_rows(arm, 'onednn') == none
 
 
 @pytest.mark.parametrize('kind', ['AMD with bf16', 'Intel without bf16', 'AVX2 only'])
