@@ -18,9 +18,9 @@ def text_scorer(name: str, *, chat: bool) -> TextScorer | None:
     rewards.load_reward_model.
 
     It may also be that of a run that learns from a function. chat: whether the policy answers in a
-    chat. OptionError for a class where there are none.
+    chat. OptionError for a class where there are none; UserError for a file without a function.
     """
-    if reward_function.is_one(name):
+    if reward_function.is_one(name) or (name.endswith('.py') and os.path.isfile(name)):
         return FunctionScorer(reward_function.read(name))
     directory, class_name = _split_class(name)
     if storage.model_path(directory) is not None:

@@ -160,6 +160,12 @@ def test_a_file_that_is_not_there(tmp_path):
         reward_function.read('hf://a/b/c.py:score')
 
 
+def test_a_file_without_the_name_of_its_function(write, tmp_path):
+    write('def score(queries, responses): pass')
+    with pytest.raises(UserError, match='give the file and the function in it, as my_reward.py:s'):
+        rewards.load_reward_model(f'{tmp_path}/my_reward.py', encodings.Test)
+
+
 DIRECT = '--rewards.train_new_model=off'
 
 
