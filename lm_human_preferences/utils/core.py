@@ -173,8 +173,8 @@ class _LinearLogProb(torch.autograd.Function):
 def sample_from_logits(logits: torch.Tensor) -> torch.Tensor:
     """One draw per distribution: `logits (..., n_vocab)` -> int64 `(...)`.
 
-    Inverse CDF with one uniform number each, in float64 so that the tail of 50,000 probabilities
-    keeps its mass; twenty times faster than torch.multinomial on a CPU.
+    Inverse CDF with one uniform number each, summed in float64 so that the tail of 50,000
+    probabilities keeps its mass; twenty times faster than torch.multinomial on a CPU.
     """
     cdf = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
     uniform = torch.rand((*cdf.shape[:-1], 1), dtype=cdf.dtype, device=cdf.device)
